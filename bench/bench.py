@@ -398,7 +398,7 @@ for _ in sys.stdin:
     while time.monotonic() < until:
         step()
         steps += 1
-    print((time.thread_time() - began) / steps, stepper._every if stepper else 0, flush=True)
+    print((time.thread_time() - began) / steps, stepper.cost.every if stepper else 0, flush=True)
 """
 _ROUNDS, _ROUND_S = 10, 2.0
 

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 import otel_ddp
 from conftest import Here, Journal
 from node import Node, finished
-from otel_ddp.torch.steps import stepper
+from otel_ddp.torch.steps import budget
 from otel_ddp.torch.steps.budget import Budget, in_sample
 
 INPUT = torch.ones(8, 4)
@@ -827,8 +827,8 @@ class OneOfFour(Budget):
 @pytest.mark.parametrize("style", ALONE, ids=lambda style: style.name)
 def test_few_steps_are_measured(style: Style, place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_DDP_OVERHEAD", "0.005")
-    monkeypatch.setattr(stepper, "_FIRST_STEPS", 0)
-    monkeypatch.setattr(stepper, "Budget", OneOfFour)
+    monkeypatch.setattr(budget, "_FIRST_STEPS", 0)
+    monkeypatch.setattr(budget, "Budget", OneOfFour)
     otel_ddp.init()
     trained = style.train()
     otel_ddp.finish()

@@ -73,7 +73,7 @@ class Training(Measured):
     def begin(self, model: nn.Module | None, **options: Any) -> None:
         measure.start(model, self.progress, lambda _: None, every=0, **options)
         if self.every > 1:
-            self.stepper._budget = OneOf(self.every)
+            self.stepper.cost.budget = OneOf(self.every)
 
     @property
     def stepper(self) -> Stepper:
@@ -316,7 +316,7 @@ def test_a_phase_of_the_users_is_measured_in_any_step(training: Training) -> Non
 
 
 def test_the_next_step_after_an_odd_one_is_measured(training: Training) -> None:
-    training.stepper._budget = budget = OneOf(1 << 30)
+    training.stepper.cost.budget = budget = OneOf(1 << 30)
     budget.affords = True
 
     training.step(FIRST + 10)
@@ -580,7 +580,7 @@ def test_a_step_that_is_only_counted_costs_what_that_took(
 
     # Where it is loaded, each step of such an optimizer is looked at.
     monkeypatch.delitem(sys.modules, "torch.distributed.checkpoint.state_dict", raising=False)
-    monkeypatch.setattr(stepper, "_budget", budget := OneOf(1 << 30))
+    monkeypatch.setattr(stepper.cost, "budget", budget := OneOf(1 << 30))
     monkeypatch.setattr(budget, "spend", lambda took_ns, measured: spent.append(took_ns))
     monkeypatch.setattr(stepper, "_count", decide)
     monkeypatch.setattr(training.progress.phases, "clock", clock)
@@ -591,7 +591,7 @@ def test_a_step_that_is_only_counted_costs_what_that_took(
 
     # One of 65 decides, in about 60 us; the others take 3 us each.
     # What a flush takes is by the real clock of the thread.
-    assert 220_000 < median(spent[-20:]) / stepper._calibration.factor < 280_000
+    assert 220_000 < median(spent[-20:]) / stepper.cost._calibration.factor < 280_000
 
 
 def test_few_measured_steps_are_sampled_where_few_are_measured(tmp_path: Path) -> None:

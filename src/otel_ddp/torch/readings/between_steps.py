@@ -105,7 +105,7 @@ class Readings:
         given = {name: value for name, value in options._asdict().items() if value is not None}
         options = self._options = self._options._replace(**given)
         stepper.sampled.sample_every(options.every)
-        stepper.keep_to(options.overhead)
+        stepper.cost.keep_to(options.overhead)
         self.flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
             stepper.end.has_scaler = True

@@ -12,8 +12,12 @@ distance would hit or miss the length of a user's loop.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
+
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.steps.sampled import SampledSteps
 
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
 _WINDOW_NS = 10 * 10**9
@@ -142,3 +146,151 @@ class Calibration:
             # On a busy machine steps differ by more than hooks take: that tells nothing of them.
             if error < seen:
                 self.factor = min(max(more / seen, 1.0), _MOST)
+
+
+# -- what is taken of the thread, and paid
+
+# So many steps are measured at the beginning, whatever they cost: they show what a loop is made of.
+_FIRST_STEPS = 64
+# A step that took so many times as long as those before it is odd: the next one is measured.
+ODD = 4
+# One of so many measured steps at most is sampled too, where not all are measured: that takes as
+# long as five of them.
+_SAMPLED = 16
+# How many steps are measured is recorded once that has not changed for so long, and not too often.
+_SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
+
+
+class Cost:
+    """What our hooks and `log` take of the training thread, and what that leaves to be measured."""
+
+    def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
+        self._progress, self._sampled = progress, sampled
+        self._steps, self._work = progress.steps, progress.work
+        self._gate = progress.recorder.gate
+        self.budget: Budget | None = None
+        """None: each step is measured, whatever that takes."""
+        self.every = 1
+        self._calibration = Calibration()
+        # When the last step ended that was looked at, and how many there were by then; how long
+        # steps take of late, and when `every` changed.
+        self.ended_ns = self._looked_at = self.usual_ns = self._changed_ns = 0
+        self._reports, self._reported = 0, False
+        # What hooks have seen that they took, and `log`, and was not paid yet; and in this step.
+        self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
+        # The step that a hook has ended was measured; None: it has ended none.
+        self._ended_measured: bool | None = None
+        # What the thread had taken at the end of the last step, and in the last measured one, with
+        # what its hooks have seen; 0 where that is not known.
+        self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
+        # What a hook takes that decides about the next step, and one that only counts: medians.
+        self._decide_ns, self._count_ns = 10_000, 2_500
+
+    def keep_to(self, share: float) -> None:
+        """From now on take no more than this share of the thread's time."""
+        if share < math.inf and self.budget is None:
+            self.budget = Budget(share)
+            self.ended_ns = self._changed_ns = self._progress.phases.clock()
+            self._looked_at = self._steps.count
+
+    def took(self, took_ns: int) -> None:
+        """A hook took so long, as it has seen itself."""
+        self._work.hook_ns += took_ns
+        self._seen_ns += took_ns
+
+    def decided(self, took_ns: int) -> None:
+        """As `took`, of a hook that has decided, beside a clock that others stop as well."""
+        usual_ns = self._decide_ns
+        self._decide_ns = _towards(usual_ns, took_ns)
+        # What takes twice as long was interrupted.
+        self.took(min(took_ns, 2 * usual_ns))
+
+    def counted(self, took_ns: int) -> None:
+        """The last one of the hooks that only count took so long."""
+        self._count_ns = _towards(self._count_ns, took_ns)
+
+    def step_ends(self, now: int, measured: bool) -> tuple[bool, bool]:
+        """Whether the next step is one of those to be measured, and whether this one was odd."""
+        budget, number = self.budget, self._steps.count + 1
+        if budget is None:
+            return True, False
+        # All steps since the last one that was looked at, and this one.
+        since_ns = now - self.ended_ns
+        each_ns = since_ns // max(number - self._looked_at, 1)
+        took_ns = now - max(self.ended_ns, self._progress.counted.ended_ns)
+        self.took((number - 1 - self._looked_at) * self._count_ns)
+        self.ended_ns, self._looked_at = now, number
+        self._pay(budget, measured)
+        if number < _FIRST_STEPS:
+            self.usual_ns = took_ns
+            return True, False
+        usual_ns = self.usual_ns
+        self.usual_ns = usual_ns + (min(each_ns, 2 * usual_ns) - usual_ns) // 16
+        budget.step_ended(since_ns, measured)
+        measures = budget.measures(number + 1)
+        if budget.every != self.every:
+            self.every, self._changed_ns, self._reported = budget.every, now, False
+            self._progress.flush_rarely(budget.every > 1)
+            self._sampled.at_most_one_of(_SAMPLED * budget.every if budget.every > 1 else 1)
+        return measures, took_ns > ODD * usual_ns
+
+    def _pay(self, budget: Budget, measured: bool) -> None:
+        """Take what hooks and `log` took out of the bucket. The first steps cost nothing."""
+        seen_ns, self._seen_ns = self._seen_ns, 0
+        took_ns = int(seen_ns * self._calibration.factor)
+        if measured:
+            self._seen_in_step_ns += seen_ns
+        if (log_ns := self._gate.log_ns) != self._log_ns:
+            log_ns, self._log_ns = max(log_ns - self._log_ns, 0), log_ns
+            took_ns += log_ns
+        self._work.hook_ns += took_ns - seen_ns
+        if self._steps.count > _FIRST_STEPS:
+            budget.spend(took_ns, measured)
+
+    @property
+    def compares(self) -> bool:
+        """Whether this step, if it is not measured, is compared with the one before it."""
+        return self._measured_cpu_ns > 0
+
+    def step_ended(self, measured: bool) -> None:
+        """A hook has ended a step, and is not done yet."""
+        self._ended_measured = measured
+
+    def hook_done(self, cpu_ns: int) -> None:
+        """A hook is done, at this time of its thread's clock."""
+        measured, self._ended_measured = self._ended_measured, None
+        if measured is not None and self.budget is not None:
+            if measured:
+                self._pay(self.budget, measured)
+            self.step_over(cpu_ns, measured)
+
+    def step_over(self, cpu_ns: int, measured: bool = False) -> None:
+        """The hook that has ended a step is done."""
+        before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
+        took_ns = cpu_ns - before_ns if before_ns else 0
+        if measured:
+            self._measured_cpu_ns, self._measured_seen_ns = took_ns, self._seen_in_step_ns
+        elif self._measured_cpu_ns:
+            if took_ns:
+                self._calibration.add(self._measured_cpu_ns, took_ns, self._measured_seen_ns)
+            self._measured_cpu_ns = 0
+        self._seen_in_step_ns = 0
+
+    def report(self, now: int) -> None:
+        """Record how many steps are measured, once that has settled, and what it takes."""
+        budget = self.budget
+        if self._reported or self._reports >= _MOST_REPORTS or self._steps.count <= _FIRST_STEPS:
+            return
+        if budget is not None and now - self._changed_ns < _SETTLED_NS:
+            return
+        self._reported = True
+        self._reports += 1
+        found: dict[str, float] = {"one_of": self.every}
+        if budget is not None:
+            found["share"] = round(budget.share, 6)
+        self._progress.recorder.documents.facts({"measuring": found})
+
+
+def _towards(median_ns: int, found_ns: int) -> int:
+    """A median after one more value."""
+    return median_ns + (250 if found_ns > median_ns else -250)

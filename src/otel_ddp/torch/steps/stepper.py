@@ -7,7 +7,6 @@ closes what is still open.
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.steps import Amounts, StepNumbers
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
-from otel_ddp.torch.steps.budget import Budget, Calibration, in_sample
+from otel_ddp.torch.steps.budget import ODD, Cost, in_sample
 from otel_ddp.torch.steps.ends import StepEnd, is_infinity, steps_made
 from otel_ddp.torch.steps.group_calls import GroupCalls
 from otel_ddp.torch.steps.open_calls import (
@@ -45,17 +44,8 @@ _LONGEST_ACCUMULATION = 32 * _OFTEN
 # At most so many steps in a row are only counted.
 _MOST_COUNTED = 64
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
-# So many steps are measured at the beginning, whatever they cost: they show what a loop is made of.
-_FIRST_STEPS = 64
-# A step that took so many times as long as those before it is odd: the next one is measured.
-_ODD = 4
-# One of so many measured steps at most is sampled too, where not all are measured: that takes as
-# long as five of them.
-_SAMPLED = 16
 # Other optimizers make no more steps than this in one of ours. After that our own may have gone.
 _MOST_OTHERS = 20
-# How many steps are measured is recorded once that has not changed for so long, and not too often.
-_SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 _T = TypeVar("_T")
@@ -131,7 +121,6 @@ class Stepper:
         self.backward_hook = BackwardHook()
         self.backward_hook.call(self.gradient_arrived)
         self._steps, self._phases, self._work = progress.steps, progress.phases, progress.work
-        self._gate = progress.recorder.gate
         self._optimizer = progress.phases.of_hooks("optimizer")
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
         self._compile = progress.phases.of_hooks("compile")
@@ -155,25 +144,13 @@ class Stepper:
         but for the one after an optimizer's step."""
         self.switch_hooks: Callable[[bool], None] = lambda on: None
         """Puts the hooks on and off between two steps."""
-        self._budget: Budget | None = None
-        self._calibration = Calibration()
+        self.cost = Cost(progress, self.sampled)
         # A style of training whose steps are not known by the ends of optimizers' steps alone.
         self._needs_hooks = False
         # Whether the present step is measured from its beginning.
         self._whole = False
         # Of how many steps this one has the work, where hooks have not seen all of it.
         self._missed = 0
-        # When the last step ended that was looked at, and how many there were by then; how long
-        # steps take of late, and when `every` changed.
-        self._ended_ns = self._looked_at = self._usual_ns = self._changed_ns = 0
-        self._every, self._reports, self._reported = 1, 0, False
-        # What hooks have seen that they took, and `log`, and was not paid yet; and in this step.
-        self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
-        # The step that a hook has ended was measured; None: it has ended none.
-        self._ended_measured: bool | None = None
-        # What the thread had taken at the end of the last step, and in the last measured one, with
-        # what its hooks have seen; 0 where that is not known.
-        self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
         # Of the last whole measured step; and since the beginning, at the end of a step.
         self._each = self._before = Amounts(0, 0, 0.0, 0, 0)
         # The nodes of autograd that a measured step makes, and those made when that one ended;
@@ -181,8 +158,6 @@ class Stepper:
         self._nodes_each = self._nodes_before = self._nodes_at = 0
         self._nodes_vary = self._logs = False
         self._looks = self._look
-        # What a hook takes that decides about the next step, and one that only counts: medians.
-        self._decide_ns, self._count_ns = 10_000, 2_500
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
@@ -206,9 +181,8 @@ class Stepper:
             return None
         finally:
             ended_ns = thread_time_ns()
-            self._took(ended_ns - began_ns)
-            if self._ended_measured is not None:
-                self._step_over(ended_ns)
+            self.cost.took(ended_ns - began_ns)
+            self.cost.hook_done(ended_ns)
 
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
@@ -274,7 +248,7 @@ class Stepper:
             self._add_missed(self._missed)
         sampled, steps = self.sampled, self._steps
         now = self._phases.clock()
-        self._took(self.group_calls.step_ended(now))
+        self.cost.took(self.group_calls.step_ended(now))
         measures = self._choose(now, between)
         if self.progress.step_finished(now, skipped, phase, measures) or sampled.sampling:
             self._flush(now)
@@ -282,8 +256,8 @@ class Stepper:
         if following >= sampled.next_change and (measures or sampled.sampling or sampled.counting):
             sampled.begin(following, measures)
         self.group_calls.begin(now, measures)
-        self._ended_measured = self.measured
-        if self._budget is not None:
+        self.cost.step_ended(self.measured)
+        if self.cost.budget is not None:
             self._measure_next(measures)
 
     def _flush(self, now: int) -> None:
@@ -291,82 +265,23 @@ class Stepper:
         sampled = self.sampled
         sampled.run(self.progress.flush)
         sampled.run(sampled.readings.step_ended)
-        self._report(now)
+        self.cost.report(now)
 
-    # -- the budget: which steps are measured
-
-    def keep_to(self, share: float) -> None:
-        """From now on take no more than this share of the thread's time."""
-        if share < math.inf and self._budget is None:
-            self._budget = Budget(share)
-            self._ended_ns = self._changed_ns = self._phases.clock()
-            self._looked_at = self._steps.count
-
-    def _took(self, took_ns: int) -> None:
-        self._work.hook_ns += took_ns
-        self._seen_ns += took_ns
+    # -- which steps are measured
 
     def _choose(self, now: int, between: bool) -> bool:
         """A step ends: whether the next one is measured."""
-        budget = self._budget
+        budget, sampled = self.cost.budget, self.sampled
+        measures, was_odd = self.cost.step_ends(now, self.measured)
         if budget is None:
             return True
-        number, measured = self._steps.count + 1, self.measured
-        # All steps since the last one that was looked at, and this one.
-        since_ns = now - self._ended_ns
-        each_ns = since_ns // max(number - self._looked_at, 1)
-        took_ns = now - max(self._ended_ns, self.progress.counted.ended_ns)
-        self._took((number - 1 - self._looked_at) * self._count_ns)
-        self._ended_ns, self._looked_at = now, number
-        self._pay(budget, measured)
-        if number < _FIRST_STEPS:
-            self._usual_ns = took_ns
-            return True
-        usual_ns = self._usual_ns
-        self._usual_ns = usual_ns + (min(each_ns, 2 * usual_ns) - usual_ns) // 16
-        budget.step_ended(since_ns, measured)
-        measures = budget.measures(number + 1)
-        if budget.every != self._every:
-            self._every, self._changed_ns, self._reported = budget.every, now, False
-            self.progress.flush_rarely(budget.every > 1)
-            self.sampled.at_most_one_of(_SAMPLED * budget.every if budget.every > 1 else 1)
         if not between:
-            return measured
+            return self.measured
         if measures or self.search.on or self._needs_hooks:
             return True
-        sampled = self.sampled
-        due = number + 1 >= sampled.next_change and not (sampled.sampling or sampled.counting)
-        return sampled.acts or (budget.allows and (due or took_ns > _ODD * usual_ns))
-
-    def _pay(self, budget: Budget, measured: bool) -> None:
-        """Take what hooks and `log` took out of the bucket. The first steps cost nothing."""
-        seen_ns, self._seen_ns = self._seen_ns, 0
-        took_ns = int(seen_ns * self._calibration.factor)
-        if measured:
-            self._seen_in_step_ns += seen_ns
-        if (log_ns := self._gate.log_ns) != self._log_ns:
-            log_ns, self._log_ns = max(log_ns - self._log_ns, 0), log_ns
-            took_ns += log_ns
-        self._work.hook_ns += took_ns - seen_ns
-        if self._steps.count > _FIRST_STEPS:
-            budget.spend(took_ns, measured)
-
-    def _step_over(self, cpu_ns: int) -> None:
-        """The hook that has ended a step is done. *cpu_ns*: of the thread's clock; 0: unknown."""
-        measured, self._ended_measured = self._ended_measured, None
-        if (budget := self._budget) is None:
-            return
-        if measured:
-            self._pay(budget, measured)
-        before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
-        took_ns = cpu_ns - before_ns if before_ns and cpu_ns else 0
-        if measured:
-            self._measured_cpu_ns, self._measured_seen_ns = took_ns, self._seen_in_step_ns
-        elif self._measured_cpu_ns:
-            if took_ns:
-                self._calibration.add(self._measured_cpu_ns, took_ns, self._measured_seen_ns)
-            self._measured_cpu_ns = 0
-        self._seen_in_step_ns = 0
+        changes = self._steps.count + 2 >= sampled.next_change
+        due = changes and not (sampled.sampling or sampled.counting)
+        return sampled.acts or (budget.allows and (due or was_odd))
 
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: its hooks are on, or they are off."""
@@ -404,12 +319,9 @@ class Stepper:
         except errors.ANY_ERROR:
             self.failed("after the optimizer")
         if began_ns:
-            self._took(thread_time_ns() - began_ns)
+            self.cost.took(thread_time_ns() - began_ns)
         else:
-            took_ns, usual_ns = self._phases.clock() - now, self._decide_ns
-            self._decide_ns = _towards(usual_ns, took_ns)
-            # What takes twice as long was interrupted.
-            self._took(min(took_ns, 2 * usual_ns))
+            self.cost.decided(self._phases.clock() - now)
         return True
 
     def another_stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -429,7 +341,7 @@ class Stepper:
         steps, counted = self._steps, self.progress.counted
         if took_ns := counted.took_ns:
             counted.took_ns = 0
-            self._count_ns = _towards(self._count_ns, took_ns)
+            self.cost.counted(took_ns)
         self.progress.go_on_uncounted()
         self._nodes_vary |= self._nodes_made() != self._nodes_each
         self._add_each()
@@ -445,8 +357,8 @@ class Stepper:
         else:
             self._note_nodes()
             steps.look = self._looks
-        if measures or self._measured_cpu_ns:
-            self._step_over(thread_time_ns())
+        if measures or self.cost.compares:
+            self.cost.step_over(thread_time_ns())
 
     def _add_each(self) -> None:
         self._work.add(self._each)
@@ -459,25 +371,25 @@ class Stepper:
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
         """From this step on count those at whose ends there is nothing to decide."""
-        if self._measured_cpu_ns or self.end.has_scaler or self.search.on:
+        if self.cost.compares or self.end.has_scaler or self.search.on:
             return
         # Torch steps an optimizer without a state to have it made.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
             self._logs and self._nodes_vary
         ):
             return
-        usual_ns = max(self._usual_ns, 1)
-        until_flush = (self.progress.flush_due_ns - self._ended_ns) // usual_ns
+        usual_ns = max(self.cost.usual_ns, 1)
+        until_flush = (self.progress.flush_due_ns - self.cost.ended_ns) // usual_ns
         until, due = following + min(_MOST_COUNTED, until_flush), self.sampled.next_change
         if due > following:
             until = min(until, due)
         coming = following + 1
-        while coming < until and not in_sample(coming, self._every):
+        while coming < until and not in_sample(coming, self.cost.every):
             coming += 1
         if (left := coming - following - 1) > 0:
             known = self.end.known.get(id(optimizer))
             if known is not None:
-                self.progress.count_steps(left, known, _ODD * usual_ns, self._add_each)
+                self.progress.count_steps(left, known, ODD * usual_ns, self._add_each)
 
     def scaler_updates(self, found: Any) -> None:
         """The scaler is about to be updated: it may have let the optimizer make no step."""
@@ -508,7 +420,8 @@ class Stepper:
         """A watched model was put into evaluation mode."""
         if _get_ident() != self.progress.thread:
             return
-        if self._budget is not None and not self._budget.is_exhausted:
+        budget = self.cost.budget
+        if budget is not None and not budget.is_exhausted:
             self.go_on_measured()
 
     def _look(self) -> None:
@@ -534,20 +447,6 @@ class Stepper:
         """The nodes of this step, if those that were counted before it have made as many each."""
         others = self._steps.count - self._nodes_at
         return _autograd_nodes() - self._nodes_before - others * self._nodes_each
-
-    def _report(self, now: int) -> None:
-        """Record how many steps are measured, once that has settled, and what it takes."""
-        budget = self._budget
-        if self._reported or self._reports >= _MOST_REPORTS or self._steps.count <= _FIRST_STEPS:
-            return
-        if budget is not None and now - self._changed_ns < _SETTLED_NS:
-            return
-        self._reported = True
-        self._reports += 1
-        found: dict[str, float] = {"one_of": self._every}
-        if budget is not None:
-            found["share"] = round(budget.share, 6)
-        self.progress.recorder.documents.facts({"measuring": found})
 
     # -- loaders: a batch begins a step, or is the next one of the step that is open
 
@@ -836,11 +735,6 @@ class Stepper:
 
 # Private, and looked up by name: a torch without it loses only what needs it.
 _autograd_nodes: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
-
-
-def _towards(median_ns: int, found_ns: int) -> int:
-    """A median after one more value."""
-    return median_ns + (250 if found_ns > median_ns else -250)
 
 
 def _only_fills_its_state() -> bool:
