@@ -42,6 +42,8 @@ class _Case:
         # With the figures of the last check that found it late enough to be named.
         self.verdict = verdict
         self.lost_s = 0.0
+        self.late_until_ns = 0
+        """When the last step ended in which it was late."""
         # Sums over the steps in which it was late.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
         # Another kind and phase, and how many checks in a row have found them.
@@ -49,8 +51,11 @@ class _Case:
         self.checks = 0
         self.steps_since_check = 0
 
-    def add(self, steps: int, excess_s: float, step_s: float, lost_s: float) -> None:
-        """It was late in so many more steps, by so much in each."""
+    def add(self, late: Late, steps: int, lost_s: float) -> None:
+        """It was late in so many of the last steps, too."""
+        window = late.history.window
+        excess_s, step_s = late.excess_s(steps), window.step_s(steps)
+        self.late_until_ns = window.last(1)[0].last_ended_ns
         self._late_steps += steps
         self._excess_s += steps * excess_s
         self._step_s += steps * step_s
@@ -222,7 +227,7 @@ class Cases:
             case = self._open.get(unit.labels)
             if case is not None:
                 if rule.is_over(nodes, i, case.length) or rule.is_alike_no_more(nodes, i):
-                    self._end(unit.labels, case.length)
+                    self.close(unit.labels, case.late_until_ns)
             elif len(unit.members) > 1:
                 length = self._late_over(nodes, i, lambda length: look.table(nodes, length))
                 if length is not None:
@@ -262,7 +267,7 @@ class Cases:
                 self.close(unit.labels)
             elif case is not None:
                 if rule.is_over(ranks, i, case.length):
-                    self._end(unit.labels, case.length)
+                    self.close(unit.labels, case.late_until_ns)
             elif (length := self._late_over(ranks, i, table)) is not None:
                 waited = self._waiting.get(unit.labels, 0)
                 may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
@@ -287,10 +292,6 @@ class Cases:
             >= limits.INHERITED
             * max([self.ranks.excess_s(i, each.length) for i in (*named, *[e.i for e in found])])
         ]
-
-    def _end(self, labels: Labels, length: int) -> None:
-        """It was late no more when the steps began that show it."""
-        self.close(labels, self.window.last(length)[0].last_ended_ns)
 
     # -- the verdicts on them
 
@@ -321,10 +322,12 @@ class Cases:
         table = look.table(late.history, length)
         reading = table.kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
-        steps = min(self._steps_since_look, length)
-        lost_s = self._charge(late, _part(labels, opening_s) * left_s, length, steps)
+        late_for = late.history.late_for(late.i, length)
+        steps = min(self._steps_since_look, late_for)
+        wait_s = _part(labels, opening_s) * left_s
+        lost_s = self._charge(late, wait_s, late_for, steps)
         lost_s += self._charge(late, _share_s(labels, late_s), steps)
-        case.add(length, late.excess_s(), self.window.step_s(length), lost_s)
+        case.add(late, late_for, lost_s)
         case.verdict = case.with_cost()
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
@@ -336,8 +339,7 @@ class Cases:
         # Medians over the length of the case are late for half as long again as it was.
         if steps and late.is_late(steps, limits.EXCESS_OVER):
             wait_s = _share_s(late.labels, look.excesses_s(steps))
-            lost_s = self._charge(late, wait_s, steps)
-            case.add(steps, late.excess_s(steps), self.window.step_s(steps), lost_s)
+            case.add(late, steps, self._charge(late, wait_s, steps))
         case.steps_since_check += self._steps_since_look
         if case.steps_since_check < limits.CHECK_EVERY or len(late.history) < case.length:
             return
@@ -363,7 +365,9 @@ class Cases:
             return
         if reading[0] != before.kind:
             self._changes.append(Change(case.over(), False))
-            case = self._open[late.labels] = _Case(case.length, before)
+            until_ns, case = case.late_until_ns, _Case(case.length, before)
+            case.late_until_ns = until_ns
+            self._open[late.labels] = case
         case.verdict = self._verdict(late, look, reading)._replace(since_ns=before.since_ns)
         case.verdict = case.with_cost()
         case.other_reading, case.checks = None, 0
@@ -388,8 +392,8 @@ class Cases:
         advice, more = self._hint(states, phase, evidence) if self._hint else ("", {})
         sentence = finding.sentence(advice if kind == "straggler" else "")
         evidence = {**evidence, **more}
-        steps = self.window.last(length)
-        step, since_ns = steps[-1].number, steps[0].first_ended_ns
+        step = self.window.last(1)[0].number
+        since_ns = self.window.last(late.history.late_for(late.i, length))[0].first_ended_ns
         return Verdict(kind, late.labels, phase, sentence, evidence, step, since_ns)
 
     def close(self, labels: Labels, until_ns: int = 0) -> None:

@@ -299,6 +299,18 @@ class ExcessHistory:
         """The median excess of unit *i* over the last steps, in seconds."""
         return median(self.excess_ns(i, length)) / 1e9
 
+    def late_for(self, i: int, length: int) -> int:
+        """In how many of the last steps unit *i* has been late: *length* may reach further back.
+
+        From the first one on that is far above what is usual for it, as most of the next ones are.
+        """
+        excess_ns = self.excess_ns(i, length)
+        least_ns = median(excess_ns) / 2
+        for at, each_ns in enumerate(excess_ns):
+            if each_ns > least_ns and median(excess_ns[at : at + limits.STRIDE]) > least_ns:
+                return len(excess_ns) - at
+        return len(excess_ns)
+
     def share_above(self, i: int, length: int) -> float:
         """The share of the last steps in which unit *i* was above the others."""
         return _count_above(self.excess_ns(i, length)) / length
