@@ -44,6 +44,8 @@ class _Case:
         self.lost_s = 0.0
         self.late_until_ns = 0
         """When the last step ended in which it was late."""
+        self.is_late = True
+        """Whether the last look has found it late."""
         # Sums over the steps in which it was late.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
         # Another kind and phase, and how many checks in a row have found them.
@@ -227,7 +229,7 @@ class Cases:
             case = self._open.get(unit.labels)
             if case is not None:
                 if rule.is_over(nodes, i, case.length) or rule.is_alike_no_more(nodes, i):
-                    self.close(unit.labels, case.late_until_ns)
+                    self.close(unit.labels, is_over=True)
             elif len(unit.members) > 1:
                 length = self._late_over(nodes, i, lambda length: look.table(nodes, length))
                 if length is not None:
@@ -267,7 +269,7 @@ class Cases:
                 self.close(unit.labels)
             elif case is not None:
                 if rule.is_over(ranks, i, case.length):
-                    self.close(unit.labels, case.late_until_ns)
+                    self.close(unit.labels, is_over=True)
             elif (length := self._late_over(ranks, i, table)) is not None:
                 waited = self._waiting.get(unit.labels, 0)
                 may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
@@ -337,7 +339,8 @@ class Cases:
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
         # Medians over the length of the case are late for half as long again as it was.
-        if steps and late.is_late(steps, limits.EXCESS_OVER):
+        case.is_late = rule.is_late_still(late.history, late.i, steps, case.length)
+        if case.is_late:
             wait_s = _share_s(late.labels, look.excesses_s(steps))
             case.add(late, steps, self._charge(late, wait_s, steps))
         case.steps_since_check += self._steps_since_look
@@ -396,9 +399,13 @@ class Cases:
         since_ns = self.window.last(late.history.late_for(late.i, length))[0].first_ended_ns
         return Verdict(kind, late.labels, phase, sentence, evidence, step, since_ns)
 
-    def close(self, labels: Labels, until_ns: int = 0) -> None:
-        """The verdict on this rank or node is over, if there is one."""
+    def close(self, labels: Labels, *, is_over: bool = False) -> None:
+        """The verdict on this rank or node is over, if there is one.
+
+        *is_over*: as it is late no more. Else it may be late until now.
+        """
         if case := self._open.pop(labels, None):
+            until_ns = case.late_until_ns if is_over or not case.is_late else 0
             self._changes.append(Change(case.over(until_ns), False))
 
     def close_all(self) -> None:
