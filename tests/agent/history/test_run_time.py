@@ -438,56 +438,44 @@ def test_a_hang_before_the_program_has_told_a_number_is_one() -> None:
     assert found["hang"] == pytest.approx(15)
 
 
-def test_waiting_for_a_late_rank_is_lost_to_that_rank() -> None:
+LATE = {"kind": "straggler", "since_ns": BEGAN, "until_ns": None}
+
+
+def test_what_a_late_rank_cost_is_what_its_verdict_says_also_of_steps_before_it() -> None:
     played = Played()
     played.begins(0)
     played.steps(1, 10, 1)
+    before = played.seconds["productive"]
     who = {"rank": "3", "node": "node-1"}
-    played.notes(10, {"kind": "straggler", "since_ns": BEGAN, "until_ns": None, "who": who})
+    # Three ranks wait for it, and one of them is here.
+    played.notes(10, {**LATE, "who": who, "evidence": {"lost_s": 1.5, "others": 3}})
+    named = played.seconds
     played.steps(11, 20, 11)
+    over = {**LATE, "until_ns": BEGAN + 20 * S, "who": who}
+    played.notes(20, {**over, "evidence": {"lost_s": 6.0, "others": 3}})
+    played.notes(21, {**over, "evidence": {"lost_s": 6.0, "others": 3}})
 
-    assert played.seconds["late_rank"] == pytest.approx(1)
-    assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(1)}
-
-
-def test_what_the_ranks_exchange_is_no_wait_for_a_late_rank() -> None:
-    late = {
-        "kind": "straggler",
-        "since_ns": BEGAN,
-        "until_ns": None,
-        "who": {"rank": "3", "node": "node-1"},
-        "evidence": {"step_s": 1.0, "step_without_s": 0.96},
-    }
-    played = Played()
-    played.begins(0)
-    played.steps(1, 10, 1)
-    played.notes(10, late)
-    played.steps(11, 20, 11)
-    # Of 0.1 s in each step.
-    assert played.seconds["late_rank"] == pytest.approx(0.4)
-
-    # Nor does the late rank wait for itself.
-    played.notes(20, {**late, "who": {"node": "node-0"}, "evidence": {"ranks": ["0", "1"]}})
-    played.steps(21, 30, 21)
-    assert played.seconds["late_rank"] == pytest.approx(0.4)
-
-
-def test_where_waits_lie_in_calls_a_late_rank_takes_its_share_of_any_phase() -> None:
-    evidence = {"step_s": 1.0, "step_without_s": 0.8, "waits_in": "process group: all ranks"}
-    who = {"rank": "3", "node": "node-1"}
-    late = {"kind": "straggler", "since_ns": BEGAN, "until_ns": None, "who": who}
-    played = Played()
-    played.begins(0)
-    played.steps(1, 10, 1)
-    before = played.seconds
-    played.notes(10, {**late, "evidence": evidence})
-    played.steps(11, 20, 11, forward=450, backward=450, data=100)
-
-    # Waiting for data is not waiting for a rank.
+    assert (named["late_rank"], before - named["productive"]) == pytest.approx((0.5, 0.5))
     assert played.seconds["late_rank"] == pytest.approx(2)
-    assert played.seconds["data"] - before["data"] == pytest.approx(1)
-    assert played.seconds["productive"] - before["productive"] == pytest.approx(7)
     assert played.time.to_json()["time"]["late"] == {"rank 3 (node-1)": pytest.approx(2)}
+
+
+def test_a_late_node_takes_no_time_of_its_own_ranks_and_none_that_is_counted_otherwise() -> None:
+    played = Played()
+    played.begins(0)
+    played.steps(1, 3, 1, data=1000)
+    played.notes(3, {**LATE, "who": {"node": "node-0"}, "evidence": {"lost_s": 9, "ranks": ["0"]}})
+    assert "late_rank" not in played.seconds
+
+    played.steps(4, 5, 4)
+    # The steps that it cost are not counted yet.
+    played.notes(5, {**LATE, "who": {"node": "node-2"}, "evidence": {"lost_s": 3, "ranks": ["7"]}})
+    counted = played.seconds["late_rank"]
+    played.steps(6, 9, 6)
+    played.notes(9, {**LATE, "who": {"node": "node-2"}, "evidence": {"lost_s": 3}})
+
+    assert counted == pytest.approx(1.8)
+    assert played.seconds["late_rank"] == pytest.approx(3)
 
 
 def test_an_evaluation_is_also_what_it_does_between_two_batches() -> None:

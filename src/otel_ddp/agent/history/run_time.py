@@ -5,6 +5,7 @@ Every second of a rank is counted once, from the start of its first process on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
@@ -24,8 +25,6 @@ _OF_PHASE = {
     "checkpoint": "checkpoint",
     "eval": "evaluation",
     "compile": "start",
-    # While a late rank is named: else it moves the run on.
-    "comm_wait": "late_rank",
 }
 
 
@@ -72,45 +71,39 @@ class Told(NamedTuple):
     began_ns: int
 
 
-class _Late(NamedTuple):
-    """A late rank or node."""
-
-    name: str
-    ranks: frozenset[str]
-    """They do not wait for themselves."""
-    share: float
-    """How much of a step is lost to them. The rest of a wait is what the ranks exchange."""
-    in_any_phase: bool
-    """The others wait for them in calls of any phase, not in `comm_wait` alone."""
-
-    @classmethod
-    def of(cls, verdict: Mapping[str, Any]) -> _Late:
-        who, evidence = verdict["who"], verdict.get("evidence") or {}
-        rank, node = who.get("rank"), str(who.get("node", ""))
-        name = f"rank {rank} ({node})" if rank else node
-        step_s, without_s = (evidence.get(each) for each in ("step_s", "step_without_s"))
-        share = 1.0 if not step_s or without_s is None else 1 - without_s / step_s
-        ranks = frozenset([rank, *evidence.get("ranks", ())])
-        return cls(name, ranks, max(share, 0.0), "waits_in" in evidence)
-
-
 class _Spent:
     """What the time of the ranks of one node went to."""
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
-        seconds, late = ({}, {}) if kept is None else (kept["seconds"], kept["late"])
-        self.ns = dict.fromkeys(TIME_CAUSES, 0) | {
-            each: round(s * _S) for each, s in seconds.items()
-        }
-        self.late_ns = {each: round(s * _S) for each, s in late.items()}
+        kept = kept or {}
+        self.ns = dict.fromkeys(TIME_CAUSES, 0) | _ns(kept.get("seconds", {}))
+        self.late_ns = _ns(kept.get("late", {}))
         """Of `late_rank`, by whom the others waited for."""
+        self.charged_ns = _ns(kept.get("charged", {}))
+        """The same by verdict."""
+
+    def charge(self, verdict: str, name: str, lost_ns: int) -> None:
+        """What a verdict says was lost to a late rank or node has not moved the run on.
+
+        The steps may be counted only later: what is missing is charged then.
+        """
+        more_ns = min(lost_ns - self.charged_ns.get(verdict, 0), self.ns["productive"])
+        if more_ns > 0:
+            self.ns["productive"] -= more_ns
+            self.ns["late_rank"] += more_ns
+            self.late_ns[name] = self.late_ns.get(name, 0) + more_ns
+            self.charged_ns[verdict] = self.charged_ns.get(verdict, 0) + more_ns
 
     def to_json(self) -> dict[str, Any]:
-        seconds = {each: round(ns / _S, 3) for each, ns in self.ns.items() if ns}
+        seconds = {each: ns for each, ns in self.ns.items() if ns}
+        told = {"seconds": seconds, "late": self.late_ns, "charged": self.charged_ns}
         return {
-            "seconds": seconds,
-            "late": {each: round(ns / _S, 3) for each, ns in self.late_ns.items()},
+            key: {each: round(ns / _S, 3) for each, ns in of.items()} for key, of in told.items()
         }
+
+
+def _ns(seconds: Mapping[str, float]) -> dict[str, int]:
+    return {each: round(s * _S) for each, s in seconds.items()}
 
 
 @dataclass
@@ -142,8 +135,8 @@ class RunTime:
         self._ranks: dict[str, _Rank] = {}
         # The present processes of the ranks, and those whose steps may still wait to be counted.
         self._processes: dict[tuple[str, int], ProcessTime] = {}
-        # Whom the ranks wait for now, and since when they hang.
-        self._late: _Late | None = None
+        # The ranks of each late node with a verdict, and since when all hang.
+        self._late_nodes: dict[str, frozenset[str]] = {}
         self._hangs_since_ns = 0
         self._released: list[tuple[int, str, str, list[Placed]]] = []
 
@@ -168,7 +161,12 @@ class RunTime:
         here = nodes.pop("")
         attempts = [dict(each) for each in self.attempts.told]
         if any(any(each.ns.values()) for each in self._spent.values()):
-            self.told = Told(here["seconds"], attempts[-1]["attempt"], attempts[0]["began_ns"])
+            seconds = dict(here["seconds"])
+            if self.told is not None:
+                # A counter never falls. What turns out to be lost is missing in what comes.
+                before_s = self.told.seconds.get("productive", 0.0)
+                seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
+            self.told = Told(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
         return {"time": {**here, "ranks": ranks, "nodes": nodes}, "attempts": attempts}
 
     # -- what comes
@@ -299,24 +297,14 @@ class RunTime:
     def _count_phases(self, rank: _Rank, step: Step) -> None:
         """Of a step that has moved the run on."""
         # A part of it may be counted already, as that of a hang.
-        spent, step_ns = self._of(rank), step.ended_ns - rank.until_ns
-        left_ns, waited_ns, share = step_ns, 0, step_ns / step.took_ns
-        late = self._late if self._late and rank.rank not in self._late.ranks else None
+        spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
+        share = left_ns / step.took_ns
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
         spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
         for at, cause in _causes(codes):
             some_ns = min(round(spans_ns[at] * share), left_ns)
-            if cause == "late_rank":
-                waited_ns += some_ns
-                continue
             spent.ns[cause] += some_ns
             left_ns -= some_ns
-        if late:
-            may_wait_ns = left_ns if late.in_any_phase else min(waited_ns, left_ns)
-            lost_ns = min(round(late.share * step_ns), may_wait_ns)
-            spent.late_ns[late.name] = spent.late_ns.get(late.name, 0) + lost_ns
-            spent.ns["late_rank"] += lost_ns
-            left_ns -= lost_ns
         spent.ns["productive"] += left_ns
         rank.until_ns = step.ended_ns
 
@@ -327,10 +315,7 @@ class RunTime:
             rank.until_ns = until_ns
 
     def _of(self, rank: _Rank) -> _Spent:
-        found = self._spent.get(rank.node)
-        if found is None:
-            found = self._spent[rank.node] = _Spent()
-        return found
+        return self._spent.setdefault(rank.node, _Spent())
 
     def note(
         self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
@@ -390,8 +375,7 @@ class RunTime:
         is_open = [each for each in verdicts if each.get("until_ns") is None]
         hangs = [each["since_ns"] for each in is_open if each["kind"] == "stall"]
         self._hangs_since_ns = min(hangs, default=0)
-        late = [each for each in is_open if each["kind"] in _LATE]
-        self._late = _Late.of(late[0]) if late else None
+        self._charge([each for each in verdicts if each["kind"] in _LATE])
         deaths = [each for each in verdicts if each["kind"] == "death"]
         taken_back = [each for each in deaths if is_taken_back(each.get("evidence"))]
         standing = [each for each in deaths if each not in taken_back]
@@ -401,6 +385,26 @@ class RunTime:
             # One that is over tells that the run was started again.
             if each in is_open:
                 self.attempts.explain(each["since_ns"], each["sentence"])
+
+    def _charge(self, verdicts: Iterable[Mapping[str, Any]]) -> None:
+        """What late ranks and nodes cost, as their verdicts say: each rank that waits its part."""
+        present = {}
+        for each in verdicts:
+            who, evidence = each["who"], each.get("evidence") or {}
+            rank, node = who.get("rank"), str(who.get("node", ""))
+            name = f"rank {rank} ({node})" if rank else node
+            key = f"{each['kind']} {name} {each['since_ns']}"
+            # One that is over does not list them any more.
+            late = frozenset(evidence.get("ranks", ())) or self._late_nodes.get(key, frozenset())
+            present[key] = late | {rank}
+            others = evidence.get("others")
+            waiting = [one for at, one in self._ranks.items() if at not in present[key]]
+            for node, count in Counter(one.node for one in waiting).items():
+                lost_s = evidence.get("lost_s", 0.0) * count / (others or len(waiting))
+                self._spent.setdefault(node, _Spent()).charge(key, name, round(lost_s * _S))
+        self._late_nodes = present
+        for spent in self._spent.values():
+            spent.charged_ns = {key: ns for key, ns in spent.charged_ns.items() if key in present}
 
 
 def _moments(verdicts: Iterable[Mapping[str, Any]]) -> set[int]:

@@ -122,6 +122,7 @@ class Finding:
             "steps": self.steps,
             "steps_above_others": round(self.share_above, 3),
             "lost_per_s": round(self.lost_per_s, 4),
+            "others": self.others,
             "clock": "device" if self.side else "host",
         }
         if self.one_of > 1:
