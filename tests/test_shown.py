@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import resources
 
 from otel_ddp import shown
@@ -48,6 +49,9 @@ WRITTEN: dict[str, dict[float, str]] = {
         0.00012345678: "0.00012346",
         -1.2345678e-5: "-1.2346e-5",
         2e-300: "2e-300",
+        float("inf"): "inf",
+        float("-inf"): "-inf",
+        float("nan"): "NaN",
     },
 }
 
@@ -58,7 +62,8 @@ def test_numbers_have_three_digits_and_logged_values_five() -> None:
         for name, values in WRITTEN.items()
     } == WRITTEN
     assert {getattr(shown, name)(None) for name in WRITTEN} == {"-"}
-    assert shown.number(float("nan")) == "nan"
+    points = [{"value": None}, {"value": math.nan}, {"value": 0.5}, {"value": "x"}, {}, None]
+    assert [*map(shown.logged, points)] == ["NaN", "NaN", "0.5", "-", "-", "-"]
 
 
 def test_the_page_writes_numbers_as_commands_do() -> None:

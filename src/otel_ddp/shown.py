@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+from otel_ddp import plain
 
 _UNKNOWN = "-"
 # From which length on each unit is used, and its own length.
@@ -49,13 +52,21 @@ def number(value: float | None) -> str:
     if value is None:
         return _UNKNOWN
     if not math.isfinite(value):
-        return str(value)
+        return "NaN" if math.isnan(value) else str(value)
     if value == int(value) and abs(value) < 1e15:
         return str(int(value))
     if 1e-4 <= abs(value) < 1e15:
         return f"{value:.5g}" if abs(value) < 99999.5 else str(math.floor(value + 0.5))
     digits, power = f"{value:.4e}".split("e")
     return f"{float(digits):g}e{int(power)}"
+
+
+def logged(point: Any) -> str:
+    """The value of a point of JSON, in which null is NaN; a point that is none is unknown."""
+    value = plain.mapping(point).get("value", _UNKNOWN)
+    if value is None or value != value:
+        return number(math.nan)
+    return number(plain.number(value, -math.inf, math.inf))
 
 
 def name(words: str, split: str) -> str:

@@ -53,7 +53,7 @@ def test_runs_are_listed_the_newest_first_with_their_end_and_last_values(
         "run        state     began                ended                nodes  world  step  "
         "last values",
         "new        failed    2024-10-05 00:00:00  2024-10-05 00:00:01      2      4    59  "
-        "loss 0.25, lr 0.0001, acc - and 1 more",
+        "loss 0.25, lr 0.0001, acc NaN and 1 more",
         "sweep/old  finished  2024-10-04 00:00:00  2024-10-04 00:00:01      1      2    59",
     ]
 

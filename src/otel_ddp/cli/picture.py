@@ -227,15 +227,21 @@ def _duplicate_ranks(found: Survey, run: tuple[str, str]) -> Iterator[str]:
 
 
 def _values(processes: Iterable[ProcessState]) -> str:
-    """The last values of the first rank that has any; those that have a best one first."""
+    """The last values of the first rank that has any; those that have a best one first.
+
+    Of its newest process: one of an earlier attempt may still be known.
+    """
     having = (each for each in processes if each.summary)
-    first = min(having, key=lambda one: (one.ended, one.rank is None, one.rank), default=None)
+    first = min(
+        having,
+        key=lambda one: (one.ended, one.rank is None, one.rank, -one.started_ns),
+        default=None,
+    )
     words = []
     rows = [] if first is None or first.summary is None else first.summary
     for each in sorted(rows, key=lambda row: not row.get("direction")):
-        value = plain.number(plain.mapping(each.get("last")).get("value"))
         name = shown.name(cell(each.get("name"), "?"), cell(each.get("split")))
-        words.append(f"{name} {shown.number(value)}")
+        words.append(f"{name} {shown.logged(each.get('last'))}")
     more = len(words) - _MOST_VALUES
     return "  ".join([*words[:_MOST_VALUES], *([f"and {more} more"] if more > 0 else [])])
 

@@ -95,4 +95,4 @@ def _row(run: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
 
 def _value(told: Mapping[str, Any]) -> str:
     name = shown.name(cell(told["name"]), cell(told["split"]))
-    return f"{name} {shown.number(plain.number(told['last']))}"
+    return f"{name} {shown.logged({'value': told['last']})}"

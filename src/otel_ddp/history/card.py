@@ -31,7 +31,7 @@ class CardValue(NamedTuple):
 
     name: str
     split: str
-    last: float | None
+    last: str
     best: float | None = None
     best_step: int | None = None
 
@@ -46,7 +46,10 @@ class Card(NamedTuple):
     where: str = ""
     """On how many ranks and nodes."""
     steps: int = 0
+    last_step: int | None = None
+    """By the program's number: a process that goes on has made fewer."""
     step_s: float | None = None
+    """The mean of all of these."""
     phases_s: Mapping[str, float] = {}
     """Of one rank, or of all on average."""
     goodput: str = ""
@@ -69,8 +72,10 @@ def lines(card: Card) -> Iterator[str]:
     if card.reason:
         yield _row("reason", card.reason)
     if card.steps:
-        each = "" if card.step_s is None else f", {shown.seconds(card.step_s)} each"
-        yield _row("steps", f"{card.steps}{each}")
+        last = card.last_step or 0
+        until = f", the last is step {last}" if last > card.steps else ""
+        mean = "" if card.step_s is None else f", mean {shown.seconds(card.step_s)}"
+        yield _row("steps", f"{card.steps}{until}{mean}")
     if time := "  ".join(_time(card.phases_s)):
         yield _row("time", f"{time}{_after('  of ', card.of_rank)}")
     if card.goodput:
@@ -101,7 +106,7 @@ def _time(phases_s: Mapping[str, float]) -> Iterator[str]:
 def _value(value: CardValue) -> str:
     step = "" if value.best_step is None else f" at step {value.best_step}"
     best = "" if value.best is None else f"best {shown.number(value.best)}{step}, "
-    return f"{best}last {shown.number(value.last)}"
+    return f"{best}last {value.last}"
 
 
 def _row(head: str, words: str) -> str:
@@ -147,6 +152,7 @@ def card_of(
         reason=process.reason,
         where=f"{world} ranks" if world and world > 1 else "",
         steps=steps or last_step + 1,
+        last_step=process.step,
         step_s=sum(each[0] for each in durations) / timed if timed else None,
         phases_s=_phases_s(reader),
         of_rank=f"rank {rank}" if world and world > 1 and rank is not None else "",
@@ -178,8 +184,8 @@ def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[Ca
     for name, last in last_values(reader).items():
         way = direction(name.text, chosen)
         best = _with(last, extremes[name]).best(way) if way and name in extremes else None
-        shown = (best.value, best.step) if best is not None else (None, None)
-        values.append(CardValue(name.text, name.split, last.value, *shown))
+        found = (best.value, best.step) if best is not None else (None, None)
+        values.append(CardValue(name.text, name.split, shown.number(last.value), *found))
         last_step = max(last_step, -1 if last.step is None else last.step)
     return sorted(values, key=lambda value: value.best is None), last_step
 

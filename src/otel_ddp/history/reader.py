@@ -39,6 +39,8 @@ class Unreadable(errors.OtelDdpError):
     """The file is no history, or damaged, or of a later version; the text says which."""
 
 
+# The step of these is the one at which they began, by the program's number.
+_AT_A_STEP = ("nonfinite", "death", "stall")
 # What code meets that reads what no agent has written. A file may come from elsewhere, and SQLite
 # takes a text where a number is declared.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -276,7 +278,7 @@ class History:
         """Every verdict in the order of beginning; one that is over has `until_ns`.
 
         None outlasts its run, nor an agent that was killed and could not write its end. `step` is
-        where it was found, `since_step` what ran when it began.
+        where it was found, `since_step` where it began.
         """
         rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
         end_ns = self._end_ns()
@@ -284,17 +286,20 @@ class History:
             {
                 **(verdict := _loaded(about)),
                 "until_ns": max(since, end_ns) if until is None and end_ns else until,
-                "since_step": self._step_at(since, str((verdict.get("who") or {}).get("rank"))),
+                "since_step": self._began_at(verdict, since),
             }
             for about, since, until in rows
         ]
 
-    def _step_at(self, time_ns: int, rank: str) -> int | None:
-        """What this rank trained then, or the first one where it is not known; None without steps.
+    def _began_at(self, verdict: dict[str, Any], time_ns: int) -> int | None:
+        """The step of a verdict that has one; else what its rank, or the first, trained then.
 
         What a time ends, it is a part of; before the first step it is that one.
         """
+        if verdict["kind"] in _AT_A_STEP and verdict["step"] is not None:
+            return int(verdict["step"])
         found = self.step_series
+        rank = str((verdict.get("who") or {}).get("rank"))
         series = found.get(rank) or next(iter(found.values()), None)
         if series is None:
             return None

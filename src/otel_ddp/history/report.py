@@ -132,7 +132,7 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         reason="; ".join(run["reasons"][:2]),
         where=f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}",
         steps=run["steps"],
-        step_s=time["step_s"],
+        step_s=time["steps_s"] / run["steps"] if run["steps"] else None,
         phases_s=time["phases_s"],
         goodput=goodput.in_words(report["goodput"]) if report["goodput"] else "",
         values=[
@@ -155,7 +155,7 @@ def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
 
 def _card_value(row: Mapping[str, Any]) -> CardValue:
     last, best = plain.mapping(row["last"]), plain.mapping(row["best"])
-    known = last.get("value"), best.get("value"), best.get("step")
+    known = shown.logged(last), best.get("value"), best.get("step")
     return CardValue(str(row["name"]), str(row["split"] or ""), *known)
 
 

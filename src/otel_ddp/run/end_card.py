@@ -52,11 +52,13 @@ def show(
     except Unreadable:
         return
     try:
-        lasted_s = (now_ns() - reader.created_ns) / 1e9
+        told, process = told_by_agent(place), ProcessState.read(reader, STATES[state])
+        # An earlier attempt may have begun the run.
+        of_run = [each.started_ns for each in told.processes if each.of_run == process.of_run]
+        lasted_s = (now_ns() - min([reader.created_ns, *filter(None, of_run)])) / 1e9
         is_long = lasted_s >= SHORTEST_S
         found = None
         if always or is_long:
-            process, told = ProcessState.read(reader, STATES[state]), told_by_agent(place)
             sentences = [*_sentences(told, process.of_run)]
             known = {each.journal: each.summary for each in told.processes}
             extremes = extremes_of(known.get(journal.name))

@@ -31,6 +31,7 @@ export function size(count, unit = "B") {
 /** A logged value, with five digits: two losses differ in the fourth. */
 export function number(value) {
   if (value === null || value === undefined) return UNKNOWN;
+  if (!Number.isFinite(value)) return String(value).replace("Infinity", "inf");
   const length = Math.abs(value);
   if (Number.isInteger(value) && length < 1e15) return String(value);
   if (length >= 1e-4 && length < 1e15) return length < 99999.5 ? String(Number(value.toPrecision(5))) : String(Math.round(value));
