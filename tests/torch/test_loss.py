@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,40 @@ from extras import newer_torch
 from otel_ddp.torch.readings import between_steps
 
 INPUT = torch.ones(8, 4)
+
+
+@pytest.fixture(autouse=True)
+def _each_step_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+
+
+def learnt(
+    place: Here, steps: int, loss_of: Callable[[], torch.Tensor], *optimizers: SGD
+) -> tuple[Journal, dict[int, float]]:
+    """Train for so many steps and end the run; its journal, and the loss of each step."""
+    seen = {}
+    for step in range(1, steps + 1):
+        loss = loss_of()
+        seen[step] = float(loss.detach())
+        loss.backward(torch.ones_like(loss))
+        # What a loop does to its loss later is not our loss.
+        loss.detach().zero_()
+        for optimizer in optimizers:
+            optimizer.step()
+    otel_ddp.finish()
+    return place.only(), seen
+
+
+def only(seen: dict[int, float], *steps: int) -> dict[int, float]:
+    return {step: seen[step] for step in steps}
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 class Returns(nn.Linear):
@@ -66,9 +100,8 @@ def part() -> nn.Module:
     ],
 )
 def test_the_loss_is_what_backward_begins_at_whatever_the_model_returns(
-    place: Here, monkeypatch: pytest.MonkeyPatch, made: Any, root_of: Any
+    place: Here, made: Any, root_of: Any
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
     model = made()
     optimizer = SGD(model.parameters(), lr=0.001)
     otel_ddp.instrument(model)
@@ -85,7 +118,7 @@ def test_the_loss_is_what_backward_begins_at_whatever_the_model_returns(
     model.loss = model.logits = None
     otel_ddp.finish()
 
-    assert losses(place.only()) == {step: seen[step] for step in (2, 3, 4)}
+    assert losses(place.only()) == only(seen, 2, 3, 4)
     # What was read holds no graph.
     assert [each() for each in freed] == [None] * 4
 
@@ -100,11 +133,8 @@ def losses(journal: Journal) -> dict[int | None, float]:
     }
 
 
-def sampled(
-    monkeypatch: pytest.MonkeyPatch, wrap: Callable[[nn.Module], nn.Module] | None = None
-) -> tuple[nn.Module, SGD]:
-    """A model that returns no loss, of which each step is looked at, and its optimizer."""
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+def watched(wrap: Callable[[nn.Module], nn.Module] | None = None) -> tuple[nn.Module, SGD]:
+    """A model that returns no loss, and its optimizer."""
     model: nn.Module = nn.Linear(4, 1)
     if wrap is not None:
         model = wrap(model)
@@ -138,44 +168,32 @@ def sampled(
     ],
 )
 def test_the_loss_of_a_plain_loop_is_what_its_backward_begins_at(
-    place: Here, monkeypatch: pytest.MonkeyPatch, loss_of: Any, reason: str
+    place: Here, loss_of: Any, reason: str
 ) -> None:
-    model, optimizer = sampled(monkeypatch)
+    model, optimizer = watched()
 
-    seen = {}
-    for step in range(1, 5):
-        loss = loss_of(model(INPUT))
-        seen[step] = float(loss.detach())
-        loss.backward(torch.ones_like(loss))
-        # What a loop does to its loss later is not our loss.
-        loss.detach().zero_()
-        optimizer.step()
-    otel_ddp.finish()
+    journal, seen = learnt(place, 4, lambda: loss_of(model(INPUT)), optimizer)
 
-    journal = place.only()
-    assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
+    assert losses(journal) == ({} if reason else only(seen, 2, 3, 4))
     assert journal.facts["capability"]["loss"] == reason
 
 
 @pytest.mark.parametrize(("steps", "logs_at", "ours"), [(150, 120, 0), (250, 999, 249)])
 def test_a_loop_that_logs_its_loss_late_has_only_its_own(
-    place: Here, monkeypatch: pytest.MonkeyPatch, steps: int, logs_at: int, ours: int
+    place: Here, steps: int, logs_at: int, ours: int
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    run = otel_ddp.instrument(model)
+    model, optimizer = watched()
 
     for step in range(1, steps + 1):
         loss = model(INPUT).square().mean()
         loss.backward()
         optimizer.step()
         if step == logs_at:
-            run.log({"loss": loss})
+            otel_ddp.log({"loss": loss})
         if step == 199:
             # No curve yet, for it may still be the loop's.
             assert losses(place.only()) == {}
-    run.finish()
+    otel_ddp.finish()
 
     found = losses(place.only())
     assert len(found) == (ours or 1)
@@ -187,23 +205,18 @@ def test_slow_steps_show_their_loss_after_some_minutes(
 ) -> None:
     # In place of ten minutes.
     monkeypatch.setattr(between_steps, "_NS_TO_KEEP_BACK", 0)
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    run = otel_ddp.instrument(model)
+    model, optimizer = watched()
 
     for _ in range(4):
         model(INPUT).square().mean().backward()
         optimizer.step()
 
     assert losses(place.only()).keys() == {2, 3, 4}
-    run.finish()
+    otel_ddp.finish()
 
 
-def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, optimizer = sampled(monkeypatch)
+def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(place: Here) -> None:
+    model, optimizer = watched()
 
     seen = {}
     for step in range(1, 4):
@@ -214,17 +227,17 @@ def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(
         optimizer.step()
     otel_ddp.finish()
 
-    assert losses(place.only()) == {step: seen[step] for step in (2, 3)}
+    assert losses(place.only()) == only(seen, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("ranks", "sharded", "found"), [(1, False, [2, 3, 5]), (2, True, [2, 3, 5]), (2, False, [])]
 )
 def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
-    place: Here, monkeypatch: pytest.MonkeyPatch, ranks: int, sharded: bool, found: list[int]
+    place: Here, ranks: int, sharded: bool, found: list[int]
 ) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    model, optimizer = sampled(monkeypatch, fully_shard if sharded else None)
+    model, optimizer = watched(fully_shard if sharded else None)
     # In bfloat16, as most accumulate.
     precision = torch.autocast("cpu", torch.bfloat16)
 
@@ -244,26 +257,21 @@ def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
     dist.destroy_process_group()
 
     journal = place.only()
-    assert losses(journal) == pytest.approx({step: seen[step] for step in found})
+    assert losses(journal) == pytest.approx(only(seen, *found))
     assert journal.facts["capability"]["loss"] == ("" if found else "scaled_loss")
 
 
 @pytest.mark.parametrize("has_ddp", [True, False])
 def test_gradients_are_averaged_also_where_a_task_has_the_ddp_inside(
-    place: Here, monkeypatch: pytest.MonkeyPatch, has_ddp: bool
+    place: Here, group: None, monkeypatch: pytest.MonkeyPatch, has_ddp: bool
 ) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(between_steps.capabilities, "world_size", lambda: 2)
     wrap = nn.parallel.DistributedDataParallel if has_ddp else nn.Sequential
-    model, optimizer = sampled(monkeypatch, lambda net: nn.Sequential(wrap(net)))
+    model, optimizer = watched(lambda net: nn.Sequential(wrap(net)))
 
-    for _ in range(3):
-        (model(INPUT).square().sum() / 8).backward()
-        optimizer.step()
-    otel_ddp.finish()
-    dist.destroy_process_group()
+    journal, _ = learnt(place, 3, lambda: model(INPUT).square().sum() / 8, optimizer)
 
-    assert bool(losses(place.only())) is has_ddp
+    assert bool(losses(journal)) is has_ddp
 
 
 def penalised(logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -295,28 +303,24 @@ class ForwardInBackward(torch.autograd.Function):
     ],
 )
 def test_a_backward_before_or_inside_that_of_the_loop_hides_no_loss(
-    place: Here, monkeypatch: pytest.MonkeyPatch, loss_of: Any
+    place: Here, loss_of: Any
 ) -> None:
-    model, optimizer = sampled(monkeypatch)
+    model, optimizer = watched()
 
-    seen = {}
-    for step in range(1, 5):
-        loss = loss_of(model, INPUT.clone().requires_grad_())
-        seen[step] = float(loss.detach())
-        loss.backward()
-        optimizer.step()
-    otel_ddp.finish()
+    journal, seen = learnt(
+        place, 4, lambda: loss_of(model, INPUT.clone().requires_grad_()), optimizer
+    )
 
-    found = losses(place.only())
+    found = losses(journal)
     assert {3, 4} <= found.keys()
-    assert found == {step: seen[step] for step in found}
+    assert found == only(seen, *found)
 
 
 @pytest.mark.parametrize(("forwards", "reason"), [(1, "several_losses"), (2, "")])
 def test_two_backwards_of_one_forward_have_no_loss_that_is_the_loss(
-    place: Here, monkeypatch: pytest.MonkeyPatch, forwards: int, reason: str
+    place: Here, forwards: int, reason: str
 ) -> None:
-    model, optimizer = sampled(monkeypatch)
+    model, optimizer = watched()
 
     seen = {}
     for step in range(1, 4):
@@ -330,35 +334,26 @@ def test_two_backwards_of_one_forward_have_no_loss_that_is_the_loss(
     otel_ddp.finish()
 
     journal = place.only()
-    assert losses(journal) == ({} if reason else {step: seen[step] for step in (2, 3)})
+    assert losses(journal) == ({} if reason else only(seen, 2, 3))
     assert journal.facts["capability"]["loss"] == reason
 
 
 @newer_torch("DTensor of that name")
-def test_this_ranks_part_of_a_loss_is_no_loss(place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_ranks_part_of_a_loss_is_no_loss(place: Here, group: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial
 
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,))
     model = Returns(lambda logits, loss: DTensor.from_local(loss, mesh, [Partial()]))
     optimizer = SGD(model.parameters(), lr=0.01)
     otel_ddp.instrument(model)
 
-    for _ in range(3):
-        model(INPUT).to_local().backward()
-        optimizer.step()
-    otel_ddp.finish()
-    dist.destroy_process_group()
+    journal, _ = learnt(place, 3, lambda: model(INPUT).to_local(), optimizer)
 
-    assert losses(place.only()) == {}
+    assert losses(journal) == {}
 
 
-def test_the_loss_is_read_after_a_model_was_traced(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+def test_the_loss_is_read_after_a_model_was_traced(place: Here) -> None:
     model = Returns(lambda logits, loss: loss)
     optimizer = SGD(model.parameters(), lr=0.01)
     otel_ddp.instrument(model)
@@ -376,9 +371,8 @@ def test_the_loss_is_read_after_a_model_was_traced(
 
 @pytest.mark.parametrize("critic_steps", [1, 5])
 def test_two_optimizers_in_turn_have_no_loss_that_is_the_loss(
-    place: Here, monkeypatch: pytest.MonkeyPatch, critic_steps: int
+    place: Here, critic_steps: int
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
     critic, generator = nn.Linear(4, 1), nn.Linear(4, 4)
     of_critic = SGD(critic.parameters(), lr=0.01)
     of_generator = SGD(generator.parameters(), lr=0.01)
@@ -399,35 +393,21 @@ def test_two_optimizers_in_turn_have_no_loss_that_is_the_loss(
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_two_optimizers_after_one_backward_have_its_loss(
-    place: Here, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
+def test_two_optimizers_after_one_backward_have_its_loss(place: Here, named: bool) -> None:
     # As matrices and the rest have it.
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
     model = nn.Linear(4, 1)
     of_matrix, of_rest = SGD([model.weight], lr=0.01), SGD([model.bias], lr=0.01)
     otel_ddp.instrument(model, **({"step_optimizer": of_rest} if named else {}))
 
-    seen = {}
-    for step in range(1, 21):
-        loss = model(INPUT).square().mean()
-        seen[step] = float(loss.detach())
-        loss.backward()
-        of_matrix.step()
-        of_rest.step()
-    otel_ddp.finish()
+    journal, seen = learnt(place, 20, lambda: model(INPUT).square().mean(), of_matrix, of_rest)
 
-    journal = place.only()
     found = losses(journal)
     assert {5, 10, 20} <= found.keys()
-    assert found == {step: seen[step] for step in found}
+    assert found == only(seen, *found)
     assert journal.facts["capability"]["loss"] == ""
 
 
-def test_fits_one_after_another_have_the_loss_of_each(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+def test_fits_one_after_another_have_the_loss_of_each(place: Here) -> None:
     otel_ddp.instrument()
 
     seen, kept = {}, []
@@ -446,7 +426,7 @@ def test_fits_one_after_another_have_the_loss_of_each(
     journal = place.only()
     found = losses(journal)
     assert {2, 20, 30, 40, 50, 60} <= found.keys()
-    assert found == {step: seen[step] for step in found}
+    assert found == only(seen, *found)
     assert journal.facts["capability"]["loss"] == ""
 
 
@@ -464,18 +444,15 @@ def test_a_loss_that_is_never_seen_is_worth_one_line(
 ) -> None:
     # In place of 1000; and looked at after each step.
     monkeypatch.setattr(between_steps, "_STEPS_TO_LOG", 60)
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    run = otel_ddp.instrument(model)
+    model, optimizer = watched()
 
     for step in range(steps):
         loss = model(INPUT).sum() * 2
         loss.backward()
         optimizer.step()
         if step in logs_at:
-            run.log({"nll": loss}, step=step)
-    run.finish()
+            otel_ddp.log({"nll": loss}, step=step)
+    otel_ddp.finish()
 
     assert place.only().facts["capability"]["loss"] == "scaled_loss"
     assert _of_loss(caplog) == said * [
