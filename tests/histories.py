@@ -50,6 +50,8 @@ def write_history(
     first_rank: int = 0,
     steps: int = 300,
     late: int | None = None,
+    late_in: range | None = None,
+    logged_by: int = 1,
     slower: Mapping[str, float] = {},
     names: tuple[str, ...] = ("loss", "accuracy"),
     state: str = "finished",
@@ -62,10 +64,13 @@ def write_history(
 ) -> Path:
     """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
 
+    *late_in*: it is so in these steps alone, by a verdict that is over unless the run goes on.
+    *logged_by*: so many ranks log the values.
+
     *bound*: the sentence of a verdict that nothing is wrong. *constants*: further values of rank 0.
     *verdicts*: further ones.
     """
-    chance = random.Random(seed)
+    chance, late_steps = random.Random(seed), late_in or range(steps)
     now_ns = time.time_ns() if began_ns is None else began_ns
     path = directory / file_name(group, run, node)
     directory.mkdir(parents=True, exist_ok=True)
@@ -76,14 +81,15 @@ def write_history(
             {
                 phase: took_s
                 * slower.get(phase, 1.0)
-                * (1.5 if rank == late and phase == "forward" else 1.0)
+                * (1.5 if rank == late and phase == "forward" and step in late_steps else 1.0)
                 * chance.uniform(1 - _JITTER, 1 + _JITTER)
                 for phase, took_s in _PHASES_S.items()
             }
-            for _ in range(steps)
+            for step in range(steps)
         ]
     at_ns = [now_ns]
     sums: dict[SeriesKey, dict[int, StepSum]] = {}
+    told: dict[str, Any]
     values: dict[SeriesKey, dict[int, ValueSum]] = {}
     for step in range(steps):
         longest_s = max(sum(own[rank][step].values()) for rank in range(ranks))
@@ -102,7 +108,7 @@ def write_history(
             if start not in buckets:
                 buckets[start] = StepSum(step, began)
             buckets[start].add(step, began, ended, codes, spans_ns, 32, False)
-        for name in names if label == "0" else ():
+        for name in names if rank < logged_by and first_rank == 0 else ():
             for split in ("train", "val"):
                 key = SeriesKey("value", name, label, (("split", split),))
                 points = [
@@ -147,8 +153,20 @@ def write_history(
         rank = first_rank + late
         sentence = f"rank {rank} is slow in forward: 3.0 ms more than others"
         told = {"kind": "straggler", "phase": "forward", "step": 100, "sentence": sentence}
-        since_ns = at_ns[min(61, steps)]
-        told_in_all.append({**told, "who": {**who, "rank": str(rank)}, "since_ns": since_ns})
+        told["who"], told["since_ns"] = {**who, "rank": str(rank)}, at_ns[min(61, steps)]
+        if late_in is not None:
+            took_s = [(at_ns[step + 1] - at_ns[step]) / S for step in late_in]
+            excess_s = _PHASES_S["forward"] / 2
+            told["since_ns"] = at_ns[late_in[0]] + 1
+            if state != "running":
+                told["until_ns"] = at_ns[late_in[-1] + 1]
+            told["evidence"] = {
+                "excess_s": excess_s,
+                "step_s": sum(took_s) / len(took_s),
+                "step_without_s": sum(took_s) / len(took_s) - excess_s,
+                "lost_s": excess_s * len(took_s) * (ranks - 1),
+            }
+        told_in_all.append(told)
     if bound:
         told = {"kind": "bound", "phase": "compute", "step": 200, "sentence": bound}
         told_in_all.append({**told, "who": who, "since_ns": at_ns[min(200, steps)]})

@@ -28,10 +28,6 @@ ROOT = Path(__file__).parents[1]
 DEPLOYED = {f"deploy/{name}" for name in shipped_files()}
 
 
-# What hatch_build.py puts there.
-FROM_PLOTLY = {f"history/page/static/plotly.{behind}" for behind in ("min.js.gz", "LICENSE.txt")}
-
-
 class Built(NamedTuple):
     """Both distributions, unpacked."""
 
@@ -74,7 +70,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_wheel_holds_the_whole_package_and_nothing_else(built: Built) -> None:
-    there = files(ROOT / "src" / "otel_ddp") | DEPLOYED | FROM_PLOTLY
+    there = files(ROOT / "src" / "otel_ddp") | DEPLOYED
     assert files(built.wheel / "otel_ddp") == there
     assert "py.typed" in files(built.wheel / "otel_ddp")
     assert {path.name for path in built.wheel.iterdir()} == {
@@ -92,7 +88,7 @@ def test_what_is_built_is_the_same_bytes_each_time_and_holds_the_licences_of_oth
         assert made[0].read_bytes() == made[1].read_bytes(), kind
 
     static = built.wheel / "otel_ddp" / "history" / "page" / "static"
-    assert "Plotly" in (static / "plotly.LICENSE.txt").read_text()
+    assert "Leon Sorokin" in (static / "uplot.LICENSE.txt").read_text()
     assert list(built.wheel.glob("*.dist-info/licenses/LICENSE"))
 
 
@@ -125,7 +121,7 @@ def test_the_image_has_what_its_package_is_built_from(tmp_path: Path) -> None:
     with zipfile.ZipFile(build("wheel", context, tmp_path)) as archive:
         names = set(archive.namelist())
 
-    assert {f"otel_ddp/{name}" for name in DEPLOYED | FROM_PLOTLY} <= names
+    assert {f"otel_ddp/{name}" for name in DEPLOYED} <= names
 
 
 def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(

@@ -77,11 +77,12 @@ def faces(folder: Path) -> dict[str, tuple[str, list[str]]]:
     ((row,), _) = runs.Runs(folder, ours=False).rows()
     with find_run(str(folder), folder) as run:
         gathered, head = report.gather(run), runs.head(run, Survey())
+        table = runs.ranks(run, Survey())
         card = report.card_of(gathered)
     return {
         "list": (row["state"], row["ranks"]),
         "report": (gathered["run"]["state"], [each["rank"] for each in gathered["ranks"]]),
-        "page": (head["state"], [each["rank"] for each in head["ranks"]]),
+        "page": (head["state"], [each["rank"] for each in table["ranks"]]),
         "card": (card.state, [each["rank"] for each in gathered["ranks"]]),
     }
 
@@ -104,15 +105,14 @@ def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) ->
         (loss,) = run.summary
         nodes = {each["node"] for each in run.ranks.values()}
         [(_, _, steps)] = run.step_buckets.values()
-        [of_rank] = columns.grid(run, Question("steps"))["ranks"]
+        grid = columns.grid(run, Question("steps"))["columns"]
         drawn = columns.columns_of(run, Question("values", {"name": ["loss"]}), "value")["series"]
     ((row,), _) = runs.Runs(tmp_path, ours=False).rows()
     assert nodes == {"b"}
     assert losses == [(0, 9.0), (10, 1.0), (15, 5.0), (25, 3.0)]
     assert [each.first for each in steps] == [0, 10, 15, 25]
-    made = zip(of_rank["columns"]["first"], of_rank["columns"]["steps"], strict=True)
+    made = zip(grid["first"], grid["steps"], strict=True)
     assert [first for first, many in made if many] == [0, 10, 15, 25]
-    assert of_rank["node"] == "b"
     assert [(each["node"], each["columns"]["last"]) for each in drawn] == [
         *(("b", [5.0, 3.0]), ("a", [9.0, 1.0]))
     ]
@@ -201,9 +201,9 @@ def test_what_the_agent_knows_now_is_newer_than_what_is_written(tmp_path: Path) 
     live = Survey(agents=[{}], processes=[process(0, "running", 20, 21)])
 
     with find_run(str(tmp_path), tmp_path) as run:
-        head = runs.head(run, live)
+        head, table = runs.head(run, live), runs.ranks(run, live)
 
-    assert (head["state"], [each["rank"] for each in head["ranks"]]) == ("running", ["0"])
+    assert (head["state"], [each["rank"] for each in table["ranks"]]) == ("running", ["0"])
 
 
 def test_a_rank_whose_node_is_not_heard_any_more_does_not_count_beside_others() -> None:

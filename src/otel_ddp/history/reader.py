@@ -215,6 +215,26 @@ class History:
         )
         return [Bucket(*row) for row in rows]
 
+    def sums_of_all(
+        self, series: Sequence[Series], most: int, first: int = -(2**62), until: int = 2**62
+    ) -> list[Bucket]:
+        """The values of many series together, in about *most* buckets; `last` is their mean.
+
+        SQLite adds them up, as for `wide_steps`.
+        """
+        where, kept = _among(series, first, until), math.lcm(*(each.width for each in series))
+        [(low, high)] = self._rows(f"SELECT min(start), max(start) FROM sums WHERE {where}")
+        if low is None:
+            return []
+        wide = kept * max(math.ceil((high - low + 1) / most / kept), 1)
+        rows = self._rows(
+            f"SELECT (start - start % {wide}) AS cell, min(first), max(until), min(first_ns), "
+            "max(last_ns), sum(finite), sum(total), min(low), max(high), "
+            "sum(total) / nullif(sum(finite), 0), sum(nonfinite), max(epoch) "
+            f"FROM sums WHERE {where} GROUP BY cell ORDER BY cell"
+        )
+        return [Bucket(*row) for row in rows]
+
     def newest(self, series: Series) -> Bucket | None:
         """The last bucket of a series. It reads no other: thousands may be asked for theirs."""
         rows = self._rows(
@@ -230,25 +250,44 @@ class History:
             f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? ORDER BY start",
             (series.id,),
         )
-        before = 1 + len(STEP_COLUMNS) - len(MEASURED_PHASES)
-        return [
-            StepBucket._make((*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True))))
-            for row in rows
-        ]
+        return [_step_bucket(row) for row in rows]
+
+    def last_with(self, series: Series, phase: str) -> StepBucket | None:
+        """The last bucket of a series of steps with some time in a phase."""
+        rows = self._rows(
+            f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps "
+            f"WHERE series = ? AND {phase}_ns > 0 ORDER BY start DESC LIMIT 1",
+            (series.id,),
+        )
+        return next((_step_bucket(row) for row in rows), None)
 
     def wide_steps(
-        self, series: Series, wide: int, first: int, until: int
+        self, series: Sequence[Series], wide: int, first: int, until: int
     ) -> dict[int, tuple[Any, ...]]:
-        """The sums of *wide* steps each, by their number: tables.STEP_COLUMNS.
+        """The sums of *wide* steps each, by their number, of all these series: STEP_COLUMNS.
 
         SQLite adds them up: a run of 100,000 steps on 8 ranks takes 0.03 s instead of 0.3 s.
         """
         rows = self._rows(
-            f"SELECT start / ? AS cell, {', '.join(_COMBINED)} FROM steps WHERE series = ? "
-            "AND start > ? - ? AND start <= ? GROUP BY cell ORDER BY cell",
-            (wide, series.id, first, series.width, until),
+            f"SELECT start / {wide} AS cell, {', '.join(_COMBINED)} FROM steps "
+            f"WHERE {_among(series, first, until)} GROUP BY cell ORDER BY cell"
         )
         return {row[0]: row[1:] for row in rows}
+
+    def sums_of_each(
+        self, series: Sequence[Series], sums: Sequence[str], wide: int, first: int, until: int
+    ) -> dict[int, dict[int, tuple[Any, ...]]]:
+        """Of each series by its id, the sums of some columns over *wide* steps, by their number.
+
+        One question for thousands of ranks.
+        """
+        found: dict[int, dict[int, tuple[Any, ...]]] = {}
+        for of, cell, *row in self._rows(
+            f"SELECT series, start / {wide} AS cell, {', '.join(f'sum({each})' for each in sums)} "
+            f"FROM steps WHERE {_among(series, first, until)} GROUP BY series, cell"
+        ):
+            found.setdefault(of, {})[cell] = tuple(row)
+        return found
 
     def step_range(self, series: Series) -> tuple[int, int] | None:
         """The first and the last step of a series."""
@@ -278,28 +317,29 @@ class History:
         """Every verdict in the order of beginning; one that is over has `until_ns`.
 
         None outlasts its run, nor an agent that was killed and could not write its end. `step` is
-        where it was found, `since_step` where it began.
+        where it was found, `since_step` where it began, `until_step` what ran when it ended.
         """
         rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
         end_ns = self._end_ns()
-        return [
-            {
-                **(verdict := _loaded(about)),
-                "until_ns": max(since, end_ns) if until is None and end_ns else until,
-                "since_step": self._began_at(verdict, since),
-            }
-            for about, since, until in rows
-        ]
+        found = []
+        for about, since, until in rows:
+            verdict = _loaded(about)
+            rank = str((verdict.get("who") or {}).get("rank"))
+            began = self._step_at(since, rank)
+            if verdict["kind"] in _AT_A_STEP and verdict["step"] is not None:
+                began = int(verdict["step"])
+            until = max(since, end_ns) if until is None and end_ns else until
+            ended = None if until is None else self._step_at(until, rank)
+            ends = {"until_ns": until, "since_step": began, "until_step": ended}
+            found.append({**verdict, **ends})
+        return found
 
-    def _began_at(self, verdict: dict[str, Any], time_ns: int) -> int | None:
-        """The step of a verdict that has one; else what its rank, or the first, trained then.
+    def _step_at(self, time_ns: int, rank: str) -> int | None:
+        """What this rank trained then, or the first one if that is not known; None without steps.
 
         What a time ends, it is a part of; before the first step it is that one.
         """
-        if verdict["kind"] in _AT_A_STEP and verdict["step"] is not None:
-            return int(verdict["step"])
         found = self.step_series
-        rank = str((verdict.get("who") or {}).get("rank"))
         series = found.get(rank) or next(iter(found.values()), None)
         if series is None:
             return None
@@ -318,6 +358,21 @@ class History:
         """When the run ended here, or was last written of; 0 while it goes on."""
         seen_ns = plain.whole(self.about.get("seen_ns")) or 0
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
+
+
+def _among(series: Sequence[Series], first: int, until: int) -> str:
+    """The buckets of these series from *first* to *until*."""
+    numbers = ", ".join(str(each.id) for each in series)
+    return f"series IN ({numbers}) AND start > {first} - {_widest(series)} AND start <= {until}"
+
+
+def _widest(series: Sequence[Series]) -> int:
+    return max((each.width for each in series), default=1)
+
+
+def _step_bucket(row: tuple[Any, ...]) -> StepBucket:
+    before = 1 + len(STEP_COLUMNS) - len(MEASURED_PHASES)
+    return StepBucket._make((*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True))))
 
 
 def _series(row: tuple[Any, ...]) -> Series:

@@ -99,8 +99,9 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
     # The worst comes first.
     verdicts = [[(v["kind"], v["harmless"]) for v in run["verdicts"]] for run in found["runs"]]
     assert verdicts == [[("bound", True)], [("straggler", False), ("bound", True)]]
-    assert client.api("run", run="a").json["worst"]["who"]["rank"] == "3"
-    assert client.api("run", run="b").json["worst"] is None
+    [first] = client.api("run", run="a").json["first"]
+    assert first["who"]["rank"] == "3"
+    assert client.api("run", run="b").json["first"] == []
     assert ["bad.sqlite" in fault for fault in found["faults"]] == [True]
 
 
@@ -177,25 +178,65 @@ def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client)
         of_all = [each for steps in of_rank.values() for each in steps[at * 10 : at * 10 + 10]]
         own = sum(each.phases_ns["forward"] for each in of_all) / 40 / 1e9
         assert columns["forward"][at] == pytest.approx(own)
-    for each in found["ranks"]:
-        own = of_rank[each["rank"]]
-        assert each["columns"]["work_s"][3] == pytest.approx(
-            sum(step.took_ns - step.phases_ns["comm_wait"] for step in own[30:40]) / 10 / 1e9
-        )
-        assert each["columns"]["high_s"][3] == max(step.high_ns for step in own[30:40]) / 1e9
 
 
 def test_ranks_of_two_nodes_are_side_by_side(tmp_path: Path, client: Client) -> None:
-    write_history(tmp_path, "a", node="n0", ranks=2, steps=20)
+    write_history(tmp_path, "a", node="n0", ranks=2, steps=20, late=1)
     write_history(tmp_path, "a", node="n1", ranks=2, first_rank=2, steps=20)
 
-    found = client.api("steps", run="a", rank="").json["ranks"]
-    [one] = client.api("steps", run="a", rank="3").json["ranks"]
+    both, one = (client.api("steps", run="a", rank=rank).json for rank in ("", "3"))
+    found = client.api("waits", run="a").json
+    table = client.api("ranks", run="a").json["ranks"]
 
-    assert [(each["rank"], each["node"]) for each in found] == [
+    assert (both["many"]["ranks"], one["many"]["ranks"]) == (4, 1)
+    assert both["columns"]["steps"] == [4] * 20
+    assert [(each["rank"], each["node"]) for each in found["ranks"]] == [("1", "n0")]
+    assert found["others"]["count"] == 3
+    assert [(each["rank"], each["node"]) for each in table] == [
         *(("0", "n0"), ("1", "n0"), ("2", "n1"), ("3", "n1"))
     ]
-    assert one == found[3]
+
+
+def test_the_late_rank_is_measured_against_the_median_one_over_its_own_steps(
+    tmp_path: Path, client: Client
+) -> None:
+    write_history(tmp_path, ranks=8, steps=300, late=5, late_in=range(100, 200))
+
+    found = client.api("waits", run="lr-0.3").json
+    strip = found["strip"]
+    [late, other] = [strip["rows"][rank]["late_s"] for rank in (5, 2)]
+
+    assert (found["first"], found["until"]) == (100, 199)
+    assert [each["rank"] for each in found["ranks"]] == ["5"]
+    # Forward takes 6 ms, and 3 ms more on this rank.
+    assert found["ranks"][0]["work_s"] - found["usual_work_s"] == pytest.approx(3e-3, rel=0.1)
+    assert found["ranks"][0]["phases"]["comm_wait"] < 1e-3 < found["others"]["phases"]["comm_wait"]
+    assert found["step_s"] == pytest.approx(21.5e-3, rel=0.02)
+    # 32 samples of each rank in a step.
+    assert found["work_per_s"] == pytest.approx(8 * 32 / found["step_s"], rel=0.02)
+    where = [at for at, s in zip(strip["x"], late, strict=True) if s > 1.5e-3]
+    assert (where[0], where[-1]) == (pytest.approx(100, abs=3), pytest.approx(198, abs=3))
+    assert max(other) < 1.5e-3
+
+
+def test_values_of_many_ranks_are_their_mean_and_the_band_between_them(
+    tmp_path: Path, client: Client
+) -> None:
+    write_history(tmp_path, ranks=4, steps=60, logged_by=4)
+    each = [
+        client.api("values", run="lr-0.3", name="loss", rank=str(rank)).json["series"]
+        for rank in range(4)
+    ]
+
+    found = client.api("values", run="lr-0.3", name="loss", over="ranks").json["series"]
+
+    assert [(one["split"], one["ranks"]) for one in found] == [("train", 4), ("val", 4)]
+    for at, together in enumerate(one["columns"] for one in found):
+        steps = [one[at]["columns"]["last"] for one in each]
+        assert together["mean"] == pytest.approx([sum(of) / 4 for of in zip(*steps, strict=True)])
+        assert together["low"] == [min(of) for of in zip(*steps, strict=True)]
+        assert together["high"] == [max(of) for of in zip(*steps, strict=True)]
+    assert found[1]["columns"]["x"] == list(range(0, 60, 10))
 
 
 def test_a_counter_is_shown_by_its_rate(tmp_path: Path, client: Client) -> None:
@@ -238,7 +279,7 @@ def test_a_table_of_several_runs_has_the_columns_of_all(tmp_path: Path, client: 
 
     asked = {"run": ["without", "with", "with"], "group": ["sweep", "sweep", "other"]}
     values = [row for row in rows("values.csv", name="=key", **asked) if row["split"] == "train"]
-    steps = [row for row in rows("steps.csv", **asked) if row["rank"] == "mean"]
+    steps = rows("steps.csv", **asked)
 
     assert [row["run"] for row in values] == ["with"] * 50
     assert [row["x"] for row in values] == [str(at) for at in (*range(30), *range(20))]
@@ -253,7 +294,7 @@ def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, clie
 
     found = client.api("run", run="lr-0.3").json
 
-    assert (found["group"], found["state"], len(found["ranks"])) == ("sweep", "finished", 4)
+    assert (found["group"], found["state"], found["ranks"]) == ("sweep", "finished", 4)
     [verdict] = found["verdicts"]
     assert (verdict["who"]["rank"], verdict["phase"]) == ("1", "forward")
     assert "rank 1 is slow in forward" in verdict["sentence"]
@@ -276,9 +317,9 @@ def test_a_run_that_came_back_is_not_judged_by_what_ended_an_earlier_attempt(
     rows = {each["run"]: each["verdicts"] for each in client.api("runs").json["runs"]}
     heads = {run: client.api("run", run=run).json for run in rows}
 
-    assert (rows["before"], heads["before"]["worst"]) == ([], None)
+    assert (rows["before"], heads["before"]["first"]) == ([], [])
     for run in ("since", "open"):
-        found = (*rows[run], heads[run]["worst"])
+        found = (*rows[run], *heads[run]["first"])
         assert [each["kind"] for each in found] == ["straggler"] * 2
     assert [len(each["verdicts"]) for each in heads.values()] == [1, 1, 1]
 

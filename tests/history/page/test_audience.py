@@ -99,7 +99,8 @@ def test_our_own_user_sees_everything(endpoint: Endpoint) -> None:
 
     assert {each["run"] for each in json.loads(runs)["runs"]} == {"alive", "ended"}
     assert (status, found["config"]) == (200, {"lr": 0.3, "batch": 32})
-    assert found["ranks"][0]["reason"] == "RuntimeError: secret"
+    _, table = ask(endpoint.port, "/api/ranks?run=alive")
+    assert json.loads(table)["ranks"][0]["reason"] == "RuntimeError: secret"
     assert [each.get("why") for each in found["time"]["attempts"]] == ["secret", None]
     assert "secret.py" in ask(endpoint.port, "/api/now")[1]
     assert ask(endpoint.port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")[0] == 200
@@ -110,6 +111,8 @@ def test_another_user_sees_nothing_but_the_empty_page(endpoint: Endpoint) -> Non
         "runs",
         "now",
         "run?run=alive",
+        "ranks?run=alive",
+        "waits?run=alive",
         "values?run=alive&name=loss",
         "events.csv?run=alive",
     )

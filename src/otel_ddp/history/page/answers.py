@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.history import beside
-from otel_ddp.history.page import columns, runs, static_files
+from otel_ddp.history.page import columns, runs, static_files, waits
 from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused, as_json
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
@@ -63,6 +63,7 @@ ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
     "values": lambda run, question: columns.columns_of(run, question, "value"),
     "node": lambda run, question: columns.columns_of(run, question, "node", "counter"),
     "steps": columns.grid,
+    "waits": waits.waits,
     "events": _events,
 }
 BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
@@ -105,10 +106,12 @@ def saved(run: WholeRun, reports: Sequence[Any] = (), profiles: Sequence[Any] = 
     left_out = max(len(names["values"]) - _SAVED_NAMES, 0)
     found = {
         "run": runs.head(run, Survey()),
+        "ranks": runs.ranks(run, Survey()),
         "names": {**shown, "left_out": left_out},
         "values": _pictures(run, shown["values"], "value"),
         "node": _pictures(run, [each["name"] for each in shown["node"]], "node", "counter"),
         "steps": columns.grid(run, Question("steps", {"columns": [str(_SAVED_COLUMNS)]})),
+        "waits": waits.waits(run, Question("waits")),
         "events": _events(run, Question("events", {"most": ["200"]})),
         "postmortems": {"postmortems": reports},
         "postmortem": {name: text[:_SAVED_TEXT] for name, text in texts.items()},
@@ -123,6 +126,7 @@ def _pictures(run: WholeRun, names: Sequence[str], *kinds: str) -> dict[str, Any
     for name in names:
         lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)
         points = max(min(_SAVED_COLUMNS, _SAVED_POINTS // max(lines, 1)), _FEWEST_COLUMNS)
-        query = {"name": [name], "columns": [str(points)]}
+        over = ["ranks"] if kinds == ("value",) else []
+        query = {"name": [name], "columns": [str(points)], "over": over}
         found[name] = columns.columns_of(run, Question("values", query), *kinds)
     return found

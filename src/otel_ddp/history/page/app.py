@@ -22,7 +22,7 @@ from otel_ddp.history.page.exchange import (
     as_text,
 )
 from otel_ddp.history.page.runs import Runs
-from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
+from otel_ddp.history.page.static_files import INDEX, StaticFiles
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.survey import Survey
 
@@ -107,8 +107,6 @@ class App:
             return self._files.answer(INDEX, question.headers)
         if path.startswith("/static/"):
             return self._files.answer(path.removeprefix("/static/"), question.headers)
-        if path.startswith("/lib/") and path.endswith(f"/{PLOTLY}"):
-            return self._files.answer(PLOTLY, question.headers, for_a_year=True)
         return as_text(404, "try /, /metrics or /healthz\n")
 
     # -- the API
@@ -139,6 +137,8 @@ class App:
                 return answers.trace(run, question, at)
             if name == "run":
                 found = runs.head(run, self._now_known())
+            elif name == "ranks":
+                found = runs.ranks(run, self._now_known())
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name in answers.BESIDE:
@@ -155,8 +155,7 @@ class App:
         for each in asked[:_MOST_RUNS]:
             with self._runs.opened(each.group, run := each.text("run")) as opened:
                 told = answers.ANSWERS[name](opened, each)
-            mean = {"rank": "mean", "columns": told.get("columns")}
-            those = [mean, *told["ranks"]] if name == "steps" else told["series"]
+            those = [{"columns": told["columns"]}] if name == "steps" else told["series"]
             found += [{"run": run, **row} for row in those] if len(asked) > 1 else those
         return as_csv(found)
 

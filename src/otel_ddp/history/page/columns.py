@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby, pairwise
+from operator import attrgetter
 from typing import Any
 
+from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Bucket, History, Series
 from otel_ddp.history.tables import STEP_COLUMNS, SeriesKey
@@ -22,7 +24,7 @@ _FURTHEST = 2**62
 _METRICS = {metric.name: metric for metric in catalog.METRICS}
 _AT = {column: number for number, column in enumerate(STEP_COLUMNS)}
 # Phases as they are painted and called.
-_SHOWN = [
+SHOWN_PHASES = [
     {
         "name": each.word,
         "colour": each.colour,
@@ -33,10 +35,7 @@ _SHOWN = [
 # Of a series, what no label may take the name of.
 _TAKEN = ("run", "name", "rank", "node", "columns")
 
-# Of each rank, by columns of steps.
-_OF_RANK = ("first", "x", "ms", "steps", "low_s", "high_s", "step_s", "work_s", "wait_s")
-
-_Cells = Mapping[int, tuple[Any, ...]]
+_Row = tuple[Any, ...]
 
 
 # -- values and samples
@@ -62,6 +61,10 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
     wanted = question.whole("columns", 400, 2, _MOST_COLUMNS)
     rank, left_out = question.text("rank"), 0
     found: list[dict[str, Any]] = []
+    if question.text("over") == "ranks" and not rank:
+        for name in question.texts("name")[:_MOST_NAMES]:
+            found += _over_ranks(run, name, kinds, (wanted, first, until))
+        return {"series": found, "left_out": 0}
     # Of a rank that has moved: from where on its newest node has each series.
     begins: dict[SeriesKey, int] = {}
     for name in question.texts("name")[:_MOST_NAMES]:
@@ -89,6 +92,29 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
                 }
             )
     return {"series": found, "left_out": left_out}
+
+
+def _over_ranks(
+    run: WholeRun, name: str, kinds: tuple[str, ...], how: tuple[int, int, int]
+) -> list[dict[str, Any]]:
+    """Of each set of labels one series: the mean of the ranks, the lowest and the highest."""
+    alike: dict[tuple[tuple[str, str], ...], list[tuple[History, Series]]] = {}
+    for one in _named(run, name, kinds):
+        alike.setdefault(one[1].key.labels, []).append(one)
+    found = []
+    for labels, of_ranks in alike.items():
+        ranks = {one.key.rank for _, one in of_ranks}
+        parts = [
+            bucket
+            for history, several in by_history(of_ranks).items()
+            for bucket in history.sums_of_all(several, *how)
+        ]
+        parts.sort(key=lambda each: each.start)
+        # Nodes have the same steps.
+        columns = _as_columns([_joined([*each]) for _, each in groupby(parts, attrgetter("start"))])
+        about = {"name": name, "rank": min(ranks, key=rank_order), "ranks": len(ranks)}
+        found.append({**dict(labels), **about, "columns": columns})
+    return found
 
 
 def _named(run: WholeRun, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[History, Series]]:
@@ -154,43 +180,53 @@ def _rates(buckets: list[Bucket]) -> dict[str, list[Any]]:
 
 
 def grid(run: WholeRun, question: Question) -> dict[str, Any]:
-    """Columns of equally many steps, the same for all ranks.
-
-    A cell without a step is null. `mean` is over all ranks that were asked for, weighed by steps.
-    """
+    """Columns of equally many steps: means over the ranks that are asked for, weighed by steps."""
     chosen = [one for one in run.step_series() if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]
     if not ranges:
-        return {"ranks": [], "columns": {}, "wide": 1, "phases": _SHOWN}
+        return {"columns": {}, "wide": 1, "phases": SHOWN_PHASES}
     lowest, highest = min(one for one, _ in ranges), max(last for _, last in ranges)
     first = max(question.whole("first", lowest, -_FURTHEST, _FURTHEST), lowest)
     until = min(question.whole("until", highest, -_FURTHEST, _FURTHEST), highest)
     most = min(question.whole("columns", 400, 2, _MOST_COLUMNS), max(_MOST_CELLS // len(chosen), 2))
     wide = _width(chosen, first, until, most)
-    cells: dict[str, _Cells] = {}
-    newest: dict[str, tuple[History, Series]] = {}
-    for history, series in chosen:
-        rank, found = series.key.rank, history.wide_steps(series, wide, first, until)
-        newest.setdefault(rank, (history, series))
-        # Of a rank that has moved.
-        later = cells.get(rank, {})
-        before = min(later, default=math.inf)
-        cells[rank] = {**{at: row for at, row in found.items() if at < before}, **later}
+    cells: dict[int, list[_Row]] = {}
+    for (history, end), several in _until_they_moved(chosen, until).items():
+        for at, row in history.wide_steps(several, wide, first, end).items():
+            cells.setdefault(at, []).append(row)
     numbers = range(first // wide, until // wide + 1) if until >= first else range(0)
     return {
         "wide": wide,
-        "phases": _SHOWN,
+        "phases": SHOWN_PHASES,
         "columns": _mean(cells, numbers, wide),
-        "ranks": [
-            {
-                "rank": series.key.rank,
-                "node": run.node_of(history, series.key.rank),
-                "clock": series.key.name,
-                "columns": _of_rank(cells[series.key.rank], numbers, wide),
-            }
-            for history, series in newest.values()
-        ],
+        "many": {
+            "ranks": len({series.key.rank for _, series in chosen}),
+            "by_device": any(series.key.name == "device" for _, series in chosen),
+        },
     }
+
+
+def by_history(found: Iterable[tuple[History, Series]]) -> dict[History, list[Series]]:
+    """The series of each node."""
+    of: dict[History, list[Series]] = {}
+    for history, series in found:
+        of.setdefault(history, []).append(series)
+    return of
+
+
+def _until_they_moved(
+    chosen: Iterable[tuple[History, Series]], until: int
+) -> dict[tuple[History, int], list[Series]]:
+    """Series by node and last step that counts. Of a rank that has moved the newest comes first."""
+    found: dict[tuple[History, int], list[Series]] = {}
+    begins: dict[str, int] = {}
+    for history, series in chosen:
+        rank = series.key.rank
+        end = min(until, begins.get(rank, until + 1) - 1)
+        found.setdefault((history, end), []).append(series)
+        span = history.step_range(series)
+        begins[rank] = min(begins.get(rank, until + 1), span[0] if span else until + 1)
+    return found
 
 
 def _width(chosen: list[tuple[History, Series]], first: int, until: int, most: int) -> int:
@@ -199,34 +235,18 @@ def _width(chosen: list[tuple[History, Series]], first: int, until: int, most: i
     return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
 
-def _of_rank(cells: _Cells, numbers: range, wide: int) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {name: [] for name in _OF_RANK}
-    for number in numbers:
-        at = number * wide
-        values: tuple[Any, ...] = (at, at, None, 0, *[None] * 5)
-        if (row := cells.get(number)) and row[_AT["steps"]]:
-            # In the order of STEP_COLUMNS.
-            first, until, _, last_ns, steps, took_ns, low_ns, high_ns = row[:8]
-            wait_ns = row[_AT["comm_wait_ns"]]
-            each_s = (_seconds(ns, steps) for ns in (took_ns, took_ns - wait_ns, wait_ns))
-            ends_s = low_ns / 1e9, high_ns / 1e9
-            values = (first, until, last_ns // 1_000_000, steps, *ends_s, *each_s)
-        for column, value in zip(found.values(), values, strict=True):
-            column.append(value)
-    return found
-
-
 def _seconds(total_ns: int, steps: int) -> float:
     """Of one step. Digits below a nanosecond are not known, and would double the answer."""
     return round(total_ns / steps / 1e9, 9)
 
 
-def _mean(of_rank: Mapping[str, _Cells], numbers: range, wide: int) -> dict[str, list[Any]]:
+def _mean(cells: Mapping[int, list[_Row]], numbers: range, wide: int) -> dict[str, list[Any]]:
     """The phases of a step, over all ranks."""
-    found: dict[str, list[Any]] = {name: [] for name in ("first", "x", "ms", "steps", "step_s")}
+    names = ("first", "x", "ms", "steps", "step_s", "low_s", "high_s")
+    found: dict[str, list[Any]] = {name: [] for name in names}
     phases: dict[str, list[Any]] = {phase: [] for phase in MEASURED_PHASES}
     for number in numbers:
-        rows = [cells[number] for cells in of_rank.values() if number in cells]
+        rows = cells.get(number, [])
         steps = sum(row[_AT["steps"]] for row in rows)
         found["first"].append(min((row[_AT["first"]] for row in rows), default=number * wide))
         found["x"].append(max((row[_AT["until"]] for row in rows), default=number * wide))
@@ -238,6 +258,9 @@ def _mean(of_rank: Mapping[str, _Cells], numbers: range, wide: int) -> dict[str,
             return _seconds(sum(row[_AT[column]] for row in rows), steps) if steps else None
 
         found["step_s"].append(per_step("took_ns"))
+        for name, choose in (("low", min), ("high", max)):
+            ends_ns = [row[_AT[f"{name}_ns"]] for row in rows]
+            found[f"{name}_s"].append(choose(ends_ns) / 1e9 if ends_ns else None)
         for phase, into in phases.items():
             into.append(per_step(f"{phase}_ns"))
     return {**found, **phases}

@@ -46,7 +46,7 @@ class Question(NamedTuple):
         return cls(parts.path, query, **more)
 
     def text(self, name: str, default: str = "") -> str:
-        return self.query.get(name, (default,))[-1]
+        return (self.query.get(name) or (default,))[-1]
 
     @property
     def group(self) -> str | None:

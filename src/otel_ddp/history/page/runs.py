@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.history import directory
 from otel_ddp.history.goodput import goodput_of
-from otel_ddp.history.newest_attempt import OfNode, is_silent, newest_attempt
+from otel_ddp.history.newest_attempt import Newest, OfNode, is_silent, newest_attempt
 from otel_ddp.history.page.exchange import Refused
+from otel_ddp.history.page.troubles import shown_first, worst_first
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.tables import RunKey
@@ -23,12 +27,14 @@ from otel_ddp.journal.survey import of_run as labelled
 from otel_ddp.vocabulary.words import (
     HARMLESS_VERDICTS,
     TIME_CAUSES,
-    TIME_COLOURS,
-    VERDICTS,
 )
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
+# Of a run in the list: points of its curve, and settings that may tell it from others.
+_CURVE, _MOST_SETTINGS = 40, 60
+_WORDS = re.compile(r"[\W_]+")
+_VALIDATION = {"val", "valid", "validation", "eval", "test", "dev"}
 _RANK = (
     *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
     *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns", "reason", "host"),
@@ -132,7 +138,9 @@ def _file(path: Path, signature: _Signature) -> _File:
 def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[str, Any]]:
     """One run of these files, as the list shows it."""
     with directory.open_run(parts) as run:
-        verdicts = _of_attempt(run.verdicts(), run.newest.began_ns)
+        verdicts = worst_first(run.verdicts(), run.newest.began_ns)
+        summary = run.own_summary[:_MOST_SUMMARY_IN_LIST]
+        main, spent = main_values(summary), goodput_of(run)
         ranks, texts, environment = run.ranks.values(), run.told("texts"), run.told("environment")
         row = {
             "group": run.group,
@@ -151,56 +159,52 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "step": run.step,
             "began_ns": run.began_ns,
             "seen_ns": run.seen_ns,
-            "summary": run.own_summary[:_MOST_SUMMARY_IN_LIST],
-            "verdicts": [*map(_told, _worst_first(verdicts)[:_MOST_SENTENCES])],
+            "summary": summary,
+            "main": main,
+            "curve": _curve(run, main[0]) if main else [],
+            "share": spent and spent.share("productive"),
+            "config": dict([*run.told("config").items()][:_MOST_SETTINGS]),
+            "verdicts": [*map(_told, verdicts[:_MOST_SENTENCES])],
         }
     return parts, row
 
 
+def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What a run is judged by: a loss of training, and one of validation; name and split."""
+    rows = [(str(row.get("name")), str(row.get("split") or "")) for row in summary]
+    words = {row: {*_WORDS.split(row[0].lower())} for row in rows}
+    losses = [row for row in rows if "loss" in words[row]] or rows
+    checked = [row for row in losses if row[1] in _VALIDATION or words[row] & _VALIDATION]
+    trained = [row for row in losses if row not in checked]
+    found = [*trained[:1], *checked[:1]]
+    return [{"name": name, "split": split} for name, split in found]
+
+
+def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:
+    """For a small picture: means of the lowest rank that logged it."""
+    buckets = run.values.get((main["name"], main["split"]), [])
+    many = math.ceil(len(buckets) / _CURVE)
+    parts = [buckets[at : at + many] for at in range(0, len(buckets), many or 1)]
+    sums = [(sum(b.total for b in part), sum(b.finite for b in part)) for part in parts]
+    return [total / finite if finite else None for total, finite in sums]
+
+
 def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """What a list needs of it."""
-    keys = ("kind", "who", "phase", "sentence", "since_ns", "until_ns")
-    lost_s = plain.mapping(verdict.get("evidence")).get("lost_s")
-    return {**{key: verdict.get(key) for key in keys}, "evidence": {"lost_s": lost_s}}
-
-
-def _worst_first(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Verdicts, those that go on before those that are over; harmless ones come last."""
-    return sorted(verdicts, key=_harm)
-
-
-def _of_attempt(verdicts: Iterable[dict[str, Any]], began_ns: int) -> list[dict[str, Any]]:
-    """Without those that a restart has ended: why earlier attempts ended is told with these."""
-    return [
-        each
-        for each in verdicts
-        if each.get("until_ns") is None or (plain.whole(each.get("since_ns")) or 0) >= began_ns
-    ]
-
-
-def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
-    kind, lost_s = verdict.get("kind"), plain.mapping(verdict.get("evidence")).get("lost_s")
-    return (
-        kind in HARMLESS_VERDICTS,
-        verdict.get("until_ns") is not None,
-        VERDICTS.index(kind) if kind in VERDICTS else len(VERDICTS),
-        -(plain.number(lost_s) or 0.0),
-        -(plain.whole(verdict.get("since_ns")) or 0),
-    )
+    keys = ("kind", "who", "phase", "step", "sentence", "since_ns", "until_ns", "evidence")
+    return {key: verdict.get(key) for key in keys}
 
 
 # -- one run
 
 
 def head(run: WholeRun, live: Survey) -> dict[str, Any]:
-    """State, ranks, what its time went to, verdicts, gaps, configuration."""
+    """State, what its time went to, verdicts, gaps, configuration."""
     of_run, now_ns = (run.group, run.name), time.time_ns()
-    living = {
-        each.rank_key(run.word("job_type")): each.to_json()
-        for each in live.processes
-        if each.of_run == of_run
-    }
-    newest = newest_attempt([*run.of_nodes, OfNode(living, now_ns)])
+    newest = _newest(run, live)
+    ranks = newest.ranks.values()
+    steps = [step for each in ranks if (step := plain.whole(each.get("step"))) is not None]
+    summary = run.summary[:_MOST_SUMMARY]
     # The agent compares no ranks of a run that is over, and says so.
     goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
     told = verdicts(run.verdicts())
@@ -214,18 +218,20 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "silent": is_silent(newest.state, run.seen_ns),
         "began_ns": run.began_ns,
         "seen_ns": run.seen_ns,
-        "ranks": [shown(each) | {"rank": rank} for rank, each in newest.ranks.items()],
+        "ranks": len(ranks),
+        "states": Counter(str(each.get("state")) for each in ranks),
+        "step": max(steps, default=None),
+        "measuring": sorted({str(each["measuring"]) for each in ranks if each.get("measuring")}),
         "time": _time_spent(run),
         "verdicts": told,
-        "worst": next(
-            (e for e in _worst_first(_of_attempt(told, newest.began_ns)) if not e["harmless"]), None
-        ),
+        "first": shown_first(told, newest.began_ns),
         "gaps": [
             {"node": str(history.about.get("node") or "?"), **gap}
             for history in run.histories
             for gap in plain.list_of(dict, history.about.get("gaps"))
         ],
-        "summary": run.summary[:_MOST_SUMMARY],
+        "summary": summary,
+        "main": main_values(summary),
         "agent": bool(live.agents),
         "not_kept_since_ns": live.agent.get("history", {}).get("since_ns") or 0,
         **{key: run.told(key) for key in ("config", "texts", "environment")},
@@ -239,6 +245,22 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     }
 
 
+def _newest(run: WholeRun, live: Survey) -> Newest:
+    """With what the agent knows of processes that are there now."""
+    living = {
+        each.rank_key(run.word("job_type")): each.to_json()
+        for each in live.processes
+        if each.of_run == (run.group, run.name)
+    }
+    return newest_attempt([*run.of_nodes, OfNode(living, time.time_ns())])
+
+
+def ranks(run: WholeRun, live: Survey) -> dict[str, Any]:
+    """Each process of the newest attempt: of thousands only who asks is told."""
+    found = _newest(run, live).ranks.items()
+    return {"now_ns": time.time_ns(), "ranks": [shown(e) | {"rank": rank} for rank, e in found]}
+
+
 def _time_spent(run: WholeRun) -> dict[str, Any] | None:
     """What each cause has taken, and the attempts; None where nothing was counted."""
     found = goodput_of(run)
@@ -249,7 +271,6 @@ def _time_spent(run: WholeRun) -> dict[str, Any] | None:
             {
                 "name": cause,
                 "shown": TIME_CAUSES[cause],
-                "colour": TIME_COLOURS[cause],
                 "spent_s": spent_s,
                 "share": found.share(cause),
             }

@@ -22,10 +22,8 @@ _KINDS = {
     ".svg": "image/svg+xml",
 }
 INDEX = "index.html"
-PLOTLY = "plotly.min.js"
-# What stands in the index for the address of the library.
-_PLOTLY_HERE = b"PLOTLY_ADDRESS"
-_FOR_A_YEAR = "public, max-age=31536000, immutable"
+# The library of plots: no module, as those of the page are.
+_PLOTS = "uplot.min.js"
 # The elements of the index that name a file.
 _NAMES_A_FILE = re.compile(r'<link rel="[a-z]+" href="/static/.*>\n|<script .*</script>\n')
 # As modules name each other.
@@ -45,20 +43,13 @@ class StaticFiles:
     def _files(self) -> dict[str, _File]:
         """Packed, by their bare names: no other file can be asked for."""
         found: dict[str, _File] = {}
-        # The index comes last, as it names the library by its tag.
-        for path in sorted(_FOLDER.iterdir(), key=lambda path: path.name == INDEX):
-            name = path.name.removesuffix(".gz")
-            if (kind := _KINDS.get(Path(name).suffix)) is None:
-                continue
-            content = path.read_bytes()
-            if name == INDEX:
-                address = f"/lib/{found[PLOTLY].tag}/{PLOTLY}" if PLOTLY in found else ""
-                content = content.replace(_PLOTLY_HERE, address.encode())
-            packed = gzip.compress(content, 6, mtime=0) if name == path.name else content
-            found[name] = _File(kind, blake2s(packed, digest_size=8).hexdigest(), packed)
+        for path in _FOLDER.iterdir():
+            if (kind := _KINDS.get(path.suffix)) is not None:
+                packed = gzip.compress(path.read_bytes(), 6, mtime=0)
+                found[path.name] = _File(kind, blake2s(packed, digest_size=8).hexdigest(), packed)
         return found
 
-    def answer(self, name: str, headers: Mapping[str, str], *, for_a_year: bool = False) -> Answer:
+    def answer(self, name: str, headers: Mapping[str, str]) -> Answer:
         """A file of the folder, by its bare name."""
         found = self._files.get(name)
         if found is None:
@@ -66,8 +57,8 @@ class StaticFiles:
         given: dict[str, Any] = {
             "Content-Type": found.kind,
             "ETag": f'"{found.tag}"',
-            # Our own files are small, and asked for again after an update.
-            "Cache-Control": _FOR_A_YEAR if for_a_year else "no-cache",
+            # They are small, and asked for again after an update.
+            "Cache-Control": "no-cache",
             "Vary": "Accept-Encoding",
         }
         if f'"{found.tag}"' in headers.get("if-none-match", ""):
@@ -91,14 +82,13 @@ def saved(answers: bytes, folder: Path = _FOLDER) -> str:
     modules = ",".join(
         f'"page/{path.name}":"data:text/javascript;base64,{_text(_module(path))}"'
         for path in sorted(folder.glob("*.js"))
+        if path.name != _PLOTS
     )
-    plotly = folder / f"{PLOTLY}.gz"
     parts = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         f"<style>{(folder / 'style.css').read_text()}</style>",
         f'<script type="application/gzip" id="answers">{_text(answers)}</script>',
-        '<script type="application/gzip" id="plotly">'
-        f"{_text(plotly.read_bytes()) if plotly.exists() else ''}</script>",
+        f'<script nonce="{number}">{(folder / _PLOTS).read_text()}</script>',
         f'<script nonce="{number}" type="importmap">{{"imports":{{{modules}}}}}</script>',
         f'<script nonce="{number}" type="module">import "page/main.js";</script>',
     )

@@ -1,20 +1,22 @@
-// Colours: of ranks and runs, told apart by most eyes, on white and on black.
+// Colours of lines: of splits, and of runs that are compared. Phases have their own, red is trouble.
 
-const SERIES = ["#2a78d6", "#d95f02", "#1b9e77", "#c2569b", "#8c6bb1", "#a6761d", "#3a9fb5", "#7a8a2e"];
+const LIGHT = ["#1f5fae", "#0f766e", "#8a5a00", "#8c3f8c", "#4b5563", "#5d6d1e", "#006f8f", "#7a5240"];
+const DARK = ["#8ab8ff", "#5eead4", "#f2c14e", "#e3a5e8", "#c3c9d1", "#c5d86d", "#7fd6ee", "#d9b3a0"];
 
-const DASHES = ["solid", "dash", "dot", "dashdot"];
+const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 
 export function seriesColor(number) {
-  return SERIES[Math.max(number, 0) % SERIES.length];
+  const all = matchMedia("(prefers-color-scheme: dark)").matches ? DARK : LIGHT;
+  return all[Math.max(number, 0) % all.length];
 }
 
 export function dash(number) {
-  return DASHES[number % DASHES.length];
+  return DASHES[Math.max(number, 0) % DASHES.length];
 }
 
-/** What the style sheet says, for the library of plots. */
+/** What the style sheet says, for what is drawn on a canvas. */
 export function themed() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
-  return { text: get("--text"), quiet: get("--quiet"), line: get("--line"), panel: get("--panel"), bad: get("--bad") };
+  return { text: get("--text"), quiet: get("--quiet"), line: get("--line"), panel: get("--panel"), bad: get("--bad"), wait: get("--wait") };
 }

@@ -7,9 +7,10 @@ import { positions, curves } from "./curves.js";
 import { el, fill, labelled, number, table } from "./dom.js";
 import { number as shownNumber, seconds } from "./shown.js";
 import { seriesColor } from "./colors.js";
-import { escaped } from "./marks.js";
 import { MergedPicture } from "./merged.js";
 import { shown } from "./run.js";
+import { meanOf } from "./timing.js";
+import { brief } from "./verdicts.js";
 import { look as readLook, lookControls, matcher } from "./values.js";
 
 const EACH_MS = 3000;
@@ -50,18 +51,18 @@ class Compare {
     this.count = el("p", { class: "quiet", role: "status" });
     this.configs = el("div");
     this.atStep = el("div");
-    this.result = el("div");
+    for (const part of ["result", "statistics", "same"]) this[part] = el("div");
     this.names = [];
     const filter = el("input", { type: "search", value: chosen("name"), input: () => { choose("name", filter.value); this.lay(); } });
     this.filter = filter;
     const step = el("input", { type: "number", min: "0", value: chosen("at"), placeholder: "last", change: () => { choose("at", step.value); this.showStep().catch(() => {}); } });
     this.step = step;
     this.element = el(
-      "div", {}, el("h1", {}, `Compare ${runs.length} runs`), this.legend, this.result, this.controls,
-      el("section", { "aria-labelledby": "values" }, el("h2", { id: "values" }, "Logged values"), el("div", { class: "controls" }, labelled("Names with", filter)), this.count, this.grid),
+      "div", {}, el("h1", {}, `Compare ${runs.length} runs`), el("div", { class: "side" }, this.legend, this.configs), this.result, this.controls,
+      el("section", { "aria-labelledby": "values" }, el("h2", { id: "values" }, "Values"), el("div", { class: "controls" }, labelled("Filter", filter), this.count), this.grid),
       el("section", { "aria-labelledby": "timing" }, el("h2", { id: "timing" }, "Step time"), el("div", { class: "grid wide" }, this.stepTime().element)),
       el("section", { "aria-labelledby": "at" }, el("h2", { id: "at" }, "Values at one step"), el("div", { class: "controls" }, labelled("Step", step)), this.atStep),
-      el("section", { "aria-labelledby": "configs" }, el("h2", { id: "configs" }, "Configurations"), this.configs),
+      this.statistics, this.same,
     );
   }
 
@@ -71,7 +72,7 @@ class Compare {
     const isFirst = !this.heads.length;
     const seen = found.map(([head]) => head.seen_ns).join();
     this.heads = found.map(([head]) => head);
-    if (isFirst) this.controls.replaceChildren(lookControls(this.axis, this.look, ["0"], () => this.axis.refresh()));
+    if (isFirst) this.controls.replaceChildren(lookControls(this.axis, this.look, 1, () => this.axis.refresh()));
     this.showLegend();
     this.names = [...new Set(found.flatMap(([, names]) => names.values))];
     this.lay();
@@ -87,19 +88,17 @@ class Compare {
     if (this.runs.length !== 2) return;
     const answer = await ask("compare", { run: this.runs.map((each) => each.run), group: this.heads.map((head) => head.group) });
     const named = `A is ${answer.a}, B is ${answer.b}`;
-    fill(
-      this.result, el("h2", {}, "Result"), el("p", {}, el("strong", {}, answer.conclusion)),
-      answer.tables.map(({ heads, rows }) => table(`${heads[0]}: ${named}`, heads.map((each) => each || "verdict"), rows.map(([name, ...cells]) => [name, ...cells.map(number)]))),
-      answer.notes.map((note) => el("p", { class: "quiet" }, note)),
-    );
+    const step = answer.rows.find((row) => row.name === "step_time");
+    fill(this.result, el("p", {}, el("strong", {}, answer.conclusion), step ? ` A step takes ${seconds(step.a)} against ${seconds(step.b)}.` : ""));
+    fill(this.statistics, el("details", {}, el("summary", {}, "Statistics"), answer.tables.map(({ heads, rows }) => table(`${heads[0]}: ${named}`, heads.map((each) => each || "verdict"), rows.map(([name, ...cells]) => [name, ...cells.map(number)]))), answer.notes.map((note) => el("p", { class: "quiet" }, note))));
   }
 
   showLegend() {
     const rows = this.heads.map((head, at) => [
       el("td", {}, el("span", { style: `color: ${seriesColor(at)}`, "aria-hidden": "true" }, "■ "), el("a", { href: runAddress(head.group, head.run) }, head.run)),
-      head.group, head.state, number(String(head.ranks.reduce((most, each) => Math.max(most, each.step ?? 0), 0))),
+      head.group, head.state, number(String(head.step ?? "-")), el("td", { class: "bad" }, head.first.map((each) => el("div", {}, brief(each)))),
     ]);
-    fill(this.legend, table("Runs", ["run", "group", "state", "step"], rows));
+    fill(this.legend, table("Runs", ["run", "group", "state", "step", "trouble"], rows));
   }
 
   lay() {
@@ -123,15 +122,13 @@ class Compare {
     const { look } = this;
     return new MergedPicture({
       title: name, path: "values", axis: this.axis, keys: this.runs,
-      parameters: () => ({ name, rank: look.rank || null }),
+      parameters: () => ({ name, over: "ranks", rank: look.rank || null }),
       draw: (answer, kind) => {
         const splits = [...new Set(answer.series.map((each) => each.split || ""))];
-        const drawn = curves(answer, kind, {
-          name: (each) => [this.runs[each.of].run, each.split, each.rank !== "0" ? `rank ${each.rank}` : ""].filter(Boolean).join(", "),
-          color: (each) => each.of, dashed: (each) => splits.indexOf(each.split || ""),
-          smoothing: look.smoothing, log: look.log,
+        return curves(answer, kind, {
+          name: (each) => [this.runs[each.of].run, each.split].filter(Boolean).join(", "),
+          color: (each) => each.of, dashed: (each) => splits.indexOf(each.split || ""), smoothing: look.smoothing, isLog: look.log,
         });
-        return { ...drawn, layout: { yaxis: { type: look.log ? "log" : "linear" } } };
       },
     });
   }
@@ -142,12 +139,9 @@ class Compare {
       kind: () => (this.axis.kind === "epoch" ? "step" : this.axis.kind),
       draw: (answer, kind) => {
         const found = answer.parts.map((part, at) => ({ part, run: this.runs[at].run, at })).filter(({ part }) => part.columns.x);
-        const mean = ({ columns }) => columns.step_s.reduce((sum, value, at) => sum + (value || 0) * columns.steps[at], 0) / columns.steps.reduce((sum, count) => sum + count, 0);
-        const notes = found.map(({ part, run }) => `${run}: ${seconds(mean(part))} a step`);
-        return {
-          traces: found.map(({ part, run, at }) => ({ x: positions(part.columns, kind), y: part.columns.step_s, name: escaped(run), type: "scatter", mode: "lines", line: { color: seriesColor(at), width: 1.5 } })),
-          layout: { yaxis: { tickformat: ".3s", ticksuffix: "s", rangemode: "tozero" } }, notes, label: notes.join(". "),
-        };
+        const notes = found.map(({ part, run }) => `${run}: ${seconds(meanOf(part.columns)("step_s"))} a step`);
+        const lines = found.map(({ part, run, at }) => ({ x: positions(part.columns, kind), y: part.columns.step_s, name: run, color: seriesColor(at) }));
+        return { lines, unit: "s", fromZero: true, notes, label: notes.join(". ") };
       },
     });
   }
@@ -157,17 +151,17 @@ class Compare {
     const wanted = this.names.filter(matcher(this.filter.value)).slice(0, 20);
     if (!wanted.length) return;
     const until = this.step.value === "" ? null : this.step.value;
-    const answers = await Promise.all(this.runs.map((run) => ask("values", { ...run, name: wanted, until, columns: 4096 })));
+    const answers = await Promise.all(this.runs.map((run) => ask("values", { ...run, name: wanted, until, over: "ranks", columns: 4096 })));
     const rows = new Map();
     answers.forEach((answer, at) => {
       for (const each of answer.series) {
         const { x, last, first } = each.columns;
-        const key = `${each.name}${each.split ? ` (${each.split})` : ""}${each.rank && each.rank !== "0" ? `, rank ${each.rank}` : ""}`;
+        const key = `${each.name}${each.split ? ` (${each.split})` : ""}`;
         if (!rows.has(key)) rows.set(key, this.runs.map(() => "-"));
         const place = x.length - 1;
         if (place < 0) continue;
         const about = first[place] === x[place] ? `step ${x[place]}` : `last of steps ${first[place]} to ${x[place]}`;
-        rows.get(key)[at] = `${last[place] === null ? "not finite" : shownNumber(last[place])} (${about})`;
+        rows.get(key)[at] = `${last[place] === null ? "NaN" : shownNumber(last[place])} (${about})`;
       }
     });
     fill(this.atStep, table(until === null ? "Last values" : `Values at step ${until}`, ["name", ...this.runs.map((each) => each.run)], [...rows].map(([key, cells]) => [key, ...cells.map((text) => number(text))])));
@@ -181,11 +175,8 @@ class Compare {
     const row = (key) => el("tr", { class: differs(key) ? "differs" : null }, el("th", { scope: "row" }, key), texts(key).map((text) => el("td", { class: "long" }, text)));
     const heads = ["name", ...this.runs.map((each) => each.run)];
     const [different, same] = [keys.filter(differs), keys.filter((key) => !differs(key))];
-    fill(
-      this.configs,
-      different.length ? table("What differs", heads, different.map(row)) : el("p", {}, "Nothing differs."),
-      same.length ? el("details", {}, el("summary", {}, `${same.length} are the same`), table("What is the same", heads, same.map(row))) : null,
-    );
+    fill(this.configs, different.length ? table("What differs", heads, different.map(row)) : el("p", {}, "Their settings do not differ."));
+    fill(this.same, same.length ? el("details", {}, el("summary", {}, `${same.length} settings are the same`), table("What is the same", heads, same.map(row))) : "");
   }
 }
 

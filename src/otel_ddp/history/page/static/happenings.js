@@ -5,25 +5,21 @@ import { choose, chosen } from "./address.js";
 import { el, fill, labelled, number, table } from "./dom.js";
 import { seconds, time } from "./shown.js";
 import { isSaved } from "./saved.js";
-import { subject } from "./verdicts.js";
+import { said, subject, title } from "./verdicts.js";
 
 export class Verdicts {
   constructor() {
     this.list = el("div");
-    this.element = el("section", { "aria-labelledby": "verdicts" }, el("h2", { id: "verdicts" }, "Verdicts"), this.list);
+    this.element = el("section", { "aria-labelledby": "verdicts", hidden: true }, el("h2", { id: "verdicts" }, "Verdicts"), this.list);
   }
 
   show(head) {
-    if (!head.verdicts.length) {
-      const why = (head.insufficient || []).join("; ");
-      fill(this.list, el("p", { class: "quiet" }, why ? `Ranks are not compared: ${why}` : "Nothing was found."));
-      return;
-    }
+    this.element.hidden = !head.verdicts.length;
     const rows = [...head.verdicts].reverse().map((each) => el(
       "tr", { class: each.until_ns || each.harmless ? null : "late" },
       el("td", {}, time(each.since_ns)), el("td", {}, each.until_ns ? time(each.until_ns) : "goes on"),
-      el("td", {}, each.since_step ?? ""), el("td", {}, each.kind), el("td", {}, subject(each)),
-      el("td", {}, each.phase || ""), el("td", { class: "long" }, each.sentence || ""),
+      el("td", {}, each.since_step ?? ""), el("td", {}, title(each.kind)), el("td", {}, subject(each)),
+      el("td", {}, each.phase || ""), el("td", { class: "long" }, said(each)),
       number(each.evidence?.lost_s === undefined ? "" : seconds(each.evidence.lost_s)),
     ));
     fill(this.list, table("Verdicts, the latest first", ["since", "until", "step", "what", "who", "phase", "sentence", "cost to the others"], rows));
@@ -34,7 +30,7 @@ export class Postmortems {
   constructor(run) {
     this.run = run;
     this.list = el("div");
-    this.element = el("section", { "aria-labelledby": "postmortems" }, el("h2", { id: "postmortems" }, "Post-mortems"), this.list);
+    this.element = el("section", { "aria-labelledby": "postmortems", hidden: true }, el("h2", { id: "postmortems" }, "Post-mortems"), this.list);
   }
 
   async refresh() {
@@ -42,10 +38,7 @@ export class Postmortems {
     const known = postmortems.map((each) => `${each.name} ${each.written_ns}`).join();
     if (known === this.known) return;
     this.known = known;
-    if (!postmortems.length) {
-      fill(this.list, el("p", { class: "quiet" }, "None: no rank died, failed or stood still."));
-      return;
-    }
+    this.element.hidden = !postmortems.length;
     this.list.replaceChildren(...postmortems.map((each, at) => this.one(each, at === 0)));
   }
 
@@ -63,12 +56,13 @@ export class Profiles {
   constructor(run) {
     this.run = run;
     this.list = el("div");
-    this.element = el("section", { "aria-labelledby": "profiles" }, el("h2", { id: "profiles" }, "Profiles"), this.list);
+    this.element = el("section", { "aria-labelledby": "profiles", hidden: true }, el("h2", { id: "profiles" }, "Profiles"), this.list);
   }
 
   async refresh() {
     const { profiles } = await ask("profiles", this.run.key());
-    fill(this.list, profiles.length ? profiles.map((each) => this.one(each)) : el("p", { class: "quiet" }, "None: ", el("code", {}, "otel-ddp profile"), " records steps of a slow rank and of a healthy one."));
+    this.element.hidden = !profiles.length;
+    fill(this.list, profiles.map((each) => this.one(each)));
   }
 
   one({ asked_ns, why, traces }) {
@@ -100,8 +94,8 @@ export class Events {
     });
     this.filter = filter;
     this.element = el(
-      "section", { "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events and log lines"),
-      el("div", { class: "controls" }, labelled("With the words", filter)), this.list, this.more,
+      "section", { "aria-labelledby": "events", hidden: true }, el("h2", { id: "events" }, "Events and log lines"),
+      el("div", { class: "controls" }, labelled("Filter events", filter)), this.list, this.more,
     );
   }
 
@@ -126,10 +120,7 @@ export class Events {
   }
 
   show() {
-    if (!this.rows.length) {
-      fill(this.list, el("p", { class: "quiet" }, this.filter.value ? "No event has these words." : "No event is kept."));
-      return;
-    }
+    this.element.hidden = !this.rows.length && !this.filter.value;
     const rows = this.rows.map((each) => [
       time(each.time_ns), each.severity, each.rank, each.step ?? "", each.name,
       el("td", { class: "long" }, each.body, attributes(each.attributes)),

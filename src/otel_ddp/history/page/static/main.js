@@ -1,7 +1,6 @@
 // Shows the view that the address names.
 
 import { place } from "./address.js";
-import { fetchAhead } from "./plotly.js";
 import { answers, isSaved } from "./saved.js";
 import { el } from "./dom.js";
 
@@ -25,8 +24,6 @@ async function open() {
     document.querySelector("header a").removeAttribute("href");
     document.querySelector("footer").remove();
   }
-  // Larger than all else together: it comes beside the rest.
-  if (!isSaved && (named === "run" || named === "compare")) fetchAhead();
   const view = await VIEWS[named]();
   view.show(document.getElementById("main"), where);
 }

@@ -1,43 +1,22 @@
-// Marks in pictures where verdicts begin, and where a run went on after a restart.
+// Times of trouble, and where a run went on after a restart, for the pictures of a run.
 
-import { themed } from "./colors.js";
-import { subject } from "./verdicts.js";
+import { isLate, subject, title } from "./verdicts.js";
 
 const MOST = 20;
 
-/** Lines and words for the layout of a picture. */
+/** Spans as `plot` shades them. */
 export function marks(verdicts, kind, attempts = []) {
-  const { bad, quiet } = themed();
-  const of = (found, color, y) => found.filter((each) => each.at !== null).slice(-MOST).map((each) => ({ ...each, color, y }));
-  const troubles = verdicts.filter((each) => !each.harmless)
-    .map((each) => ({ at: position(each.since_ns, each.since_step, kind), text: word(each) }));
-  const begun = attempts.slice(1)
-    .map((each) => ({ at: position(each.began_ns, each.first_step, kind), text: `attempt ${each.attempt}` }));
-  // They may begin at one place: one word above, one below.
-  const found = [...of(troubles, bad, 1), ...of(begun, quiet, 0)];
-  return {
-    shapes: found.map(({ at, color }) => ({
-      type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1,
-      line: { color, width: 1, dash: "dot" },
-    })),
-    annotations: found.map(({ at, text, color, y }) => ({
-      x: at, yref: "paper", y, yanchor: y ? "top" : "bottom", xanchor: "left", showarrow: false,
-      text: escaped(text), font: { color, size: 10 },
-    })),
-  };
-}
-
-function position(ns, step, kind) {
-  if (kind === "time") return new Date(ns / 1e6).toISOString();
-  return kind === "step" && Number.isInteger(step) ? step : null;
+  const at = (ns, step) => (kind === "time" ? ns / 1e6 : kind === "step" && Number.isInteger(step) ? step : undefined);
+  const troubles = verdicts.filter((each) => !each.harmless).map((each) => {
+    // What happened at once is known by its step.
+    const [first, last] = isLate(each) ? [each.since_step, each.until_step] : [each.step ?? each.since_step, each.until_step];
+    return { from: at(each.since_ns, first), to: each.until_ns ? at(each.until_ns, Math.max(last, first)) : null, text: word(each), isBad: true };
+  });
+  const begun = attempts.slice(1).map((each) => ({ from: at(each.began_ns, each.first_step), text: `attempt ${each.attempt}` }));
+  return [...troubles, ...begun].filter((each) => each.from !== undefined).slice(-MOST);
 }
 
 function word(verdict) {
   const whom = subject(verdict);
-  return whom ? `${verdict.kind}: ${whom}` : verdict.kind;
-}
-
-/** The library of plots understands some markup in its texts. */
-export function escaped(text) {
-  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  return whom ? `${title(verdict.kind)}: ${whom}` : title(verdict.kind);
 }

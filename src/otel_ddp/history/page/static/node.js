@@ -23,8 +23,8 @@ export class NodePictures {
     this.others = el("div", { class: "controls" });
     this.known = "";
     this.element = el("div", {},
-      el("section", { "aria-labelledby": "gpus" }, el("h2", { id: "gpus" }, "GPUs under their ranks"), this.devices, this.gpus),
-      el("section", { "aria-labelledby": "host" }, el("h2", { id: "host" }, "Host"), this.others, this.host),
+      el("section", { "aria-labelledby": "gpus", hidden: true }, el("h2", { id: "gpus" }, "GPUs"), this.devices, this.gpus),
+      el("section", { "aria-labelledby": "host", hidden: true }, el("h2", { id: "host" }, "Host"), this.others, this.host),
     );
   }
 
@@ -40,7 +40,8 @@ export class NodePictures {
     const chooser = choice(options, "", (name) => this.add(name, this.host));
     fill(this.others);
     if (rest.length) this.others.replaceChildren(labelled("Show also", chooser));
-    if (!metrics.length) fill(this.others, el("p", { class: "quiet" }, "Nothing of the node is kept for this run."));
+    this.gpus.parentElement.hidden = !GPU.some((name) => this.metrics.has(name));
+    this.host.parentElement.hidden = metrics.every(({ name }) => GPU.includes(name));
   }
 
   add(name, into) {
@@ -51,14 +52,11 @@ export class NodePictures {
       title: name, path: "node", axis: this.axis, kind: () => KINDS[0],
       parameters: () => ({ ...this.run.key(), name }),
       draw: (answer, kind) => {
-        // Those of no rank have the colours after the ranks.
-        const others = [...new Set(answer.series.filter((each) => this.run.place(each.rank) < 0).map(owner))];
-        const ranks = this.run.head?.ranks.length || 0;
-        const color = (each) => (this.run.place(each.rank) < 0 ? ranks + others.indexOf(owner(each)) : this.run.place(each.rank));
+        const owners = [...new Set(answer.series.map(owner))];
         const labels = [...new Set(answer.series.map(parts))];
-        const drawn = curves(answer, kind, { name: label, color, dashed: (each) => labels.indexOf(parts(each)), unit: metric.unit });
+        const drawn = curves(answer, kind, { name: label, color: (each) => owners.indexOf(owner(each)), dashed: (each) => labels.indexOf(parts(each)), unit: metric.unit });
         drawn.notes.unshift(metric.text);
-        return { ...drawn, layout: { yaxis: metric.unit === "1" ? { tickformat: ".3~%" } : { exponentformat: "SI" } } };
+        return drawn;
       },
     }).element);
   }
@@ -66,10 +64,7 @@ export class NodePictures {
   /** What each device did: at last, on average, and at most. */
   async refreshDevices() {
     const wanted = [...GPU, "hw.gpu.memory.limit"].filter((name) => this.metrics && this.metrics.has(name));
-    if (!wanted.some((name) => GPU.includes(name))) {
-      fill(this.devices, el("p", { class: "quiet" }, "No GPU was sampled."));
-      return;
-    }
+    if (!wanted.some((name) => GPU.includes(name))) return;
     const { series } = await ask("node", { ...this.run.key(), name: wanted, columns: 2 });
     const rows = new Map();
     for (const each of series) {
@@ -84,7 +79,7 @@ export class NodePictures {
     const shown = [...rows.values()].filter(({ series: each }) => each.rank || !used.has(device(each)));
     fill(this.devices, table("Each device", ["rank", "node", "device", ...HEADS], shown.map(({ series: each, told }) => [
       each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => number(told[name] || "-")),
-    ])));
+    ]), { class: "scroll tall" }));
   }
 }
 

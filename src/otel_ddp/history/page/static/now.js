@@ -3,11 +3,11 @@
 import { ask, keep } from "./api.js";
 import { runAddress } from "./address.js";
 import { el, fill, table } from "./dom.js";
+import { showStacks } from "./first.js";
 import { seconds, time } from "./shown.js";
 import { named, OVER, openTroubles, said } from "./verdicts.js";
 
 const EACH_MS = 1000;
-const SHOWN_FRAMES = 40;
 
 export function show(main) {
   document.title = "Now · otel_ddp";
@@ -83,17 +83,6 @@ class Now {
 
   async ask([group, run, rank]) {
     fill(this.stacks, el("p", {}, `Rank ${rank} is asked …`));
-    try {
-      const options = { method: "POST", headers: { "X-Otel-Ddp": "page" } };
-      const { processes } = await ask("stacks", { group, run, rank: String(rank) }, options);
-      const parts = processes.map((each) => el(
-        "section", {}, el("h2", {}, `Rank ${each.rank}, pid ${each.pid}, at ${new Date().toLocaleTimeString("en-GB")}`),
-        each.why ? el("p", { class: "warn" }, each.why) : null,
-        each.threads.map((thread) => el("div", {}, el("h3", {}, `Thread ${thread.name}`), el("pre", { tabindex: "0", "aria-label": `Stack of ${thread.name}` }, thread.frames.slice(0, SHOWN_FRAMES).map((frame) => `${frame.function} (${frame.file}:${frame.line})`).join("\n")))),
-      ));
-      fill(this.stacks, parts.length ? parts : el("p", {}, "It has ended by now."));
-    } catch (error) {
-      fill(this.stacks, el("p", { class: "bad" }, error.message));
-    }
+    await showStacks(this.stacks, { group, run, rank: String(rank) });
   }
 }

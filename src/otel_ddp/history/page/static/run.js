@@ -1,15 +1,21 @@
-// One run: its state and ranks, and below all pictures and tables of it.
+// One run: what matters on its first screen; below, pictures and tables of all that is known of it.
 
 import { ask, keep } from "./api.js";
 import { Axis } from "./axis.js";
+import { curves } from "./curves.js";
 import { el, fill, table } from "./dom.js";
-import { number, seconds, time } from "./shown.js";
+import { Tiles, title, Troubles } from "./first.js";
 import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
+import { marks } from "./marks.js";
 import { NodePictures } from "./node.js";
-import { inBrief, timeSpent } from "./spent.js";
+import { Picture } from "./picture.js";
+import { Ranks } from "./ranks.js";
+import { time } from "./shown.js";
+import { timeSpent } from "./spent.js";
 import { Timing } from "./timing.js";
-import { named, OVER, openTroubles, said } from "./verdicts.js";
 import { Values, look as readLook, lookControls } from "./values.js";
+import { said } from "./verdicts.js";
+import { Waits } from "./waits.js";
 
 const EACH_MS = 1000;
 // Names, events and post-mortems are asked for in every n-th round.
@@ -30,20 +36,30 @@ class Run {
     this.round = 0;
     this.axis = new Axis();
     this.look = readLook();
-    this.top = el("div");
+    this.title = el("div", { class: "title" });
+    this.remarks = el("div");
+    this.troubles = new Troubles(this);
+    this.tiles = new Tiles();
+    this.waits = new Waits(this);
+    this.spent = el("div");
+    this.jump = el("nav", { class: "jump", "aria-label": "Parts of this page" });
     this.controls = el("div");
+    this.learns = el("section", { class: "card", "aria-labelledby": "learns", hidden: true }, el("h2", { id: "learns" }, "What it learns"));
+    this.ranks = new Ranks(this);
+    // Below the first screen, each part is there once it has something to show.
     this.values = new Values(this, this.axis, this.look);
     this.timing = new Timing(this, this.axis, this.look);
     this.node = new NodePictures(this, this.axis);
-    this.spent = el("div");
     this.happened = new Verdicts();
     this.postmortems = new Postmortems(this);
     this.profiles = new Profiles(this);
     this.events = new Events(this);
-    this.about = el("section", { "aria-labelledby": "about" });
+    this.about = el("section", { "aria-labelledby": "about", hidden: true });
     this.element = el(
-      "div", {}, el("h1", {}, run), this.top, this.controls, this.values.element, this.spent, this.timing.element,
-      this.node.element, this.happened.element, this.postmortems.element, this.profiles.element, this.events.element, this.about,
+      "div", {}, this.title, this.remarks, this.troubles.element, this.tiles.element,
+      el("div", { class: "pair" }, this.waits.element, this.learns), this.spent, this.jump,
+      this.controls, this.values.element, this.timing.element, this.ranks.element, this.node.element, this.happened.element,
+      this.postmortems.element, this.profiles.element, this.events.element, this.about,
     );
   }
 
@@ -62,7 +78,10 @@ class Run {
   start() {
     const end = keep(() => this.poll(), EACH_MS);
     const theme = matchMedia("(prefers-color-scheme: dark)");
-    const redraw = () => this.axis.redraw();
+    const redraw = () => {
+      this.axis.redraw();
+      this.waits.paint();
+    };
     theme.addEventListener("change", redraw);
     return () => {
       end();
@@ -82,89 +101,86 @@ class Run {
     this.group = head.group;
     this.showHead();
     this.happened.show(head);
-    if (isFirst) {
-      this.showControls();
-      // What was quicker than the head has no colours of ranks.
-      this.axis.refresh();
-    }
+    if (isFirst) this.controls.replaceChildren(lookControls(this.axis, this.look, head.ranks, () => this.axis.refresh()));
     if (names) {
       this.values.setNames(names.values);
       this.node.setNames(names.node);
+      this.timing.element.hidden = head.step === null;
+      this.showLoss();
     }
     const seen = `${head.seen_ns} ${head.state}`;
     if (!isFirst && seen !== this.seen) this.axis.refresh();
     if (seen !== this.seen || seldom) await this.refreshRest(seldom);
     this.seen = seen;
+    this.showJumps();
   }
 
   async refreshRest(seldom) {
     this.showAbout();
-    const work = [this.node.refreshDevices()];
-    if (seldom) work.push(this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
+    const work = [ask("waits", this.key()).then((answer) => this.showWaits(answer)), this.node.refreshDevices()];
+    if (seldom) work.push(this.ranks.refresh(), this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
     await Promise.all(work);
   }
 
-  /** The place of a rank among all: its colour in every picture. */
-  place(rank) {
-    return (this.head?.ranks || []).findIndex((each) => String(each.rank) === String(rank));
-  }
-
-  showControls() {
-    const ranks = this.head.ranks.map((each) => each.rank);
-    this.controls.replaceChildren(lookControls(this.axis, this.look, ranks, () => this.axis.refresh()));
+  showWaits(answer) {
+    this.tiles.show(this.head, answer);
+    this.waits.show(answer, this.head);
   }
 
   showHead() {
     const { head } = this;
-    const isOver = OVER.includes(head.state);
-    const troubles = isOver || head.silent ? [head.worst].filter(Boolean) : openTroubles(head.verdicts);
-    const late = named(troubles, head.ranks);
-    const step = head.ranks.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
-    const took = ((isOver || head.silent ? head.seen_ns : head.now_ns) - head.began_ns) / 1e9;
-    const state = el("strong", { class: { finished: "good", failed: "bad", killed: "bad" }[head.state] || "" }, head.state);
-    const facts = [head.group ? `group ${head.group}` : null, `${head.ranks.length} rank${head.ranks.length === 1 ? "" : "s"} on ${head.nodes.join(", ")}`, step >= 0 ? `step ${step}` : "no step yet", head.began_ns ? `${isOver ? "took" : "for"} ${seconds(took)}` : null];
-    const rows = head.ranks.map((each) => el(
-      "tr", { class: late.has(each.rank) ? "late" : null, "data-rank": each.rank },
-      [each.rank, each.node, each.state, each.step ?? "-", OVER.includes(each.state) ? "-" : each.phase, OVER.includes(each.state) ? time(each.seen_alive_ns) : since(each, head), each.reason || ""].map((text) => el("td", {}, text ?? "")),
-    ));
-    const ranks = table("Ranks", ["rank", "node", "state", "step", "phase", "since", "reason"], rows, { class: "scroll tall" });
+    fill(this.title, title(head));
     fill(
-      this.top,
-      el("p", {}, state, ` · ${facts.filter(Boolean).join(" · ")}`, inBrief(head)),
+      this.remarks,
       head.silent ? el("p", { class: "warn" }, `No agent has written since ${time(head.seen_ns)}: whether it still runs is not known here.`) : null,
       head.look ? el("p", {}, head.look) : null,
-      troubles.map((each) => el("p", { class: "bad verdict" }, said(each))),
-      head.verdicts.filter((each) => !each.until_ns && each.harmless).map((each) => el("p", { class: "verdict" }, said(each))),
+      head.measuring.map((each) => el("p", { class: "quiet" }, each)),
+      head.insufficient.map((each) => el("p", { class: "quiet" }, `Ranks are not compared: ${each}`)),
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
       head.gaps.map((gap) => el("p", { class: "warn" }, `Not all was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
-      ranks, best(head.summary),
     );
+    this.troubles.show(head);
+    this.tiles.show(head);
     fill(this.spent, timeSpent(head));
+  }
+
+  /** The loss of training and of validation in one picture, once one of them is logged. */
+  showLoss() {
+    const { main } = this.head;
+    if (!main.length || !this.learns.hidden) return;
+    this.learns.hidden = false;
+    const called = (each) => `${each.name}${each.split ? ` (${each.split})` : ""}`;
+    const of = (series) => main.findIndex((each) => each.name === series.name && each.split === (series.split || ""));
+    const picture = new Picture({
+      title: main.map(called).join(", "), path: "values", axis: this.axis, isBare: true,
+      parameters: () => ({ ...this.key(), name: [...new Set(main.map((each) => each.name))], over: "ranks", rank: this.look.rank || null }),
+      draw: ({ series, left_out }, kind) => {
+        const shown = series.filter((each) => of(each) >= 0).sort((one, other) => of(one) - of(other));
+        const drawn = curves({ series: shown, left_out }, kind, { name: called, color: of, dashed: of, smoothing: this.look.smoothing, isLog: this.look.log, isShort: true });
+        return { ...drawn, spans: marks(this.verdicts(), kind, this.attempts()) };
+      },
+    });
+    this.learns.append(picture.element);
+  }
+
+  /** Links to the parts that are there. */
+  showJumps() {
+    const parts = [...this.element.querySelectorAll(":scope > section:not([hidden]) > h2[id], :scope > div > section:not([hidden]) > h2[id]")];
+    const below = parts.filter((each) => !each.closest(".pair") && !each.closest(".card"));
+    fill(this.jump, below.map((each) => el("a", { href: `#${each.id}` }, each.textContent)));
   }
 
   showAbout() {
     const { config, environment, texts } = this.head;
     const parts = [["Configuration", config], ["Environment", environment], ["Texts", texts]]
       .filter(([, found]) => Object.keys(found || {}).length)
-      .map(([title, found]) => table(title, ["name", "value"], Object.entries(found).map(([key, value]) => [key, el("td", { class: "long" }, shown(value))])));
-    const cost = this.head.telemetry ? el("p", {}, `Telemetry took: ${this.head.telemetry}.`) : null;
-    fill(this.about, el("h2", { id: "about" }, "Configuration and environment"), cost, parts.length ? parts : el("p", { class: "quiet" }, "None was given."));
+      .map(([caption, found]) => table(caption, ["name", "value"], Object.entries(found).map(([key, value]) => [key, el("td", { class: "long" }, shown(value))])));
+    const cost = this.head.telemetry ? el("p", { class: "quiet" }, `Telemetry took: ${this.head.telemetry}.`) : null;
+    this.about.hidden = !parts.length && !cost;
+    fill(this.about, el("h2", { id: "about" }, "Configuration and environment"), cost, el("div", { class: "side" }, parts));
   }
 }
 
 export function shown(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
-}
-
-function since(rank, head) {
-  return rank.phase_since_ns ? seconds(Math.max(0, (head.now_ns - rank.phase_since_ns) / 1e9)) : "-";
-}
-
-/** Last and best values of the summary. */
-export function best(summary) {
-  const rows = summary.map((row) => {
-    const found = row.direction && row[row.direction];
-    return [row.name, row.split || "", number(row.last && row.last.value), found ? `${row.direction} ${number(found.value)} at step ${found.step ?? "-"}` : ""];
-  });
-  return rows.length ? table("Last and best values", ["name", "split", "last", "best"], rows, { class: "scroll tall" }) : null;
 }

@@ -1,16 +1,33 @@
-// The list of runs: filtered, grouped, and ticked to be compared.
+// The list of runs, a line each: sorted, filtered, grouped, and ticked to be compared.
 
 import { ask, keep } from "./api.js";
 import { choose, chosen, compareAddress, runAddress } from "./address.js";
 import { choice, el, fill, labelled, number, table } from "./dom.js";
-import { number as shownNumber, seconds, time } from "./shown.js";
-import { OVER, said } from "./verdicts.js";
+import { number as shownNumber, seconds, share, time } from "./shown.js";
+import { brief, OVER } from "./verdicts.js";
 
 const EACH_MS = 2000;
 const LABELS = ["group", "run", "job_type", "node", "rank", "local_rank"];
 const GROUPS = ["", "group", "run", "job_type", "node", "rank", "local_rank", "state", "script"];
-const MOST_VALUES = 4;
 const MOST_ROWS = 500;
+const MOST_SETTINGS = 4;
+const SPARK = [72, 16];
+// Each column: what it shows, and by what it is sorted.
+const COLUMNS = {
+  state: [(run) => el("td", { class: run.state === "failed" || run.state === "killed" ? "bad" : null }, run.silent ? `${run.state}?` : run.state), (run) => run.state],
+  run: [(run) => el("td", {}, el("a", { href: runAddress(run.group, run.run) }, run.run)), (run) => run.run],
+  group: [(run) => el("td", {}, run.group), (run) => run.group],
+  what: [(run) => el("td", { class: "cut", title: what(run) }, what(run)), what],
+  loss: [(run) => el("td", { class: "number" }, run.last, " ", spark(run.curve)), (run) => run.lastValue],
+  validation: [(run) => number(run.checked), (run) => run.checkedValue],
+  step: [(run) => number(run.step === null ? "-" : run.step.toLocaleString("en-US")), (run) => run.step ?? -1],
+  seen: [(run) => number(run.isLive ? "now" : run.seen_ns ? `${seconds(run.ago_s)} ago` : "-"), (run) => run.ago_s],
+  took: [(run) => number(seconds(run.took_s)), (run) => run.took_s],
+  began: [(run) => number(time(run.began_ns)), (run) => -run.began_ns],
+  productive: [(run) => number(run.share === null ? "-" : share(run.share)), (run) => run.share ?? -1],
+  trouble: [(run) => el("td", { class: run.isBad ? "cut bad" : "cut", title: run.verdicts[0]?.sentence || null }, run.verdicts[0] ? brief(run.verdicts[0]) : ""), (run) => (run.isBad ? brief(run.verdicts[0]) : "~")],
+};
+const USUAL = ["state", "run", "group", "what", "loss", "step", "seen", "took", "productive", "trouble"];
 
 export function show(main) {
   document.title = "Runs · otel_ddp";
@@ -28,83 +45,153 @@ class Runs {
     this.filter = filter;
     const grouped = choice(GROUPS.map((each) => [each, each || "nothing"]), chosen("by"), (value) => { choose("by", value); this.lay(); });
     this.compare = el("button", { type: "button", disabled: true, click: () => { location.href = compareAddress(this.ticked.values()); } }, "Compare the ticked runs");
-    this.element = el("div", {}, el("h1", {}, "Runs"), el("div", { class: "controls" }, labelled("Filter", filter), labelled("Group by", grouped), this.compare), this.list);
+    const boxes = Object.keys(COLUMNS).map((name) => labelled(name, el("input", { type: "checkbox", checked: shownColumns().includes(name), change: (event) => this.choose(name, event.target.checked) })));
+    this.element = el(
+      "div", {}, el("h1", {}, "Runs"),
+      el("div", { class: "controls" }, labelled("Filter", filter), labelled("Group by", grouped), this.compare, el("details", {}, el("summary", {}, "Columns"), el("div", { class: "controls" }, boxes))), this.list,
+    );
+  }
+
+  choose(name, isShown) {
+    const wanted = Object.keys(COLUMNS).filter((each) => (each === name ? isShown : shownColumns().includes(each)));
+    choose("columns", wanted.join(" "), USUAL.join(" "));
+    this.lay();
   }
 
   async poll() {
-    const answer = await ask("runs");
-    // Only the clock has moved: whoever reads or points at a row is left alone.
-    this.answer = answer;
-    document.getElementById("node").textContent = answer.agent ? answer.node : answer.folder;
+    this.answer = await ask("runs");
+    document.getElementById("node").textContent = this.answer.agent ? this.answer.node : this.answer.folder;
     this.lay();
   }
 
   lay() {
     if (!this.answer) return;
     const { runs, faults } = this.answer;
-    const wanted = runs.filter(matches(this.filter.value));
     const problems = faults.map((each) => el("p", { class: "warn" }, each));
     if (!runs.length) {
       fill(this.list, el("p", {}, "No run is known here yet. ", el("code", {}, "otel-ddp demo"), " trains two small ranks for 20 s; in a script of yours, ", el("code", {}, "otel_ddp.instrument(model)"), " begins one."), problems);
       return;
     }
-    const parts = [];
     const by = chosen("by");
-    for (const [name, members] of grouped(wanted.slice(0, MOST_ROWS), by)) {
-      if (by) parts.push(el("tr", { class: "group" }, el("th", { colspan: "9", scope: "rowgroup" }, `${by}: ${name || "none"} (${members.length})`)));
-      parts.push(...members.map((run) => this.row(run)));
-    }
-    const caption = `${wanted.length} of ${runs.length} runs${wanted.length > MOST_ROWS ? `, the newest ${MOST_ROWS}` : ""}`;
+    const wanted = this.sorted(withFacts(runs, this.answer.now_ns).filter(matches(this.filter.value)));
+    const columns = shownColumns();
+    const rows = grouped(wanted.slice(0, MOST_ROWS), by).flatMap(([name, members]) => [
+      ...(by ? [el("tr", { class: "group" }, el("th", { colspan: String(columns.length + 1), scope: "rowgroup" }, `${by}: ${name || "none"} (${members.length})`))] : []),
+      ...members.map((run) => this.row(run, columns)),
+    ]);
+    const caption = `${wanted.length} of ${runs.length} runs${wanted.length > MOST_ROWS ? `, the first ${MOST_ROWS}` : ""}`;
+    const [of, way] = this.order();
+    const heads = columns.map((name) => el("button", { type: "button", class: "sort", "data-sort": name, "aria-label": `Sort by ${name}` }, `${name}${name === of ? (way > 0 ? " ▲" : " ▼") : ""}`));
     const was = this.list.dataset.was;
-    fill(this.list, problems, table(caption, ["compare", "run", "group", "state", "step", "values", "began", "duration", "verdict"], parts));
-    if (this.list.dataset.was !== was) this.tick();
+    fill(this.list, problems, table(caption, ["compare", ...heads], rows, { class: "scroll lines" }));
+    if (this.list.dataset.was !== was) this.listen();
   }
 
-  row(run) {
-    const key = `${run.group} ${run.run}`;
-    const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": key });
-    const [worst] = run.verdicts;
-    const isOver = OVER.includes(run.state) || run.silent;
-    const isLate = worst && !worst.harmless && (isOver || !worst.until_ns);
-    const end = run.state === "running" && !run.silent ? this.answer.now_ns : run.seen_ns;
-    const state = run.silent ? `${run.state}? last seen ${time(run.seen_ns)}` : run.state;
-    const bad = run.state === "failed" || run.state === "killed";
-    return el(
-      "tr", { class: isLate ? "late" : null, "data-run": run.run },
-      el("td", {}, box),
-      el("td", { class: "long" }, el("a", { href: runAddress(run.group, run.run) }, run.run), el("div", { class: "quiet" }, about(run))),
-      el("td", {}, run.group), el("td", { class: bad ? "bad" : null }, state),
-      number(run.step === null ? "-" : String(run.step)), el("td", {}, values(run.summary)),
-      number(time(run.began_ns)), number(seconds(Math.floor((end - run.began_ns) / 1e9))),
-      el("td", { class: "long" }, worst ? said(worst) : ""),
-    );
+  order() {
+    const [, down, name] = /^(-?)(\w*)$/.exec(chosen("sort")) || [];
+    return name in COLUMNS ? [name, down ? -1 : 1] : ["", 1];
+  }
+
+  /** As the agent lists them, the newest first, unless a column is chosen. */
+  sorted(runs) {
+    const [of, way] = this.order();
+    if (!of) return runs;
+    const [, key] = COLUMNS[of];
+    const compared = (one, other) => (typeof one === "string" ? one.localeCompare(other, undefined, { numeric: true }) : one - other);
+    return [...runs].sort((one, other) => way * compared(key(one), key(other)));
+  }
+
+  row(run, columns) {
+    const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": run.key });
+    return el("tr", { "data-run": run.run }, el("td", {}, box), columns.map((name) => COLUMNS[name][0](run)));
   }
 
   /** Rows are made anew with each answer: what was ticked stays so. */
-  tick() {
+  listen() {
+    for (const head of this.list.querySelectorAll("button[data-sort]")) {
+      head.onclick = () => {
+        const { sort } = head.dataset;
+        choose("sort", chosen("sort") === sort ? `-${sort}` : sort);
+        this.lay();
+        this.list.querySelector(`button[data-sort="${sort}"]`).focus();
+      };
+    }
     for (const box of this.list.querySelectorAll("input[data-key]")) {
-      const run = this.answer.runs.find((each) => `${each.group} ${each.run}` === box.dataset.key);
+      const run = this.answer.runs.find((each) => each.key === box.dataset.key);
       box.checked = this.ticked.has(box.dataset.key);
-      box.addEventListener("change", () => {
+      box.onchange = () => {
         if (box.checked) this.ticked.set(box.dataset.key, { group: run.group, run: run.run });
         else this.ticked.delete(box.dataset.key);
         this.compare.disabled = this.ticked.size < 2;
-      });
+      };
     }
   }
 }
 
-/** What tells runs with made names apart: their title and their script. */
-function about(run) {
-  return [run.name, run.script].filter(Boolean).join(" · ");
+function shownColumns() {
+  return chosen("columns", USUAL.join(" ")).split(" ").filter((name) => name in COLUMNS);
 }
 
-function values(summary) {
-  const order = [...summary].sort((one, other) => Boolean(other.direction) - Boolean(one.direction));
-  return order.slice(0, MOST_VALUES).map((row) => {
-    const found = row.direction && row[row.direction];
-    const last = row.last ? shownNumber(row.last.value) : "-";
-    return el("div", {}, `${row.name}${row.split ? ` (${row.split})` : ""}: ${last}${found ? `, best ${shownNumber(found.value)}` : ""}`);
+/** What columns show and are sorted by, worked out once. */
+function withFacts(runs, now_ns) {
+  const settings = changed(runs);
+  for (const run of runs) {
+    const isOver = OVER.includes(run.state) || run.silent;
+    const [worst] = run.verdicts;
+    const [loss, checked] = run.main.map((main) => run.summary.find((row) => row.name === main.name && (row.split || "") === main.split)?.last);
+    const shown = (last) => (last ? (last.value === null ? "NaN" : shownNumber(last.value)) : "-");
+    Object.assign(run, {
+      key: `${run.group} ${run.run}`, isLive: !isOver, isBad: Boolean(worst) && !worst.harmless && (isOver || !worst.until_ns), settings: settings(run),
+      ago_s: Math.max(0, (now_ns - run.seen_ns) / 1e9), took_s: Math.floor(((isOver ? run.seen_ns : now_ns) - run.began_ns) / 1e9),
+      last: shown(loss), lastValue: loss?.value ?? Infinity, checked: shown(checked), checkedValue: checked?.value ?? Infinity,
+    });
+  }
+  return runs;
+}
+
+/** Of each run those settings that are not the same in all runs of its group. */
+function changed(runs) {
+  const known = new Map();
+  for (const { group, config } of runs) {
+    for (const [name, value] of Object.entries(config)) {
+      const key = JSON.stringify([group, name]);
+      known.set(key, (known.get(key) || new Set()).add(JSON.stringify(value)));
+    }
+  }
+  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  return ({ group, config }) => Object.entries(config).filter(([name]) => known.get(JSON.stringify([group, name])).size > 1)
+    .slice(0, MOST_SETTINGS).map(([name, value]) => `${name}=${text(value)}`);
+}
+
+function what(run) {
+  return [run.name, run.script, run.settings.join(" ")].filter(Boolean).join(" · ");
+}
+
+/** A curve of one line's height. */
+function spark(curve) {
+  const values = curve.filter((value) => value !== null);
+  if (values.length < 2) return "";
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [width, height] = SPARK;
+  const made = (tag, attributes) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    return element;
+  };
+  const points = values.map((value, at) => `${(at / (values.length - 1) * width).toFixed(1)},${(1 + (height - 2) * (high - value) / (high - low || 1)).toFixed(1)}`);
+  const drawn = made("svg", { width, height, class: "spark", "aria-hidden": "true" });
+  drawn.append(made("polyline", { points: points.join(" ") }));
+  return drawn;
+}
+
+/** Words, and label=value for the six labels, state and script. All of them have to hold. */
+function matches(text) {
+  const words = text.split(/\s+/).filter(Boolean);
+  return (run) => words.every((word) => {
+    const [label, value] = word.split("=", 2);
+    if (value !== undefined && (LABELS.includes(label) || label === "state" || label === "script")) return of(run, label).includes(value);
+    const all = [run.run, run.group, run.project, run.state, run.name, run.script, ...run.settings, ...run.nodes, ...[run.tags].flat()];
+    return all.some((each) => String(each ?? "").toLowerCase().includes(word.toLowerCase()));
   });
 }
 
@@ -116,18 +203,6 @@ function of(run, label) {
   if (label === "local_rank") return run.local_ranks;
   return [run[label]];
 }
-
-/** Words, and label=value for the six labels and the state. All of them have to hold. */
-function matches(text) {
-  const words = text.split(/\s+/).filter(Boolean);
-  return (run) => words.every((word) => {
-    const [label, value] = word.split("=", 2);
-    if (value !== undefined && (LABELS.includes(label) || label === "state" || label === "script")) return of(run, label).includes(value);
-    const all = [run.run, run.group, run.project, run.state, run.name, run.script, ...run.nodes, ...[run.tags].flat()];
-    return all.some((each) => String(each ?? "").toLowerCase().includes(word.toLowerCase()));
-  });
-}
-
 function grouped(runs, by) {
   if (!by) return [["", runs]];
   const found = new Map();

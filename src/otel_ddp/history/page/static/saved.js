@@ -1,11 +1,10 @@
-// What a saved page carries inside: the answers to all that it asks, and the library of plots.
+// What a saved page carries inside: the answers to all that it asks.
 
 export const isSaved = Boolean(document.getElementById("answers"));
 
-/** The text of an element that holds packed bytes; empty if there are none. */
-export async function unpacked(id) {
+/** The text of an element that holds packed bytes. */
+async function unpacked(id) {
   const text = document.getElementById(id).textContent;
-  if (!text) return "";
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();

@@ -28,6 +28,20 @@ export function size(count, unit = "B") {
   return `${threeDigits(rest)} ${PREFIXES[at]}${unit}`;
 }
 
+/** What brings a value of this unit to a shorter one, and that one's name. */
+export function scaled(value, unit) {
+  if (unit === "s") {
+    const [, length, name] = DURATIONS.find(([least]) => Math.abs(value) >= least) || [0, 1, "s"];
+    return [1 / length, name];
+  }
+  if (unit === "1") return [100, "%"];
+  if (unit === "By" || unit === "Hz") {
+    const at = Math.max(Math.min(Math.floor(Math.log10(Math.abs(value) || 1) / 3), PREFIXES.length - 1), 0);
+    return [1000 ** -at, `${PREFIXES[at]}${unit === "By" ? "B" : unit}`];
+  }
+  return [1, unit === "Cel" ? "°C" : unit];
+}
+
 /** A logged value, with five digits: two losses differ in the fourth. */
 export function number(value) {
   if (value === null || value === undefined) return UNKNOWN;

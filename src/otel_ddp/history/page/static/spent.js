@@ -4,31 +4,25 @@ import { el, number, table } from "./dom.js";
 import { seconds, share as percent, time } from "./shown.js";
 
 const MOST_LATE = 5;
-
-/** In the head of the page, as a link to all of it. */
-export function inBrief({ time: told }) {
-  if (!told) return null;
-  const { attempts } = told;
-  const which = attempts.length > 1 ? `attempt ${attempts[attempts.length - 1].attempt}, ` : "";
-  return [" · ", el("a", { href: "#spent" }, `${which}${percent(productive(told))} moved it on`)];
-}
+// Red is time that was lost to trouble; the rest are greys, but for what moved the run on.
+const COLOURS = { productive: "var(--productive)", late_rank: "var(--bad)", hang: "var(--bad)", repeated: "var(--bad-pale)", between_attempts: "var(--bad-pale)" };
+const GREYS = ["var(--grey-1)", "var(--grey-2)", "var(--grey-3)", "var(--grey-4)"];
 
 /** Nothing of a run whose time was not counted. */
 export function timeSpent({ time: told }) {
   if (!told) return null;
   const { causes, attempts } = told;
+  const productive = causes.find((each) => each.name === "productive")?.share || 0;
+  const grey = causes.filter((each) => !COLOURS[each.name]);
+  const coloured = causes.map((each) => ({ ...each, colour: COLOURS[each.name] || GREYS[grey.indexOf(each) % GREYS.length] }));
   const parts = causes.map((each) => `${each.shown}: ${percent(each.share)}`);
   return el(
-    "section", { "aria-labelledby": "spent" }, el("h2", { id: "spent" }, "Goodput"),
-    el("p", {}, el("strong", {}, percent(productive(told))), ` of ${seconds(told.rank_s)} of all ranks together moved the run on.`),
-    el("div", { class: "bar", role: "img", "aria-label": parts.join(". ") }, causes.map(({ name, colour, share }) => el("span", { "data-cause": name, style: `width: ${100 * share}%; background: ${colour}` }))),
-    el("ul", { class: "causes" }, causes.map((each) => cause(each, told))),
+    "section", { class: "card", "aria-labelledby": "spent" },
+    el("h2", { id: "spent" }, `Where ${seconds(told.rank_s)} of all ranks went`, el("span", { class: "quiet" }, `${percent(productive)} productive`)),
+    el("div", { class: "bar", role: "img", "aria-label": parts.join(". ") }, coloured.map(({ name, colour, share }) => el("span", { "data-cause": name, style: `width: ${100 * share}%; background: ${colour}` }))),
+    el("ul", { class: "causes" }, coloured.map((each) => cause(each, told))),
     attempts.length > 1 ? attemptsTable(attempts) : null,
   );
-}
-
-function productive({ causes }) {
-  return causes.find((each) => each.name === "productive")?.share || 0;
 }
 
 function cause({ name, shown, colour, spent_s, share }, told) {
@@ -36,8 +30,8 @@ function cause({ name, shown, colour, spent_s, share }, told) {
   const more = late.length > MOST_LATE ? [`and ${late.length - MOST_LATE} more`] : [];
   const whom = [...late.slice(0, MOST_LATE).map(([who, s]) => `${who} ${seconds(s)}`), ...more];
   return el(
-    "li", { "data-cause": name }, el("span", { style: `color: ${colour}`, "aria-hidden": "true" }, "■"),
-    ` ${shown} `, el("span", { class: "number quiet" }, `${percent(share)} · ${seconds(spent_s)}`), whom.length ? ` (${whom.join(", ")})` : "",
+    "li", { "data-cause": name }, el("i", { style: `background: ${colour}` }),
+    `${shown} `, el("span", { class: "number quiet" }, `${percent(share)} · ${seconds(spent_s)}`), whom.length ? ` (${whom.join(", ")})` : "",
   );
 }
 

@@ -1,7 +1,6 @@
 // Logged values: a picture a name, drawn as far as one scrolls; a filter for many names.
 
 import { choose, chosen } from "./address.js";
-import { seriesColor } from "./colors.js";
 import { curves } from "./curves.js";
 import { choice, el, labelled } from "./dom.js";
 import { marks } from "./marks.js";
@@ -9,7 +8,6 @@ import { Picture } from "./picture.js";
 import { isSaved } from "./saved.js";
 
 const AT_ONCE = 24;
-const MOST_IN_LEGEND = 8;
 // What is read without a call, and what people call the same.
 const READ = {
   loss: ["train_loss"],
@@ -40,9 +38,9 @@ export class Values {
     this.filter = filter;
     this.element = el(
       "section", { "aria-labelledby": "values" },
-      el("h2", { id: "values" }, "Logged values"),
-      el("div", { class: "controls" }, labelled("Names with", filter)),
-      this.count, this.grid, this.more,
+      el("h2", { id: "values" }, "Values"),
+      el("div", { class: "controls" }, labelled("Filter", filter), this.count),
+      this.grid, this.more,
     );
   }
 
@@ -90,28 +88,15 @@ export class Values {
     const { look } = this;
     return new Picture({
       title: name, path: "values", axis: this.axis,
-      parameters: () => ({ ...this.run.key(), name, rank: look.rank || null }),
+      parameters: () => ({ ...this.run.key(), name, over: "ranks", rank: look.rank || null }),
       draw: (answer, kind) => {
         const splits = [...new Set(answer.series.map((each) => each.split || ""))];
-        const ranks = [...new Set(answer.series.map((each) => each.rank))];
-        const drawn = curves(answer, kind, {
-          name: (each) => label(each, splits, ranks),
-          color: (each) => this.run.place(each.rank),
-          dashed: (each) => splits.indexOf(each.split || ""),
-          smoothing: look.smoothing, log: look.log,
-        });
-        const layout = { yaxis: { type: look.log ? "log" : "linear" }, ...marks(this.run.verdicts(), kind, this.run.attempts()) };
-        return { ...drawn, layout };
+        const split = (each) => splits.indexOf(each.split || "");
+        const drawn = curves(answer, kind, { name: (each) => each.split || `rank ${each.rank}`, color: split, dashed: split, smoothing: look.smoothing, isLog: look.log });
+        return { ...drawn, spans: marks(this.run.verdicts(), kind, this.run.attempts()) };
       },
     });
   }
-}
-
-function label(series, splits, ranks) {
-  const parts = [];
-  if (series.split) parts.push(series.split);
-  if (ranks.length > 1 || !parts.length) parts.push(`rank ${series.rank}`);
-  return parts.join(", ");
 }
 
 /** What a person has named before what is read without a call; and of this what is there twice. */
@@ -137,17 +122,6 @@ export function matcher(text) {
   return (name) => words.every((word) => name.toLowerCase().includes(word));
 }
 
-/** Which colour is which rank, in all pictures that draw several. */
-function legend(ranks) {
-  if (ranks.length < 2) return null;
-  const shown = ranks.slice(0, MOST_IN_LEGEND);
-  return el(
-    "p", { class: "legend quiet" },
-    shown.map((rank, at) => el("span", {}, el("span", { style: `color: ${seriesColor(at)}`, "aria-hidden": "true" }, "■"), ` rank ${rank} `)),
-    ranks.length > shown.length ? `and so on: the colours begin anew after ${shown.length}` : null,
-  );
-}
-
 /** The controls of all pictures of a run: what is x, smoothing, log axis, rank. */
 export function lookControls(axis, look, ranks, changed) {
   const smoothing = el("input", {
@@ -167,14 +141,17 @@ export function lookControls(axis, look, ranks, changed) {
     },
   });
   const kinds = choice(["step", "time", "epoch"].map((kind) => [kind, kind]), axis.kind, (kind) => axis.change(kind));
-  const rank = choice([["", "all"], ...ranks.map((each) => [each, each])], look.rank, (value) => {
-    look.rank = value;
-    choose("rank", value);
-    changed();
+  const rank = el("input", {
+    type: "number", min: "0", max: String(ranks - 1), placeholder: "all", value: look.rank,
+    change: () => {
+      look.rank = rank.value;
+      choose("rank", rank.value);
+      changed();
+    },
   });
   return el(
     "div", { class: "controls", role: "group", "aria-label": "How pictures look" },
-    labelled("x", kinds), isSaved ? null : labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log), legend(ranks),
+    labelled("x", kinds), isSaved || ranks < 2 ? null : labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log),
   );
 }
 

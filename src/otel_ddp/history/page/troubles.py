@@ -1,0 +1,62 @@
+"""Which verdicts of a run are shown first: the worst one, and the costliest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from otel_ddp import plain
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
+
+Verdict = Mapping[str, Any]
+
+
+def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]:
+    """Those that go on before those that are over; harmless ones come last.
+
+    Without those that a restart has ended, if the newest attempt *began_ns*: why earlier attempts
+    ended is told with these.
+    """
+    return sorted(
+        (
+            each
+            for each in verdicts
+            if each.get("until_ns") is None or (plain.whole(each.get("since_ns")) or 0) >= began_ns
+        ),
+        key=_harm,
+    )
+
+
+def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
+    """The worst trouble and the costliest one, which may be the same."""
+    found = [e for e in worst_first(verdicts, began_ns) if e.get("kind") not in HARMLESS_VERDICTS]
+    costly = max(found, key=_lost_s, default=None)
+    is_other = costly is not None and costly is not found[0] and _lost_s(costly) > 0
+    return [*found[:1], costly] if costly and is_other else found[:1]
+
+
+def named_ranks(verdict: Verdict) -> Sequence[str]:
+    """Whom a verdict names: a rank, or those of a node."""
+    rank = plain.mapping(verdict.get("who")).get("rank")
+    of_node = plain.mapping(verdict.get("evidence")).get("ranks")
+    return [str(rank)] if rank else [*map(str, of_node)] if isinstance(of_node, list) else []
+
+
+def is_late(verdict: Verdict) -> bool:
+    """Whether it says by how much somebody is late."""
+    return "excess_s" in plain.mapping(verdict.get("evidence"))
+
+
+def _lost_s(verdict: Verdict) -> float:
+    return plain.number(plain.mapping(verdict.get("evidence")).get("lost_s")) or 0.0
+
+
+def _harm(verdict: Verdict) -> tuple[bool, bool, int, float, int]:
+    kind = verdict.get("kind")
+    return (
+        kind in HARMLESS_VERDICTS,
+        verdict.get("until_ns") is not None,
+        VERDICTS.index(kind) if kind in VERDICTS else len(VERDICTS),
+        -_lost_s(verdict),
+        -(plain.whole(verdict.get("since_ns")) or 0),
+    )

@@ -1,0 +1,167 @@
+"""Who waits for whom: the ranks that the others wait for, all others as one, and how that went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median, median_low
+from typing import Any, NamedTuple
+
+from otel_ddp.history.newest_attempt import rank_order
+from otel_ddp.history.page.columns import SHOWN_PHASES, by_history
+from otel_ddp.history.page.exchange import Question
+from otel_ddp.history.page.troubles import is_late, named_ranks, shown_first
+from otel_ddp.history.reader import History, Series
+from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
+
+# Steps that the bars are the mean of, and those that the strip shows of a run that goes on.
+_LAST_STEPS, _STRIP_STEPS = 100, 600
+_MOST_SUSPECTS = 3
+# Rows and columns of the strip, and the numbers that may be read for it.
+_MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
+# Nobody looks for the culprit of less than this share of a step.
+_LATE = 0.05
+_WORK = " + ".join(f"{word}_ns" for word in WORK_PHASES)
+_SUMS = ("steps", "took_ns", "work", _WORK, *(f"{word}_ns" for word in MEASURED_PHASES))
+_Series = Mapping[str, tuple[History, Series]]
+
+
+class _Rank(NamedTuple):
+    """The mean step of one rank."""
+
+    rank: str
+    node: str
+    step_s: float
+    work_per_s: float
+    """Tokens, or samples where tokens are not known."""
+    work_s: float
+    """Without waiting, and without what one rank alone does in a step: saving, evaluating."""
+    phases: Mapping[str, float]
+
+    @classmethod
+    def of(cls, rank: str, node: str, rows: Iterable[Sequence[int]]) -> _Rank:
+        """*rows*: sums as `_SUMS` has them."""
+        steps, took_ns, work, work_ns, *phases_ns = map(sum, zip(*rows, strict=True))
+        step_s, work_s, *phases_s = (ns / steps / 1e9 for ns in (took_ns, work_ns, *phases_ns))
+        phases = dict(zip(MEASURED_PHASES, phases_s, strict=True))
+        return cls(rank, node, step_s, work / took_ns * 1e9, work_s, phases)
+
+
+def _sums(
+    series: _Series, sums: Sequence[str], wide: int, first: int, until: int
+) -> dict[str, dict[int, tuple[Any, ...]]]:
+    """Of each rank, by its name."""
+    found: dict[str, dict[int, tuple[Any, ...]]] = {}
+    for history, several in by_history(series.values()).items():
+        of = history.sums_of_each(several, sums, wide, first, until)
+        found |= {one.key.rank: of[one.id] for one in several if one.id in of}
+    return found
+
+
+def waits(run: WholeRun, question: Question) -> dict[str, Any]:
+    """Bars over the steps of the trouble that is shown first, or the last ones; a strip over more.
+
+    A rank that a verdict names is among the suspects, however late it is.
+    """
+    # Of two ranks the quicker one is the median: else each would be half as late as it is.
+    series = {one.key.rank: (history, one) for history, one in reversed(run.step_series())}
+    spans = [span for each, one in series.values() if (span := each.step_range(one))]
+    if not spans:
+        return {"ranks": []}
+    lowest, highest = min(low for low, _ in spans), max(high for _, high in spans)
+    first_ones = shown_first(run.verdicts(), run.newest.began_ns)
+    late = next(filter(is_late, first_ones), {})
+    is_past = late.get("until_ns") is not None
+    first, until = max(highest - _LAST_STEPS + 1, lowest), highest
+    if is_past and late["since_step"] is not None:
+        first, until = late["since_step"], late["until_step"]
+    goes_on = run.state not in ENDED_STATES and not is_past
+    begins = max(highest - _STRIP_STEPS + 1, lowest) if goes_on else lowest
+    found = [
+        _Rank.of(rank, run.node_of(series[rank][0], rank), rows.values())
+        for rank, rows in _sums(series, _SUMS, until - first + 1, first, until).items()
+    ]
+    usual_s = median_low(each.work_s for each in found) if found else 0.0
+    named = named_ranks(late)
+    found.sort(key=lambda each: (each.rank not in named, -each.work_s))
+    suspects = _suspects(found, usual_s, named)
+    return {
+        "first": first,
+        "until": until,
+        "step_s": median(each.step_s for each in found) if found else None,
+        "work_per_s": sum(each.work_per_s for each in found),
+        "usual_work_s": usual_s,
+        "phases": SHOWN_PHASES,
+        "ranks": [each._asdict() for each in suspects],
+        "others": _together(found[len(suspects) :]),
+        "strip": _strip(series, begins, highest),
+        "checkpoint": _checkpoint(run),
+    }
+
+
+def _suspects(found: Sequence[_Rank], usual_s: float, named: Sequence[str]) -> list[_Rank]:
+    """The first of these that are late or named; all where there are few."""
+    return [
+        each
+        for each in found[:_MOST_SUSPECTS]
+        if len(found) <= _MOST_SUSPECTS
+        or each.rank in named
+        or each.work_s - usual_s > _LATE * each.step_s
+    ]
+
+
+def _together(others: Sequence[_Rank]) -> dict[str, Any] | None:
+    if not others:
+        return None
+    count, work_s = len(others), [each.work_s for each in others]
+    phases = {w: sum(each.phases[w] for each in others) / count for w in MEASURED_PHASES}
+    return {"count": count, "phases": phases, "work_s": [min(work_s), max(work_s)]}
+
+
+def _strip(series: _Series, first: int, until: int) -> dict[str, Any]:
+    """By how much each rank works longer than the median one, in columns of steps.
+
+    Of many ranks a row has several: the latest of them counts.
+    """
+    kept = math.lcm(*(one.width for _, one in series.values()))
+    most = max(min(_MOST_COLUMNS, _MOST_CELLS // len(series)), 2)
+    wide = kept * max(math.ceil((until - first + 1) / most / kept), 1)
+    numbers = range(first // wide, until // wide + 1)
+    work_s = {
+        rank: {at: work_ns / steps / 1e9 for at, (steps, work_ns) in of.items()}
+        for rank, of in _sums(series, ("steps", _WORK), wide, first, until).items()
+    }
+    usual_s = {
+        at: median_low(known)
+        for at in numbers
+        if (known := [each[at] for each in work_s.values() if at in each])
+    }
+    ranks = sorted(work_s, key=rank_order)
+    each_row = math.ceil(len(ranks) / _MOST_ROWS)
+    parts = [ranks[at : at + each_row] for at in range(0, len(ranks), each_row)]
+    return {
+        "x": [max(at * wide, first) for at in numbers],
+        "until": until,
+        "rows": [
+            {
+                "ranks": [part[0], part[-1]],
+                "late_s": [
+                    max(
+                        (work_s[r][at] - usual_s[at] for r in part if at in work_s[r]), default=None
+                    )
+                    for at in numbers
+                ],
+            }
+            for part in parts
+        ],
+    }
+
+
+def _checkpoint(run: WholeRun) -> dict[str, Any] | None:
+    """The last step that saved one, of the first rank that has any."""
+    for history, one in run.step_series():
+        if (row := history.last_with(one, "checkpoint")) is not None:
+            took_s = row.phases_ns["checkpoint"] / 1e9
+            return {"step": row.until, "ended_ns": row.last_ns, "took_s": took_s}
+    return None
