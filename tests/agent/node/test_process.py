@@ -156,6 +156,17 @@ def test_other_ranks_and_we_ourselves_are_no_descendants(node: NodeTree) -> None
     assert (alone, children(read(reader))) == (3, 1)
 
 
+def test_of_two_processes_with_the_same_labels_the_last_one_is_read(node: NodeTree) -> None:
+    node.process(77, threads=1)
+    node.process(78, start=6000, threads=2)
+    reader = reader_of(node)
+    reader.ranks = [rank(78, 6000), rank(77)]
+
+    (use,) = reader.read().uses.values()
+
+    assert values(use.measurements, catalog.PROCESS_THREAD_COUNT) == {"": 2}
+
+
 Break = Callable[[NodeTree], None]
 
 
@@ -198,11 +209,9 @@ def test_a_zombie_another_one_and_a_line_that_makes_no_sense_are_no_process(
     node.process(78, start=5001)
     node.write("proc/77/stat", content)
     reader = reader_of(node)
-    reader.ranks = [rank(pid) for pid in (76, 77, 78, 79)]
-
-    sample = reader.read()
-
-    assert (sample.uses, sample.missed) == ({}, ["1"] * 4)
+    for pid in (76, 77, 78, 79):
+        reader.ranks = [rank(pid)]
+        assert reader.read() == ({}, ["1"])
 
 
 def test_a_count_never_falls_if_a_worker_ends_between_two_reads(node: NodeTree) -> None:

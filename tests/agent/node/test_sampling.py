@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,7 +135,7 @@ def test_the_host_is_limited_by_its_ranks(
     class Watched:
         errors = 0
 
-        def __init__(self, proc: Path, pids: Callable[[], Any]) -> None:
+        def __init__(self, pids: Callable[[], Any]) -> None:
             asked["pids"] = pids
 
         def read(self) -> list[Measurement]:
@@ -153,24 +152,18 @@ def test_the_host_is_limited_by_its_ranks(
     assert asked["pids"]() == [os.getpid(), 2**22 + 1]
 
 
-def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(
+def test_a_process_has_the_labels_of_its_rank_while_that_is_there(
     bench: Callable[..., Bench],
 ) -> None:
     here = bench("process")
+    stat = read_process_stat(KernelFiles(), "/proc", os.getpid())
+    assert stat is not None
+    me = Rank(tuple(FIRST.items()), os.getpid(), stat.start, {})
 
-    def me(pid: int) -> Rank:
-        stat = read_process_stat(KernelFiles(), "/proc", pid)
-        assert stat is not None
-        return Rank(tuple(FIRST.items()), pid, stat.start, {})
+    shown = here.soon(catalog.PROCESS_THREAD_COUNT, me)
 
-    # This process was started after its parent.
-    older, newer = me(os.getppid()), me(os.getpid())
-    time_used = catalog.PROCESS_CPU_TIME
-    shown = here.soon(time_used, older, newer)
-
-    assert shown == here.told(time_used, newer)
-    assert shown != here.told(time_used, older)
-    # Known once its process was read twice.
-    here.told(time_used, newer)
+    assert [labels for labels, _ in shown] == [FIRST]
+    # Known once it was read twice.
     waits = until(here.sampling.cores, "how long the rank has waited for a core")
-    assert waits.keys() == {newer.labels}
+    assert waits.keys() == {me.labels}
+    assert here.told(catalog.PROCESS_THREAD_COUNT) == []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, numbers
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
@@ -126,9 +127,9 @@ class ProcessUse(NamedTuple):
 
 
 class ProcessSample(NamedTuple):
-    """The processes at one moment, by process id and start."""
+    """The processes at one moment, by the labels of their ranks."""
 
-    uses: dict[tuple[int, int], ProcessUse]
+    uses: dict[Labels, ProcessUse]
     missed: list[str]
     """Ranks whose process could not be read."""
 
@@ -168,12 +169,14 @@ class ProcessReader:
         if ranks:
             self._tree.poll()
         self._seen = {key: each for key, each in self._seen.items() if key[0] in self._tree}
-        for rank in ranks:
+        # Of two processes with the same labels the one that was started last.
+        newest = {each.labels: each for each in sorted(ranks, key=lambda each: each.start_ticks)}
+        for labels, rank in newest.items():
             use = self._read(rank.pid, rank.start_ticks) if rank.pid else None
             if use is not None:
-                uses[rank.pid, rank.start_ticks] = use
+                uses[labels] = use
             else:
-                missed.append(dict(rank.labels).get("rank", ""))
+                missed.append(dict(labels).get("rank", ""))
         return ProcessSample(uses, missed)
 
     def _read(self, pid: int, start_ticks: int) -> ProcessUse | None:

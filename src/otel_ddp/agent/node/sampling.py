@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from otel_ddp import errors
@@ -26,24 +25,17 @@ _STOP_S = 0.5
 class Sampling:
     """One a node. Each source has a thread of its own; `update_series` waits for none of them."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        node: str,
-        sources: Collection[str],
-        driver: Nvml,
-        proc: Path = Path("/proc"),
-    ) -> None:
+    def __init__(self, ledger: Ledger, node: str, sources: Collection[str], driver: Nvml) -> None:
         self._ledger = ledger
         self._node = node
         self._ranks: tuple[Rank, ...] = ()
         self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
-        self._processes = ProcessReader(proc)
+        self._processes = ProcessReader()
         every: tuple[tuple[str, Any, float], ...] = (
             ("gpu", Gpus(driver), _GPU_S),
-            ("host", Host(proc, pids=self._rank_pids), _HOST_S),
+            ("host", Host(pids=self._rank_pids), _HOST_S),
             ("process", self._processes, _PROCESS_S),
         )
         self._samplers = {
@@ -91,12 +83,8 @@ class Sampling:
     def cores(self) -> dict[Labels, float]:
         """For how long each rank has waited for a core, in each second of late."""
         sample, _ = self._fresh("process")
-        found = {}
-        for rank in self._newest() if sample else ():
-            use = sample.uses.get((rank.pid, rank.start_ticks))
-            if use is not None and use.core_wait is not None:
-                found[rank.labels] = use.core_wait
-        return found
+        uses = sample.uses.items() if sample else ()
+        return {labels: use.core_wait for labels, use in uses if use.core_wait is not None}
 
     def _put_source_health(self, sampler: Sampler, now_ns: int) -> None:
         labels = (("node", self._node), ("source", sampler.name))
@@ -110,10 +98,10 @@ class Sampling:
         for measurement in measurements or ():
             yield node_labels, measurement, taken_ns
         sample, taken_ns = self._fresh("process")
-        for rank in self._newest() if sample else ():
-            use = sample.uses.get((rank.pid, rank.start_ticks))
-            for measurement in use.measurements if use else ():
-                yield rank.labels, measurement, taken_ns
+        here = {rank.labels for rank in self._ranks}
+        for labels, use in sample.uses.items() if sample else ():
+            for measurement in use.measurements if labels in here else ():
+                yield labels, measurement, taken_ns
         sample, taken_ns = self._fresh("gpu")
         devices = sample.devices if sample else ()
         self._ownership = owners(self._ranks, devices, self._node)
@@ -129,13 +117,6 @@ class Sampling:
         """The last sample of a source, and when it was taken; None if it is old."""
         sampler = self._samplers.get(name)
         return (sampler and sampler.fresh()) or (None, 0)
-
-    def _newest(self) -> Iterable[Rank]:
-        """Of two processes with the same labels the one that was started last."""
-        by_labels: dict[Labels, Rank] = {}
-        for rank in sorted(self._ranks, key=lambda each: each.start_ticks):
-            by_labels[rank.labels] = rank
-        return by_labels.values()
 
     # -- for people
 
