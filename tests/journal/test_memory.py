@@ -199,53 +199,29 @@ def _on_tmpfs(path: Path) -> bool:
     return done.stdout.strip() in ("tmpfs", "ramfs")
 
 
-FULL_OF_THE_ENDED = """
-import sys
-from pathlib import Path
-from otel_ddp.journal.place import open_journal
-
-folder = Path(sys.argv[1])
-lasting, _ = open_journal([folder], 2 << 20, {"run": "lasting"})
+ENDED = """
+lasting, _ = open_journal(mounts, 2 << 20, {})
 for _ in range(60):
     # One process, and one run after the other.
-    writer, remark = open_journal([folder], 2 << 20, {"run": "r"})
+    writer, remark = open_journal(mounts, 2 << 20, {})
     assert writer is not None and not remark, remark
     writer.close()
 assert lasting.path.exists()
-print(len(list(folder.glob("*.journal"))))
+answer(left=len(list(mounts[0].glob("*.journal"))))
 """
-FULL_OF_THE_DEAD = """
-import os, sys
-from pathlib import Path
-from otel_ddp.journal.place import open_journal
-
-folder = Path(sys.argv[1])
+DEAD = """
 for _ in range(60):
     # Each life is a process: a dead one's lock is free.
     child = os.fork()
     if child == 0:
-        writer, remark = open_journal([folder], 2 << 20, {"run": "r"})
+        writer, remark = open_journal(mounts, 2 << 20, {})
         os._exit(0 if writer is not None and not remark else 1)
     assert os.waitpid(child, 0)[1] == 0
-print(len(list(folder.glob("*.journal"))))
+answer(left=len(list(mounts[0].glob("*.journal"))))
 """
 
 
-@pytest.mark.parametrize("code", [FULL_OF_THE_DEAD, FULL_OF_THE_ENDED], ids=["dead", "ended"])
-def test_the_dead_make_room_for_the_living(code: str) -> None:
-    script = (
-        'folder=$(mktemp -d) && mount -t tmpfs -o size=40m,mode=700 none "$folder" && '
-        'exec "$0" -c "$1" "$folder"'
-    )
-
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("code", [DEAD, ENDED], ids=["dead", "ended"])
+def test_the_dead_make_room_for_the_living(elsewhere: Elsewhere, code: str) -> None:
     # Without an agent they stay as long as there is room, and no longer.
-    assert 1 < int(done.stdout) < 20
+    assert 1 < elsewhere.ask(code, "tmpfs:size=40m")["left"] < 20

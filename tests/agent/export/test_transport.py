@@ -156,16 +156,6 @@ def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says
     assert way.receiver.attempts == ["metrics"]
 
 
-def test_each_signal_says_how_much_of_it_was_rejected(way: Way) -> None:
-    way.receiver.set_mode("partial")
-    transport = way.connect()
-
-    outcomes = [transport.send(signal, BODY[signal]) for signal in SIGNALS]
-
-    assert [each.rejected for each in outcomes] == [3] * 3
-    assert all(each.why.endswith("accepted the rest: out of order") for each in outcomes)
-
-
 ABOUT_THE_WAY = (
     *(301, 302, 307, 308, 401, 403, 404, 405, 407, 408, 410, 415, 429, 502, 503, 504, 511),
 )

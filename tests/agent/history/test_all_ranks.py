@@ -110,14 +110,6 @@ class KeptAgents(TwoAgents):
             if self._number % 25 == 0:
                 self.poll()
 
-    def go_on(self, first: int, count: int, value: float, *agents: Agent) -> None:
-        """So many short steps of the ranks of these agents, or of both, each with this value."""
-        for number in range(first, first + count):
-            for each in (rank for agent in agents or (self.lead, self.led) for rank in agent.ranks):
-                each.step({"forward": 0.001}, number)
-                each.log({"loss": value}, number)
-        self.poll()
-
     def poll(self) -> None:
         super().poll()
         lead, led = self.kept
@@ -225,27 +217,6 @@ def test_an_agent_of_another_node_that_starts_again_doubles_nothing_and_loses_no
     assert lead.about()["gaps"] == []
 
 
-def test_agents_of_both_nodes_that_start_again_double_nothing_and_lose_nothing(
-    agents: KeptAgents,
-) -> None:
-    agents.train(100)
-    agents.settle()
-    # The other node has these in its file, and the lead has not.
-    agents.writes = False
-    agents.train(75)
-    for rank in (*agents.lead.ranks, *agents.led.ranks):
-        rank.poll()
-    agents.start_lead_again()
-    agents.start_follower_again()
-    agents.writes = True
-    agents.train(100)
-    agents.settle()
-
-    lead, _ = agents.kept
-    assert {rank: lead.values()[rank] for rank in "23"} == dict.fromkeys("23", 275)
-    assert lead.about()["gaps"] == []
-
-
 def test_what_a_cut_link_kept_back_comes_once_it_is_there_again(agents: KeptAgents) -> None:
     agents.train(50)
     agents.cable.is_connected = False
@@ -257,31 +228,6 @@ def test_what_a_cut_link_kept_back_comes_once_it_is_there_again(agents: KeptAgen
     lead, _ = agents.kept
     assert (lead.steps(), lead.values()) == (all_ranks(275), all_ranks(275))
     assert lead.about()["gaps"] == []
-
-
-def test_values_of_an_earlier_attempt_that_come_late_are_not_mixed_with_the_new_ones(
-    agents: KeptAgents, tmp_path: Path
-) -> None:
-    agents.go_on(1, 100, 1.0)
-    agents.settle()
-    # These come from the other node when the run was started again from step 150.
-    agents.cable.is_connected = False
-    agents.go_on(101, 100, 1.0)
-    agents.start_run_again(tmp_path)
-    agents.go_on(150, 20, 2.0, agents.lead)
-    agents.settle()
-    agents.go_on(150, 20, 2.0, agents.led)
-    agents.cable.is_connected = True
-    agents.settle()
-
-    lead, _ = agents.kept
-    expected = [(step, 1.0 if step < 150 else 2.0) for step in range(1, 170)]
-    with History(lead.path) as history:
-        for series in history.series("value", "loss"):
-            found = [(each.first, each.total) for each in history.sums(series)]
-            assert (series.key.rank, found) == (series.key.rank, expected)
-        assert len(history.about["attempts"]) == 2
-        assert history.about["gaps"] == []
 
 
 def test_what_an_attempt_did_while_the_link_was_cut_comes_to_the_lead_of_the_next_one(

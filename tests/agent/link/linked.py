@@ -12,6 +12,7 @@ from typing import Any
 
 from tools.stack.server import free_port
 
+import node
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer
@@ -22,12 +23,7 @@ WITHIN_S = 60.0
 
 def until(holds: Callable[[], Any]) -> Any:
     """What *holds* returns once it is true: links are made and broken in another thread."""
-    paused = threading.Event()
-    for _ in range(int(WITHIN_S / 0.01)):
-        if found := holds():
-            return found
-        paused.wait(0.01)
-    raise AssertionError("it never came true")
+    return node.until(holds, "a link")
 
 
 class Relay:

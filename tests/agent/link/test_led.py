@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.link.two_agents import RUN, Agent, TwoAgents
+from agent.link.two_agents import RUN, TwoAgents
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link import said
 from otel_ddp.agent.link.known import Senseless
@@ -286,24 +285,6 @@ def test_of_two_deaths_none_is_the_first_by_clocks_that_are_not_known_well(
     assert told in death["sentence"]
 
 
-def test_times_of_a_node_are_turned_to_the_clock_of_the_lead(
-    agents: TwoAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hour_ns, now_ns = 3600 * 10**9, time.time_ns
-    began_ns = agents.led.ranks[0].writer.created_ns
-    for rank in agents.led.ranks:
-        rank.close()
-    with monkeypatch.context() as set_back:
-        set_back.setattr(time, "time_ns", lambda: now_ns() - hour_ns)
-        agents.led = Agent(tmp_path / "set back", 1)
-    agents.train(25, late=-1)
-
-    for process in agents.leading.sources():
-        *_, last = process.new.steps
-        assert abs(process.began_ns - began_ns) < 60 * 10**9
-        assert abs(last.ended_ns - process.began_ns - 49e6 * 25) < 1e9
-
-
 def test_a_verdict_began_by_the_clock_of_the_node_that_shows_it(agents: TwoAgents) -> None:
     hour_ns, at_ns = 3600 * 10**9, 1_800_000_000 * 10**9
     verdict = {**VERDICT, "since_ns": at_ns}
@@ -364,16 +345,6 @@ def test_steps_that_a_full_ring_lost_are_counted_and_the_rest_comes(agents: TwoA
     assert "records of other nodes were overwritten before they came" in agents.leading.describe()
 
 
-def test_an_agent_that_starts_again_goes_on_where_it_was(agents: TwoAgents) -> None:
-    found = steps_seen(agents, 2)
-    agents.start_follower_again()
-
-    found += steps_seen(agents, 2)
-
-    assert found == [*range(1, 101)]
-    assert len(list(agents.leading.sources())) == 2
-
-
 def test_an_agent_that_ends_reports_what_it_has_read_last(agents: TwoAgents) -> None:
     agents.train(25, late=-1)
     for rank in agents.led.ranks:
@@ -385,17 +356,6 @@ def test_an_agent_that_ends_reports_what_it_has_read_last(agents: TwoAgents) -> 
     agents.leading.poll([], agents.lead.now_ns)
     found = [[step.number for step in each.new.steps] for each in agents.leading.sources()]
     assert found == [[26], [26]]
-
-
-def test_a_lead_that_starts_again_is_told_who_each_process_is(agents: TwoAgents) -> None:
-    found = steps_seen(agents, 2)
-    agents.leading._nodes.clear()
-
-    found += steps_seen(agents, 3)
-
-    # It asks who they are, and takes their steps from then on.
-    assert found[:50] == [*range(1, 51)]
-    assert found[-25:] == [*range(101, 126)]
 
 
 def test_a_late_rank_is_named_by_its_own_agent_where_the_lead_cannot_compare(

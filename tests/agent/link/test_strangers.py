@@ -171,13 +171,6 @@ def test_a_secret_that_could_be_guessed_is_refused() -> None:
         credentials.Certificate(b"password")
 
 
-def test_both_sides_make_the_same_key_of_a_secret() -> None:
-    one, other = credentials.Certificate(SECRET), credentials.Certificate(SECRET)
-
-    assert one.key == other.key
-    assert one.key != credentials.Certificate(OTHER).key
-
-
 def test_a_wrong_clock_of_a_node_does_not_matter() -> None:
     own = credentials.Certificate(SECRET)
 

@@ -120,21 +120,14 @@ def test_order_is_kept_through_an_outage(delivery: Bench) -> None:
     assert files_of(delivery.queue) == []
 
 
-@pytest.mark.parametrize(("jitter", "wait_s"), [(0.0, 0.5), (1.0, 1.5)])
-def test_nodes_do_not_try_again_in_the_same_moment(
-    queue: Queue, jitter: float, wait_s: float
+@pytest.mark.parametrize(
+    ("jitter", "wish_s", "wait_s"),
+    [(0.0, 0.0, 0.5), (1.0, 0.0, 1.5), (0.5, 0.0, 1.0), (0.5, 8.0, 10.0), (0.5, 3600.0, 75.0)],
+)
+def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute_and_differs_by_node(
+    queue: Queue, jitter: float, wish_s: float, wait_s: float
 ) -> None:
     delivery = Bench(queue, jitter=lambda: jitter)
-    delivery.always(DOWN)
-    delivery.put(requests("a"))
-
-    assert delivery.send_due() == pytest.approx(wait_s)
-
-
-@pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
-def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute(
-    delivery: Bench, wish_s: float, wait_s: float
-) -> None:
     delivery.always(Outcome("retry", "503", retry_after_s=wish_s))
     delivery.put(requests("a"))
 
