@@ -101,16 +101,14 @@ class Nvml:
             self._lib.nvmlInit()
             self._opened = True
             count = self._lib.nvmlDeviceGetCount()
+            version = words(self._lib.nvmlSystemGetDriverVersion)
         except self._lib.NVMLError as error:
             self.close()
             raise DriverMissing(self._hint(error)) from error
         if not count:
             self.close()
             raise DriverMissing(_NO_DEVICES)
-        try:
-            return f"NVIDIA driver {words(self._lib.nvmlSystemGetDriverVersion)}"
-        except self._lib.NVMLError:
-            return "NVIDIA driver"
+        return f"NVIDIA driver {version}"
 
     def _hint(self, error: Any) -> str:
         sentence = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
