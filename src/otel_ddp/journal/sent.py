@@ -46,19 +46,25 @@ _LAST_NS = 1 << 62
 _LONGEST_NAME = 200
 
 
-class Piece(NamedTuple):
-    """Whole records, one after the other."""
-
-    position: int
-    content: bytes
-
-
 class Stretch(NamedTuple):
-    """What is sent of all that lies between two positions."""
+    """What is sent of all that lies between two positions: whole records, and where each lies."""
 
     since: int
     until: int
-    pieces: list[Piece]
+    at: list[int]
+    content: list[bytes]
+
+    @classmethod
+    def of(cls, since: int, until: int, records: Iterable[tuple[int, bytes]]) -> Stretch:
+        """In as few pieces as there can be; records without content are left out."""
+        found = cls(since, until, [], [])
+        for position, content in records:
+            if content and found.at and position == found.at[-1] + len(found.content[-1]):
+                found.content[-1] += content
+            elif content:
+                found.at.append(position)
+                found.content.append(content)
+        return found
 
 
 class SentJournal:
@@ -107,42 +113,30 @@ class SentJournal:
         since, (start, _) = self._defined, self._areas.definitions
         end = self._reader.defined
         block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
-        pieces = []
+        records = []
         for at, kind, whole in parser.whole_records(block, since):
             self._defined = at + len(whole)
             if kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED):
-                pieces.append(Piece(at, whole))
+                records.append((at, whole))
         if self._defined == since:
             # Damaged: what the reader here has skipped as well.
             self._defined = end
-        return Stretch(since, self._defined, _joined(pieces))
+        return Stretch.of(since, self._defined, records)
 
     def records(self, most: int) -> Stretch:
         """Those that were read here, and were not sent; *most*: within so many bytes."""
         since = self._ring.position
         found = self._ring.read(self._reader.position, most)
-        return Stretch(since, self._ring.position, _joined(found))
+        return Stretch.of(since, self._ring.position, found)
 
-    def _sent(self, kind: int, whole: bytes, position: int) -> Piece:
-        return Piece(position, whole if kind in _STEPS or self._is_kept(kind, whole) else b"")
+    def _sent(self, kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
+        return position, whole if kind in _STEPS or self._is_kept(kind, whole) else b""
 
     def _is_kept(self, kind: int, whole: bytes) -> bool:
         if kind == layout.SPAN:
             # Its end is an event.
             return self.sends_values and b'"checkpoint"' in whole
         return self.sends_values and kind in (layout.SCALARS, layout.EVENT)
-
-
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """As few as there can be; those without content are left out."""
-    found: list[Piece] = []
-    for position, content in pieces:
-        last = found[-1] if found else Piece(-1, b"")
-        if content and position == last.position + len(last.content):
-            found[-1] = Piece(last.position, last.content + content)
-        elif content:
-            found.append(Piece(position, content))
-    return found
 
 
 class _Places(parser.Bytes):
@@ -215,7 +209,7 @@ class ReceivedJournal(parser.Journal):
         definitions = self._definitions
         if stretch.since > definitions.position:
             return False
-        for position, content in stretch.pieces:
+        for position, content in zip(stretch.at, stretch.content, strict=False):
             self._defined_bytes += len(content)
             if position >= definitions.position and self._defined_bytes <= _MOST_DEFINED:
                 definitions.position = position
@@ -232,7 +226,7 @@ class ReceivedJournal(parser.Journal):
             self._until = stretch.since
         if stretch.since > self._until:
             return False
-        for position, content in stretch.pieces:
+        for position, content in zip(stretch.at, stretch.content, strict=False):
             # An agent that starts again sends some of it once more.
             known = max(self._until - position, 0)
             if known < len(content):

@@ -304,8 +304,8 @@ def test_a_follower_says_why_it_reaches_no_lead(links: Links) -> None:
     until(lambda: follower.state.startswith("cannot"))
 
     assert follower.state.startswith(
-        f"cannot reach the lead: 127.0.0.1 ({closed}): connection refused; "
-        f"127.0.0.1 ({links.port}): it is not the lead of this run; no-such-host.invalid: "
+        f"cannot reach the lead: 127.0.0.1:{closed}: connection refused; "
+        f"127.0.0.1:{links.port}: it is not the lead of this run; no-such-host.invalid: "
     )
 
 
@@ -340,7 +340,7 @@ def test_agents_of_different_versions_do_not_talk_and_say_so(
     until(lambda: follower.state.startswith("cannot"))
 
     why = f"its otel_ddp is {__version__}, and the nodes of a run need one version"
-    assert follower.state == f"cannot reach the lead: 127.0.0.1 ({links.port}): {why}"
+    assert follower.state == f"cannot reach the lead: 127.0.0.1:{links.port}: {why}"
     assert lead.refused == {"other version": 1}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from otel_ddp.agent.link.link_thread import within
@@ -80,18 +80,6 @@ def names(addresses: Sequence[str]) -> str:
     """For people."""
     found = [str(ipaddress.ip_address(each)) for each in addresses]
     return ", ".join("all addresses" if each in (_ALL, _ALL_6) else each for each in found)
-
-
-def places(addresses: Sequence[str], ports: Sequence[int]) -> list[Place]:
-    """Each port of each address: what is likeliest comes first."""
-    return [Place(address, port) for port in ports for address in addresses]
-
-
-def shortly(where: Mapping[str, Sequence[int]]) -> str:
-    """Hosts with their ports, for people."""
-    return ", ".join(
-        f"{host} ({', '.join(map(str, ports))})" if ports else host for host, ports in where.items()
-    )
 
 
 def _is_address(host: str) -> bool:

@@ -182,22 +182,24 @@ class LinkClient:
 
     async def _try_all(self) -> None:
         """Converse with the first place that is the lead, until the link breaks."""
-        why: dict[str, dict[str, list[int]]] = {}
+        why: dict[str, list[str]] = {}
         if self._last is not None and await self._tried([self._last], {}):
             return
         for host in self._hosts:
             try:
                 found = await addresses.resolve(host)
             except OSError as error:
-                why.setdefault(_text(error), {})[host] = []
+                why.setdefault(_text(error), []).append(host)
                 continue
-            if await self._tried(addresses.places(found, self._ports), why):
+            # What is likeliest comes first.
+            places = [Place(address, port) for port in self._ports for address in found]
+            if await self._tried(places, why):
                 return
-        reasons = [f"{addresses.shortly(where)}: {text}" for text, where in why.items()]
+        reasons = [f"{', '.join(where)}: {text}" for text, where in why.items()]
         self.state = f"cannot reach the lead: {'; '.join(reasons) or 'no host is known'}"
 
-    async def _tried(self, places: Sequence[Place], why: dict[str, dict[str, list[int]]]) -> bool:
-        """Whether one of them was the lead; else why not, by reason, address and port."""
+    async def _tried(self, places: Sequence[Place], why: dict[str, list[str]]) -> bool:
+        """Whether one of them was the lead; else why not, by reason."""
         # Together: an address that lets nothing through answers on none of its ports. The first
         # that is proved is greeted at once: the lead closes a link that waits for the others.
         reaching = [asyncio.ensure_future(self._reached(each)) for each in places]
@@ -219,7 +221,7 @@ class LinkClient:
                 if isinstance(found, tuple) and isinstance(found[1], _Link):
                     found[1].transport.abort()
         for place in places:
-            why.setdefault(reasons[place], {}).setdefault(place.address, []).append(place.port)
+            why.setdefault(reasons[place], []).append(str(place))
         return False
 
     async def _reached(self, place: Place) -> tuple[Place, _Link | str]:

@@ -18,7 +18,7 @@ from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.history.terminal import where_to_look
-from otel_ddp.journal.sent import SentJournal, Stretch
+from otel_ddp.journal.sent import SentJournal
 from otel_ddp.vocabulary.words import state_word
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class Outflow:
         message.id = self.number
         if self._told is None:
             message.journal, message.head = self.process.reader.name, journal.head()
-        _write(message.definitions, journal.definitions())
-        _write(message.records, journal.records(most))
+        message.definitions.MergeFrom(wire.Stretch(**journal.definitions()._asdict()))
+        message.records.MergeFrom(wire.Stretch(**journal.records(most)._asdict()))
         message.lost = journal.lost
         message.progress = journal.progress()
         asked = self._is_asked(now_ns)
@@ -153,12 +153,6 @@ class Outflow:
         if content != self._told or self.has_ended or now_ns >= self._tell_again_ns:
             self._told = message.known = content
             self._tell_again_ns = now_ns + _TELL_AGAIN_NS
-
-
-def _write(message: wire.Stretch, stretch: Stretch) -> None:
-    message.since, message.until = stretch.since, stretch.until
-    message.at.extend([each.position for each in stretch.pieces])
-    message.content.extend([each.content for each in stretch.pieces])
 
 
 class Following:

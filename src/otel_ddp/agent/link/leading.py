@@ -18,7 +18,7 @@ from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.say import about, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Unreadable
-from otel_ddp.journal.sent import Piece, ReceivedJournal, Stretch
+from otel_ddp.journal.sent import ReceivedJournal
 
 if TYPE_CHECKING:
     from otel_ddp.agent.link.server import LinkServer
@@ -125,8 +125,8 @@ class _Node:
                 return host
             # Where its agent begins says nothing: what the history lacks lies before, or behind.
             journal.resume(written.get(f"{host.node}/{journal.name}", 0))
-        is_whole = journal.define(_stretch(message.definitions))
-        if not (journal.add(_stretch(message.records), message.lost) and is_whole):
+        is_whole = journal.define(message.definitions)
+        if not (journal.add(message.records, message.lost) and is_whole):
             places = {"defined": journal.defined, "position": journal.position}
             self.lacking.append(wire.Lacking(process=message.id, **places))
         self._reported.add(message.id)
@@ -146,11 +146,6 @@ class _Node:
         host = Elsewhere(journal, is_kept=self._is_kept)
         self.hosts[message.id] = host
         return host
-
-
-def _stretch(message: wire.Stretch) -> Stretch:
-    pieces = [Piece(*each) for each in zip(message.at, message.content, strict=False)]
-    return Stretch(message.since, message.until, pieces)
 
 
 class Leading:
