@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from otel_ddp.diagnosis.say import past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.alignment import Alignment
-from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
-from ranks import Job, Told, summary
+from ranks import Job, summary
 
 MS = 1_000_000
 S = 1000 * MS
@@ -98,21 +96,6 @@ def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
 @pytest.mark.parametrize("step", [made(USUAL, number=None), made(())], ids=["number", "length"])
 def test_a_step_without_a_number_or_without_length_has_no_facts(step: Step) -> None:
     assert facts_of([step]) == []
-
-
-def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> None:
-    kinds = [((DATA, each), (FORWARD, each + 1)) for each in (1, 3, 8)]
-    kinds.insert(2, ((OTHER, 5), (DATA, 6), (OTHER, 7)))
-    steps = [made(pieces, number=number) for number, pieces in enumerate(kinds, 1)]
-
-    facts = facts_of(steps)
-
-    assert [(each.number, list(by_word(each).values())) for each in facts] == [
-        (1, [1, 2, 0, 0, 0]),
-        (2, [3, 4, 0, 0, 0]),
-        (3, [6, 0, 0, 0, 12]),
-        (4, [8, 9, 0, 0, 0]),
-    ]
 
 
 # --- Who, and in which phase ----------------------------------------------------------------------
@@ -685,20 +668,3 @@ def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
 
     assert len(job.detector._alignment._waiting) <= 1000
     assert len(job.detector._cases.ranks) <= 300
-
-
-def test_restarts_leave_no_ranks_behind() -> None:
-    """Restarts of the same ranks, again and again, keep nothing but what was lost."""
-    detector = Stragglers()
-    told = Told(detector)
-    numbers = count(1)
-    for _ in range(50):
-        for _ in range(5):
-            number = next(numbers)
-            for rank in (0, 1):
-                told.feed(rank, [step_facts(number, NOW, {"forward": 100})])
-        told.forget(0)
-        told.forget(1)
-
-    assert detector.report().ranks == ()
-    assert not detector._alignment._ranks

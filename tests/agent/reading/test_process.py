@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from fed import IDENTITY, Fed, ReadRank
+from fed import IDENTITY, Fed
 from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.reading.documents import RunDescription
 from otel_ddp.agent.reading.journals import NodeNames
@@ -110,6 +110,7 @@ def test_a_process_that_was_dead_when_the_agent_came_ended_when_it_wrote_last(be
 
     created_ns, life = bench.writer.created_ns, bench.process.life
     assert created_ns < life.ended_ns <= wrote_ns < life.gone_ns
+    assert life.seen_alive_ns == life.ended_ns
 
 
 def test_a_process_that_died_while_the_agent_was_paused_ended_when_it_wrote_last(
@@ -516,18 +517,3 @@ class TestNodeNames:
 
 def node(node_rank: int) -> dict[str, Any]:
     return {"run": "r", "host": "h", "node_rank": node_rank}
-
-
-@pytest.mark.parametrize("state", ["finished", "running"])
-def test_a_process_that_ended_before_the_agent_came_was_there_until_then(
-    tmp_path: Path, state: str
-) -> None:
-    rank = ReadRank(tmp_path, 0)
-    before_ns = time.time_ns() // 1000 * 1000
-    rank.log({"loss": 1.0}, 1)
-    rank.state(state)
-    rank.alive = False
-    rank.poll()
-    rank.close()
-
-    assert (rank.process.describe().seen_alive_ns or 0) >= before_ns

@@ -92,21 +92,6 @@ def test_only_an_exported_rank_0_has_best_values(node: Node) -> None:
     assert node.best() == {}
 
 
-def test_the_best_value_outlives_the_agent_that_has_read_it(node: Node) -> None:
-    rank = node.attempt()
-    for step, loss in enumerate([3.0, 1.0, 2.0]):
-        log(rank, "loss", loss, step)
-    rank.poll()
-    node.write(rank)
-    rank.exports.reader.commit(*rank.process.reader.bookmark())
-
-    node.new_agent(rank)
-    log(rank, "loss", 1.5, 3)
-    rank.poll()
-
-    assert node.best() == {"loss": (1.0, 1.0)}
-
-
 def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
     first = node.attempt()
     log(first, "loss", 1.0, 10)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from fed import ReadRank
-from make import is_measured
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.verdicts import run_case as run_case_module
@@ -93,12 +92,8 @@ class Bench:
         late_ms: float = 0.0,
         ranks: Sequence[Rank] | None = None,
         late: Collection[int] = (1,),
-        one_of: int = 1,
     ) -> None:
-        """These ranks in step, of which some may be late in backward.
-
-        *one_of*: of how many steps one is measured.
-        """
+        """These ranks in step, of which some may be late in backward."""
         for number in range(steps):
             for rank in self.ranks if ranks is None else ranks:
                 own, waits = (late_ms, 1.0) if rank.rank in late else (0.0, 1.0 + late_ms)
@@ -106,8 +101,6 @@ class Bench:
                 jitter = (number * 7 + rank.rank * 3) % 5 / 10
                 spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
                 spent["comm_wait"] = waits + 0.5 - jitter
-                if not is_measured(rank.number + 1, one_of):
-                    spent = {"unmeasured": sum(spent.values())}
                 rank.spend(**spent)
             if number % 25 == 24:
                 self.poll()
@@ -206,20 +199,6 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
 
 
-def test_a_late_rank_is_found_in_journals_of_which_one_of_four_steps_is_measured(
-    bench: Bench,
-) -> None:
-    bench.join(0, 1)
-    bench.train(400, one_of=4)
-    bench.train(600, late_ms=10.0, one_of=4)
-    verdict = bench.verdict("straggler")
-
-    assert (verdict["who"]["rank"], verdict["phase"]) == ("1", "backward")
-    assert verdict["evidence"]["one_of"] == 4
-    # As of the last check, which is up to 30 measured steps ago.
-    assert verdict["evidence"]["lost_s"] == pytest.approx(600 * 0.010, rel=0.25)
-
-
 def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> None:
     bench.join(0, 1)
     bench.join(2, 3, node="node-2")
@@ -229,6 +208,7 @@ def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> 
         (dict(row.labels)["node"], row.value) for row in bench.rows(catalog.TRAINING_NODE_STRAGGLER)
     ]
     works = {dict(row.labels)["node"] for row in bench.rows(catalog.TRAINING_NODE_WORK_MAX)}
+    compared = [row.value for row in bench.rows(catalog.TRAINING_COMPARED_RANKS)]
     who = bench.verdict("straggler")["who"]
     bench.train(300)
 
@@ -239,6 +219,8 @@ def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> 
     assert of_node == [("node-2", 1.0)]
     assert (who["node"], who.get("rank")) == ("node-2", None)
     assert works == {"node-1", "node-2"}
+    # Each node has how many ranks of all nodes are compared.
+    assert compared == [4.0, 4.0]
     found = [each[:2] for each in bench.reported() if each[0] != "bound"]
     assert found == [("straggler", "opened"), ("straggler", "closed")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["2", "backward"] == 0.0
@@ -284,15 +266,6 @@ def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:
 
     assert bench.series(catalog.TRAINING_RECURRING_STALL) == {("1", "data"): 1.0}
     assert of("recurring", bench.reported()) == [("opened", "WARN")]
-
-
-def test_how_many_ranks_are_compared_is_told_of_the_node(bench: Bench) -> None:
-    bench.join(0, 1)
-    bench.train(130)
-
-    (compared,) = bench.rows(catalog.TRAINING_COMPARED_RANKS)
-    assert compared.value == 2.0
-    assert [name for name, _ in compared.labels] == ["group", "run", "node"]
 
 
 def test_a_verdict_has_the_address_of_the_board_that_shows_it(
@@ -809,29 +782,10 @@ def test_nothing_is_kept_of_a_run_that_has_ended(bench: Bench) -> None:
 
     # Both ranks have the process of this test.
     assert before == (1, 1)
-    assert (bench.judge._cases, bench.causes._watched) == ({}, {})
+    assert (bench.judge._cases, bench.judge._series, bench.causes._watched) == ({}, {}, {})
     assert (bench.judge.verdicts(), bench.judge.past()) == ([], [])
     assert bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME) == {}
     assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
-
-
-def test_the_deaths_of_a_run_that_has_ended_are_none_of_the_next_of_that_name(
-    bench: Bench,
-) -> None:
-    bench.join(0, 1)
-    bench.train(25)
-    bench.ranks[1].alive = False
-    bench.poll()
-    bench.poll()
-    before = bench.series(catalog.TRAINING_DEATHS)
-    bench.ranks.clear()
-    bench.poll()
-    bench.judge.retire(set())
-    bench.join(0, 1)
-    bench.train(25)
-
-    assert before == {("1", "unknown"): 1.0}
-    assert bench.series(catalog.TRAINING_DEATHS) == {}
 
 
 def test_a_process_with_new_labels_is_not_waited_for_under_the_old_ones(
@@ -925,23 +879,6 @@ def test_a_process_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     assert found["who"] == {"group": "g", "run": "r", "node": "node-1"}
     standing = bench.rows(catalog.TRAINING_STALLED)
     assert {dict(row.labels)["job_type"] for row in standing} == {"train"}
-
-
-def test_an_evaluator_that_lives_on_is_given_time_after_the_training_has_finished(
-    bench: Bench,
-) -> None:
-    bench.join(0, 1)
-    bench.join(0, job_type="eval", world_size=1)
-    bench.poll()
-    for rank in bench.ranks[:2]:
-        rank.writer.state(STATES["finished"], time.time_ns() // 1000)
-    bench.ranks[2].spend(forward=10.0)
-    bench.ranks[2].enter("other")
-
-    for _ in range(30):
-        bench.poll(later_s=5)
-
-    assert bench.open() == []
 
 
 def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it(bench: Bench) -> None:
