@@ -291,8 +291,9 @@ class History:
 
     def step_range(self, series: Series) -> tuple[int, int] | None:
         """The first and the last step of a series."""
-        rows = self._rows("SELECT min(start), max(until) FROM steps WHERE series = ?", (series.id,))
-        return None if rows[0][0] is None else rows[0]
+        query = "SELECT start, until FROM steps WHERE series = ? ORDER BY start {} LIMIT 1"
+        first, last = (self._rows(query.format(way), (series.id,)) for way in ("ASC", "DESC"))
+        return (first[0][0], last[0][1]) if first else None
 
     @cached_property
     def step_series(self) -> dict[str, Series]:

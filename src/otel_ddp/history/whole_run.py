@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -35,6 +36,10 @@ _B = TypeVar("_B", Bucket, StepBucket)
 _EMPTY: tuple[Any, ...] = (None, "", {}, [])
 StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
 """Of each rank: the clock, the width of its buckets, and these."""
+
+
+_WORDS = re.compile(r"[\W_]+")
+_VALIDATION = {"val", "valid", "validation", "eval", "test", "dev"}
 
 
 class Cell(NamedTuple):
@@ -268,6 +273,25 @@ class WholeRun:
             # Each has some unusual step in it: only the time of its special phases is taken out.
             found = [_without_special(each) for each in found]
         return found
+
+
+def by_history(found: Iterable[tuple[History, Series]]) -> dict[History, list[Series]]:
+    """The series of each node."""
+    of: dict[History, list[Series]] = {}
+    for history, series in found:
+        of.setdefault(history, []).append(series)
+    return of
+
+
+def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What a run is judged by: a loss of training, and one of validation; name and split."""
+    rows = [(str(row.get("name")), str(row.get("split") or "")) for row in summary]
+    words = {row: {*_WORDS.split(row[0].lower())} for row in rows}
+    losses = [row for row in rows if "loss" in words[row]] or rows
+    checked = [row for row in losses if row[1] in _VALIDATION or words[row] & _VALIDATION]
+    trained = [row for row in losses if row not in checked]
+    found = [*trained[:1], *checked[:1]]
+    return [{"name": name, "split": split} for name, split in found]
 
 
 def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:

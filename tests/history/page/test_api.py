@@ -324,6 +324,18 @@ def test_a_run_that_came_back_is_not_judged_by_what_ended_an_earlier_attempt(
     assert [len(each["verdicts"]) for each in heads.values()] == [1, 1, 1]
 
 
+def test_a_death_that_was_none_is_not_shown_first(tmp_path: Path, client: Client) -> None:
+    death = {"kind": "death", "since_ns": 6 * S, "until_ns": 7 * S, "who": {"rank": "0"}}
+    taken_back = {**death, "evidence": {"taken_back": True}}
+    write_history(tmp_path, "was", began_ns=5 * S, verdicts=[death])
+    write_history(tmp_path, "none", began_ns=5 * S, verdicts=[taken_back])
+
+    first = {run: client.api("run", run=run).json["first"] for run in ("was", "none")}
+
+    assert [each["kind"] for each in first["was"]] == ["death"]
+    assert first["none"] == []
+
+
 def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path, state="running", began_ns=5 * S, late=1)
     write_history(tmp_path, "on", state="running", late=1)

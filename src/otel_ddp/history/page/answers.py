@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.history import beside
-from otel_ddp.history.page import columns, runs, static_files, waits
+from otel_ddp.history.page import columns, runs, static_files
 from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused, as_json
+from otel_ddp.history.waits import waits
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 
@@ -57,13 +58,17 @@ def _events(run: WholeRun, question: Question) -> dict[str, Any]:
     return {"events": found[:most], "more": len(found) > most}
 
 
+def _waits(run: WholeRun) -> dict[str, Any]:
+    return {"phases": columns.SHOWN_PHASES, **waits(run)}
+
+
 # Of the histories alone.
 ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
     "names": _names,
     "values": lambda run, question: columns.columns_of(run, question, "value"),
     "node": lambda run, question: columns.columns_of(run, question, "node", "counter"),
     "steps": columns.grid,
-    "waits": waits.waits,
+    "waits": lambda run, question: _waits(run),
     "events": _events,
 }
 BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
@@ -111,7 +116,7 @@ def saved(run: WholeRun, reports: Sequence[Any] = (), profiles: Sequence[Any] = 
         "values": _pictures(run, shown["values"], "value"),
         "node": _pictures(run, [each["name"] for each in shown["node"]], "node", "counter"),
         "steps": columns.grid(run, Question("steps", {"columns": [str(_SAVED_COLUMNS)]})),
-        "waits": waits.waits(run, Question("waits")),
+        "waits": _waits(run),
         "events": _events(run, Question("events", {"most": ["200"]})),
         "postmortems": {"postmortems": reports},
         "postmortem": {name: text[:_SAVED_TEXT] for name, text in texts.items()},

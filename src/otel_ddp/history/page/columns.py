@@ -12,7 +12,7 @@ from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import Bucket, History, Series
 from otel_ddp.history.tables import STEP_COLUMNS, SeriesKey
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.whole_run import WholeRun, by_history
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
@@ -204,14 +204,6 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
             "by_device": any(series.key.name == "device" for _, series in chosen),
         },
     }
-
-
-def by_history(found: Iterable[tuple[History, Series]]) -> dict[History, list[Series]]:
-    """The series of each node."""
-    of: dict[History, list[Series]] = {}
-    for history, series in found:
-        of.setdefault(history, []).append(series)
-    return of
 
 
 def _until_they_moved(

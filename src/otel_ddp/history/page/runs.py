@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,11 @@ from otel_ddp.history import directory
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.newest_attempt import Newest, OfNode, is_silent, newest_attempt
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.page.troubles import shown_first, worst_first
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.tables import RunKey
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.troubles import shown_first, worst_first
+from otel_ddp.history.whole_run import WholeRun, main_values
 from otel_ddp.journal.survey import Survey
 from otel_ddp.journal.survey import of_run as labelled
 from otel_ddp.vocabulary.words import (
@@ -33,8 +32,6 @@ _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
 # Of a run in the list: points of its curve, and settings that may tell it from others.
 _CURVE, _MOST_SETTINGS = 40, 60
-_WORDS = re.compile(r"[\W_]+")
-_VALIDATION = {"val", "valid", "validation", "eval", "test", "dev"}
 _RANK = (
     *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
     *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns", "reason", "host"),
@@ -167,17 +164,6 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "verdicts": [*map(_told, verdicts[:_MOST_SENTENCES])],
         }
     return parts, row
-
-
-def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What a run is judged by: a loss of training, and one of validation; name and split."""
-    rows = [(str(row.get("name")), str(row.get("split") or "")) for row in summary]
-    words = {row: {*_WORDS.split(row[0].lower())} for row in rows}
-    losses = [row for row in rows if "loss" in words[row]] or rows
-    checked = [row for row in losses if row[1] in _VALIDATION or words[row] & _VALIDATION]
-    trained = [row for row in losses if row not in checked]
-    found = [*trained[:1], *checked[:1]]
-    return [{"name": name, "split": split} for name, split in found]
 
 
 def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:

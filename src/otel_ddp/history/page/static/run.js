@@ -139,6 +139,8 @@ class Run {
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
       head.gaps.map((gap) => el("p", { class: "warn" }, `Not all was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
     );
+    // Its place is kept until its answer is there.
+    if (!this.waits.answer) this.waits.element.hidden = head.ranks < 2 || head.step === null;
     this.troubles.show(head);
     this.tiles.show(head);
     fill(this.spent, timeSpent(head));

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from otel_ddp import plain
-from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS
+from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS, is_taken_back
 
 Verdict = Mapping[str, Any]
 
@@ -29,7 +29,11 @@ def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]
 
 def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
     """The worst trouble and the costliest one, which may be the same."""
-    found = [e for e in worst_first(verdicts, began_ns) if e.get("kind") not in HARMLESS_VERDICTS]
+    found = [
+        each
+        for each in worst_first(verdicts, began_ns)
+        if each.get("kind") not in HARMLESS_VERDICTS and not is_taken_back(each.get("evidence"))
+    ]
     costly = max(found, key=_lost_s, default=None)
     is_other = costly is not None and costly is not found[0] and _lost_s(costly) > 0
     return [*found[:1], costly] if costly and is_other else found[:1]

@@ -8,11 +8,9 @@ from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from otel_ddp.history.newest_attempt import rank_order
-from otel_ddp.history.page.columns import SHOWN_PHASES, by_history
-from otel_ddp.history.page.exchange import Question
-from otel_ddp.history.page.troubles import is_late, named_ranks, shown_first
 from otel_ddp.history.reader import History, Series
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.troubles import is_late, named_ranks, shown_first
+from otel_ddp.history.whole_run import WholeRun, by_history
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
 # Steps that the bars are the mean of, and those that the strip shows of a run that goes on.
@@ -59,7 +57,7 @@ def _sums(
     return found
 
 
-def waits(run: WholeRun, question: Question) -> dict[str, Any]:
+def waits(run: WholeRun) -> dict[str, Any]:
     """Bars over the steps of the trouble that is shown first, or the last ones; a strip over more.
 
     A rank that a verdict names is among the suspects, however late it is.
@@ -92,7 +90,6 @@ def waits(run: WholeRun, question: Question) -> dict[str, Any]:
         "step_s": median(each.step_s for each in found) if found else None,
         "work_per_s": sum(each.work_per_s for each in found),
         "usual_work_s": usual_s,
-        "phases": SHOWN_PHASES,
         "ranks": [each._asdict() for each in suspects],
         "others": _together(found[len(suspects) :]),
         "strip": _strip(series, begins, highest),
@@ -159,9 +156,10 @@ def _strip(series: _Series, first: int, until: int) -> dict[str, Any]:
 
 
 def _checkpoint(run: WholeRun) -> dict[str, Any] | None:
-    """The last step that saved one, of the first rank that has any."""
-    for history, one in run.step_series():
-        if (row := history.last_with(one, "checkpoint")) is not None:
-            took_s = row.phases_ns["checkpoint"] / 1e9
-            return {"step": row.until, "ended_ns": row.last_ns, "took_s": took_s}
-    return None
+    """The last step in which the first rank saved one."""
+    history, one = run.step_series()[0]
+    row = history.last_with(one, "checkpoint")
+    if row is None:
+        return None
+    took_s = row.phases_ns["checkpoint"] / 1e9
+    return {"step": row.until, "ended_ns": row.last_ns, "took_s": took_s}
