@@ -23,6 +23,8 @@ _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "alert", "artifact", "config", "finish")
 _RUN = ("log", "logs", *_RECORDING[1:])
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
+# Options that say the same in every command.
+_SHARED = ("`--json`", "`--dir`")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
 
@@ -40,9 +42,11 @@ def _api() -> Iterator[str]:
     for name in _OPENING:
         yield from _call(f"otel_ddp.{name}", getattr(otel_ddp, name))
     yield "## Recording"
-    yield "Each of these uses the open run of the process. Without one it does nothing."
-    for name in _RECORDING:
-        yield from _call(f"otel_ddp.{name}", getattr(otel_ddp, name))
+    named = ", ".join(f"`otel_ddp.{name}`" for name in _RECORDING)
+    yield (
+        f"{named} take the arguments of the methods of the same name below. They use the open run "
+        "of the process, and do nothing without one."
+    )
     yield "## otel_ddp.Run"
     yield _text(otel_ddp.Run)
     for name in _RUN:
@@ -58,13 +62,21 @@ def _api() -> Iterator[str]:
         [(f"`otel_ddp.{name}`", _text(getattr(otel_ddp, name))) for name in _ERRORS],
     )
     yield "## Commands"
+    yield (
+        "`--json` prints the same for programs. `--dir` names the directory of journals and "
+        "agent, by default `OTEL_DDP_DIR`, else one on tmpfs."
+    )
     for name, (module, sentence) in cli.COMMANDS.items():
         parser = argparse.ArgumentParser(description=sentence, add_help=False)
         import_module(f"otel_ddp.cli.{module}").add_arguments(parser)
         description = " ".join((parser.description or "").split())
         yield f"### otel-ddp {name}"
         yield f"{description[0].upper()}{description[1:].removesuffix('.')}."
-        yield _table(("option", "what it does"), _options(parser))
+        options = _options(parser)
+        if own := [each for each in options if each[0] not in _SHARED]:
+            yield _table(("option", "what it does"), own)
+        if shared := [name for name, _ in options if name in _SHARED]:
+            yield f"Also {' and '.join(shared)}."
 
 
 def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
