@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from otel_ddp.agent.node.gpu.driver import Device, Question, User
+from otel_ddp.agent.node.gpu.nvml import Device, User
+from otel_ddp.agent.node.gpu.nvml_questions import Question
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 

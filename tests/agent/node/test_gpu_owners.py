@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.node.gpu.driver import Device, User
+from otel_ddp.agent.node.gpu.nvml import Device, User
 from otel_ddp.agent.node.gpu.owners import Ownership, owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample
 from otel_ddp.agent.reading.journals import Rank

@@ -15,15 +15,8 @@ import pytest
 from agent.node.node_trees import rows
 from nvml_boards import GIB, Board, Boards, Instance, a100_mig, h100, show_here, standin_library
 from nvml_boards import t4 as tesla_t4
-from otel_ddp.agent.node.gpu.driver import (
-    Device,
-    DeviceLost,
-    DriverMissing,
-    NotSupported,
-    Question,
-    User,
-)
-from otel_ddp.agent.node.gpu.nvml import Nvml
+from otel_ddp.agent.node.gpu.nvml import Device, DriverMissing, Nvml, User
+from otel_ddp.agent.node.gpu.nvml_questions import DeviceLost, NotSupported, Question
 from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent.node.fake_driver import LIMIT, POWER, FakeDriver
-from otel_ddp.agent.node.gpu.driver import Device, DeviceLost, DriverMissing, NotSupported, User
+from otel_ddp.agent.node.gpu.nvml import Device, DriverMissing, User
+from otel_ddp.agent.node.gpu.nvml_questions import DeviceLost, NotSupported
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog

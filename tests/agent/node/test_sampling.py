@@ -14,7 +14,7 @@ from agent.node.fake_driver import POWER, FakeDriver
 from node import until
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
-from otel_ddp.agent.node.gpu.driver import Device, User
+from otel_ddp.agent.node.gpu.nvml import Device, User
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement

@@ -5,17 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.agent.node.gpu.driver import (
-    Device,
-    DeviceLost,
-    DriverMissing,
-    NotSupported,
-    Question,
-    User,
-)
 from otel_ddp.agent.node.gpu.nvml_questions import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -23,7 +16,10 @@ from otel_ddp.agent.node.gpu.nvml_questions import (
     LIBRARY_NOT_FOUND,
     NO_PERMISSION,
     Calls,
+    DeviceLost,
     GpmSamples,
+    NotSupported,
+    Question,
     Xids,
     printable,
     questions,
@@ -59,6 +55,30 @@ _NO_DEVICES = (
     "The NVIDIA driver shows no GPU: see whether `nvidia-smi` does, and whether "
     "NVIDIA_VISIBLE_DEVICES or the scheduler hides them."
 )
+
+
+class DriverMissing(Exception):
+    """There is no driver, or no device. The text is one sentence that a user can act on."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A board, or a part of one with numbers of its own (a MIG instance)."""
+
+    uuid: str
+    index: str
+    """As `nvidia-smi` counts: `3`, and `3:1` for the second part of that board."""
+    name: str
+    pci: str = ""
+    parent: str = ""
+    """The UUID of the board that this device is a part of."""
+
+
+class User(NamedTuple):
+    """A process that uses memory on a device."""
+
+    pid: int
+    used_bytes: int | None
 
 
 class Nvml:

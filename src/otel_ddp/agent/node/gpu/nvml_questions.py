@@ -7,9 +7,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from otel_ddp.agent.node.gpu.driver import DeviceLost, NotSupported, Question
 from otel_ddp.agent.node.gpu.nvml_table import (
     MOVING_S,
     ROWS,
@@ -23,6 +22,54 @@ from otel_ddp.agent.node.gpu.nvml_table import (
 )
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS, Kind
+
+T = TypeVar("T")
+
+_S = 1_000_000_000
+_FRESH_PERIODS = 3
+# A call that comes a little early must not postpone a question by a whole period.
+_EARLY_NS = _S // 4
+
+
+class NotSupported(Exception):
+    """This device does not support that: it is never asked for it again."""
+
+
+class DeviceLost(Exception):
+    """The device, or the whole driver, is lost: devices have to be found anew."""
+
+
+class Question(Generic[T]):
+    """A question that one device is asked periodically, and the last answer to it."""
+
+    def __init__(self, name: str, every_s: float, ask: Callable[[], Iterable[T]]) -> None:
+        """*ask* raises NotSupported or DeviceLost; any other error means that one attempt failed.
+
+        An impossible number is NaN: it is left out and counted.
+        """
+        self.name, self.every_s, self.ask = name, every_s, ask
+        self.is_unsupported = False
+        self._every_ns = max(1, int(every_s * _S))
+        self._due_ns = 0
+        self._answered_ns, self._answer = 0, tuple[T, ...]()
+
+    def due(self, now_ns: int) -> bool:
+        """Whether to ask now; if so, the question is due again in the next period."""
+        if self.is_unsupported or now_ns + _EARLY_NS < self._due_ns:
+            return False
+        self._due_ns = now_ns + self._every_ns
+        return True
+
+    def keep(self, answer: Iterable[T], now_ns: int) -> None:
+        self._answered_ns, self._answer = now_ns, tuple(answer)
+
+    def fresh(self, now_ns: int) -> tuple[T, ...]:
+        """The last answer; empty if it is too old."""
+        is_old = now_ns - self._answered_ns > _FRESH_PERIODS * self._every_ns
+        return () if is_old or self.is_unsupported else self._answer
+
+
+# -- one device
 
 # Numbers of the binary interface: an older nvidia-ml-py lacks some of the names.
 SUCCESS = 0

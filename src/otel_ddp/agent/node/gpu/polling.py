@@ -10,15 +10,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from otel_ddp import errors
-from otel_ddp.agent.node.gpu.driver import (
-    Device,
-    DeviceLost,
-    DriverMissing,
-    NotSupported,
-    Question,
-    User,
-)
-from otel_ddp.agent.node.gpu.nvml import Nvml
+from otel_ddp.agent.node.gpu.nvml import Device, DriverMissing, Nvml, User
+from otel_ddp.agent.node.gpu.nvml_questions import DeviceLost, NotSupported, Question
 from otel_ddp.agent.node.source import Measurement
 
 T = TypeVar("T")
