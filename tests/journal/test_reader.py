@@ -8,7 +8,6 @@ import math
 import os
 import struct
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +19,6 @@ from otel_ddp.journal.writer import JournalWriter, Shape
 from shortages import descriptors_below
 
 SMALLEST = 128 * 1024
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[JournalWriter]:
-    made = JournalWriter(tmp_path, SMALLEST, {"run": "r"})
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(writer: JournalWriter) -> Iterator[JournalReader]:
-    made = JournalReader(writer.path)
-    yield made
-    made.close()
 
 
 def log(writer: JournalWriter, shape: Shape, step: int, *values: float) -> None:

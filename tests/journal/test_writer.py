@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 
 SMALLEST = 128 * 1024
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[JournalWriter]:
-    made = JournalWriter(tmp_path, SMALLEST, {"run": "r"})
-    yield made
-    made.close()
 
 
 def log(writer: JournalWriter, shape: Shape, step: int, *values: float) -> None:
@@ -47,7 +39,9 @@ def read(writer: JournalWriter) -> list[Scalars | Document]:
 # -- the bytes
 
 
-def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> None:
+def test_every_byte_lies_where_the_documentation_says(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     # Only numbers of docs/internals/journal.md, none from the code: they must not drift apart.
     loss, grad = writer.name("loss", "train"), writer.name("größe")
     steps = writer.counter("steps", {"kind": "x"})
@@ -168,10 +162,8 @@ def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> 
     assert data[40976 : 40976 + 88] == data[57344 + at : 57344 + at + 88]
 
     # The reader's own file.
-    reader = JournalReader(writer.path)
     reader.read()
     reader.commit(*reader.bookmark())
-    reader.close()
     taken = writer.path.with_name(writer.path.name.replace(".journal", ".taken")).read_bytes()
     assert len(taken) == 28
     assert struct.unpack("<QQQ", taken[:24]) == (u64(256), 4, 0)
@@ -218,7 +210,9 @@ def test_a_file_is_divided_as_the_documentation_says(
 # -- values that do not fit
 
 
-def test_a_value_that_does_not_pack_is_not_counted_as_lost(writer: JournalWriter) -> None:
+def test_a_value_that_does_not_pack_is_not_counted_as_lost(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     shape = Shape((1,))
     log(writer, shape, 1, 1.0)
     with pytest.raises(struct.error):
@@ -226,16 +220,16 @@ def test_a_value_that_does_not_pack_is_not_counted_as_lost(writer: JournalWriter
     with pytest.raises(struct.error):
         writer.scalars(shape, 1, 2, "late", (1.0,))  # type: ignore[arg-type]
     log(writer, shape, 3, 3.0)
-    reader = JournalReader(writer.path)
 
     steps = [record.step for record in reader.read() if isinstance(record, Scalars)]
 
     assert steps == [1, 3]
     assert reader.lost == 0
-    reader.close()
 
 
-def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: JournalWriter) -> None:
+def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     shape = Shape([writer.name("loss")])
 
     def lap() -> None:
@@ -245,7 +239,6 @@ def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: Journal
 
     lap()
     first = writer.overwrites_unread()
-    reader = JournalReader(writer.path)
     reader.read()
     reader.commit(*reader.bookmark())
     lap()
@@ -253,15 +246,15 @@ def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: Journal
     lap()
 
     assert (first, taken, writer.overwrites_unread()) == (False, False, True)
-    reader.close()
 
 
-def test_where_no_more_latest_values_fit_the_ring_still_has_them(writer: JournalWriter) -> None:
+def test_where_no_more_latest_values_fit_the_ring_still_has_them(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     shapes = [Shape(range(i * 100, i * 100 + 100)) for i in range(1, 15)]
     for step, shape in enumerate(shapes):
         log(writer, shape, step, *([1.0] * 100))
         log(writer, shape, step, *([2.0] * 100))
-    reader = JournalReader(writer.path)
 
     latest = reader.latest()
 
@@ -269,7 +262,6 @@ def test_where_no_more_latest_values_fit_the_ring_still_has_them(writer: Journal
     assert list(range(16384 // 1264)) == [record.step for record in latest]
     assert {2.0} == {value for record in latest for _, value in record.values}
     assert len(reader.read()) == 28
-    reader.close()
 
 
 def test_whatever_there_is_much_of_the_rest_of_the_definitions_finds_room(
@@ -327,36 +319,37 @@ def test_counters_of_names_leave_places_for_the_others(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_name_that_is_no_text_for_others_still_gets_its_number(writer: JournalWriter) -> None:
+def test_a_name_that_is_no_text_for_others_still_gets_its_number(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     assert writer.name("half \ud800", "\udfff") == 1
-    reader = JournalReader(writer.path)
+    reader.read_definitions()
 
     assert reader.names == {1: ("half ?", "?")}
-    reader.close()
 
 
-def test_a_long_reason_is_cut_between_two_characters(writer: JournalWriter) -> None:
+def test_a_long_reason_is_cut_between_two_characters(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     writer.reason("x" + "ö" * 3000)
-    reader = JournalReader(writer.path)
 
     assert reader.reason() == "x" + "ö" * 1019
 
     writer.reason("\ud800 gone")
     assert reader.reason() == "? gone"
-    reader.close()
 
 
-def test_running_numbers_go_round_after_four_billion(writer: JournalWriter) -> None:
+def test_running_numbers_go_round_after_four_billion(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
     # Nobody logs four billion values in a test: the counter is wound forward.
     writer.number = 2**32 - 3
-    reader = JournalReader(writer.path)
     reader.ring.expected = 2**32 - 2
     for step in range(6):
         log(writer, Shape((1,)), step, 1.0)
 
     assert len(reader.read()) == 6
     assert reader.lost == 0
-    reader.close()
 
 
 # -- what it costs the process

@@ -48,22 +48,31 @@ def kept(path: Path) -> tuple[int, int, int]:
         return sum(values), sum(steps), len(history.events())
 
 
-def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.sqlite"
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[KeptRun]:
+    """The history of a run, as an agent keeps it until it ends."""
     run = KeptRun(path)
     run.open()
-    run.feed(batch(0, 10))
+    yield run
     run.write(1)
-    run.feed(batch(5, 10))
-    run.write(2)
     run.close()
+
+
+def made_by_an_agent(path: Path) -> None:
+    with opened(path):
+        pass
+
+
+def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with opened(path) as run:
+        run.feed(batch(0, 10))
+        run.write(1)
+        run.feed(batch(5, 10))
     # Another agent, which reads all of it once more.
-    other = KeptRun(path)
-    other.open()
-    other.feed(batch(0, 20))
-    other.feed(batch(0, 3, journal="j1", rank="1"))
-    other.write(3)
-    other.close()
+    with opened(path) as other:
+        other.feed(batch(0, 20))
+        other.feed(batch(0, 3, journal="j1", rank="1"))
 
     assert kept(path) == (23, 21, 23)
 
@@ -71,14 +80,12 @@ def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
 def test_values_without_steps_go_on_where_the_agent_before_was(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite"
     for first in (1, 3):
-        run = KeptRun(path)
-        run.open()
-        scalars = [
-            Scalars(n * S, None, None, ((1, float(n)),), 100 * n) for n in range(first, first + 2)
-        ]
-        run.feed(batch(0, 0, scalars=scalars))
-        run.write(first)
-        run.close()
+        with opened(path) as run:
+            scalars = [
+                Scalars(n * S, None, None, ((1, float(n)),), 100 * n)
+                for n in range(first, first + 2)
+            ]
+            run.feed(batch(0, 0, scalars=scalars))
 
     with History(path) as history:
         (series,) = history.series("value")
@@ -112,13 +119,10 @@ def _minutes_and_counts(path: Path) -> dict[int, list[int]]:
 def test_attempts_that_are_read_at_once_are_kept_as_if_each_had_been_written(
     tmp_path: Path,
 ) -> None:
-    run = KeptRun(tmp_path / "a.sqlite")
-    run.open()
-    run.feed(batch(0, 10))
-    # It goes on from step 5, and has not come as far.
-    run.feed(_later(batch(5, 3)))
-    run.write(1)
-    run.close()
+    with opened(tmp_path / "a.sqlite") as run:
+        run.feed(batch(0, 10))
+        # It goes on from step 5, and has not come as far.
+        run.feed(_later(batch(5, 3)))
 
     assert _minutes_and_counts(run.path) == {
         **{step: [0, 1] for step in range(5)},
@@ -129,15 +133,12 @@ def test_attempts_that_are_read_at_once_are_kept_as_if_each_had_been_written(
 def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next_one_began(
     tmp_path: Path,
 ) -> None:
-    run = KeptRun(tmp_path / "a.sqlite")
-    run.open()
-    run.feed(batch(0, 3))
-    run.feed_state(State({}, {}, (), (), [ProcessTime("0", 1, 1, 30 * S, "killed")]))
-    run.feed(_later(batch(5, 3)))
-    run.write(1)
-    run.feed(batch(3, 7))
-    run.write(2)
-    run.close()
+    with opened(tmp_path / "a.sqlite") as run:
+        run.feed(batch(0, 3))
+        run.feed_state(State({}, {}, (), (), [ProcessTime("0", 1, 1, 30 * S, "killed")]))
+        run.feed(_later(batch(5, 3)))
+        run.write(1)
+        run.feed(batch(3, 7))
 
     assert _minutes_and_counts(run.path) == {
         **{step: [0, 1] for step in range(5)},
@@ -205,17 +206,15 @@ def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(
 
 
 def test_what_is_damaged_in_a_record_leaves_the_others(tmp_path: Path) -> None:
-    run = KeptRun(tmp_path / "a.sqlite")
-    good = batch(0, 3)
-    bad = [
-        Document(EVENT, {"time": "never"}, 1000),
-        Document(EVENT, {}, 1001),
-        Document(EVENT, {"time": 1, "step": [], "attributes": 3}, 1002),
-    ]
-    news = good.news._replace(events=[*bad, *good.news.events])
-    run.feed(good._replace(names={}, news=news))
-    run.write(1)
-    run.close()
+    with opened(tmp_path / "a.sqlite") as run:
+        good = batch(0, 3)
+        bad = [
+            Document(EVENT, {"time": "never"}, 1000),
+            Document(EVENT, {}, 1001),
+            Document(EVENT, {"time": 1, "step": [], "attributes": 3}, 1002),
+        ]
+        news = good.news._replace(events=[*bad, *good.news.events])
+        run.feed(good._replace(names={}, news=news))
 
     assert kept(tmp_path / "a.sqlite") == (0, 2, 3)
 
@@ -514,9 +513,7 @@ def test_the_oldest_runs_go_first_and_those_that_go_on_stay(
     caplog.set_level("INFO")
     made = Histories(str(tmp_path / "h"), 1, "n")
     old = made.directory / file_name("g", "old", "n")
-    earlier = KeptRun(old)
-    earlier.write(1)
-    earlier.close()
+    made_by_an_agent(old)
     made.feed(batch(0, 1))
     made._write_all()
 
@@ -531,9 +528,7 @@ def test_what_is_certainly_no_history_neither_counts_nor_goes(tmp_path: Path, na
     folder = tmp_path / "h"
     folder.mkdir(mode=0o700)
     old = folder / file_name("g", "an older one", "n")
-    earlier = KeptRun(old)
-    earlier.write(1)
-    earlier.close()
+    made_by_an_agent(old)
     with contextlib.closing(sqlite3.connect(folder / name)) as theirs:
         theirs.execute("CREATE TABLE trials (value)")
         theirs.execute("INSERT INTO trials VALUES (zeroblob(10000000))")
@@ -550,9 +545,7 @@ def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Pa
     for each in (folder, elsewhere):
         each.mkdir(mode=0o700)
     path = elsewhere / file_name("g", "r", "n")
-    run = KeptRun(path)
-    run.write(1)
-    run.close()
+    made_by_an_agent(path)
     for name in ("", "-wal", "-journal"):
         (folder / f"{path.name}{name}").symlink_to(path)
 
@@ -565,9 +558,7 @@ def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Pa
 @as_root
 def test_a_history_of_another_user_is_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / file_name("g", "r", "n")
-    run = KeptRun(path)
-    run.write(1)
-    run.close()
+    made_by_an_agent(path)
     os.chown(path, OTHER, OTHER)
 
     directory.delete_oldest(tmp_path, 1, ())

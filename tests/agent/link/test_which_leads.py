@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -86,111 +86,113 @@ class Kept:
         return {}
 
 
-def test_a_link_stays_for_a_minute_after_the_journals_are_gone(process: Made) -> None:
-    now_s = [1000.0]
+class Later:
+    """The clock, so many seconds later."""
+
+    s = 0.0
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + int(self.s * 1e9)
+
+
+@pytest.fixture
+def clock() -> Later:
+    return Later()
+
+
+@pytest.fixture
+def links(clock: Later) -> Iterator[Links]:
     kept: Any = Kept()
-    links = Links("node-0", kept, lambda: int(now_s[0] * 1e9))
-    try:
-        links.poll([process(2, 4)])
-        # Their ends may be known later.
-        links.poll([])
-        assert len(links.describe()) == 1
-
-        now_s[0] += 61
-        links.poll([])
-        assert links.describe() == []
-    finally:
-        links.stop()
+    made = Links("node-0", kept, clock)
+    yield made
+    made.stop()
 
 
-def test_what_the_lead_of_one_attempt_lacks_goes_to_that_of_the_next_one(process: Made) -> None:
-    links = Links("node-1", cast(Any, Kept()))
-    try:
-        links.poll([process(1, 4, alive=False)])
-        links.poll([process(1, 4, named=lead.propose(["node-2"]).as_json())])
+def test_a_link_stays_for_a_minute_after_the_journals_are_gone(
+    process: Made, links: Links, clock: Later
+) -> None:
+    links.poll([process(2, 4)])
+    # Their ends may be known later.
+    links.poll([])
+    assert len(links.describe()) == 1
 
-        following: Any = links._open[RUN].link
-        assert len(following._processes) == 2
-    finally:
-        links.stop()
+    clock.s += 61
+    links.poll([])
+    assert links.describe() == []
+
+
+def test_what_the_lead_of_one_attempt_lacks_goes_to_that_of_the_next_one(
+    process: Made, links: Links
+) -> None:
+    links.poll([process(1, 4, alive=False)])
+    links.poll([process(1, 4, named=lead.propose(["node-2"]).as_json())])
+
+    following: Any = links._open[RUN].link
+    assert len(following._processes) == 2
 
 
 def test_a_run_that_goes_on_elsewhere_is_led_on_while_its_other_nodes_are_heard(
-    process: Made, monkeypatch: pytest.MonkeyPatch
+    process: Made, links: Links, clock: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, reports = process(2, 4), [True]
     monkeypatch.setattr(
         LinkServer, "take", lambda _: [report(other, "node-1", 1)] if reports else []
     )
-    now_s = [1000.0]
-    links = Links("node-0", cast(Any, Kept()), lambda: int(now_s[0] * 1e9))
-    try:
-        links.poll([process(0, 4)])
-        for _ in range(4):
-            now_s[0] += 50
-            links.poll([])
-        assert len(links.describe()) == 1
-        assert links.going_on_elsewhere() == {RUN}
+    links.poll([process(0, 4)])
+    for _ in range(4):
+        clock.s += 50
+        links.poll([])
+    assert len(links.describe()) == 1
+    assert links.going_on_elsewhere() == {RUN}
 
-        reports.clear()
-        for _ in range(20):
-            now_s[0] += 5
-            links.poll([])
-        assert links.describe() == []
-        assert links.going_on_elsewhere() == set()
-    finally:
-        links.stop()
+    reports.clear()
+    for _ in range(20):
+        clock.s += 5
+        links.poll([])
+    assert links.describe() == []
+    assert links.going_on_elsewhere() == set()
 
 
 @pytest.mark.parametrize(("ago_s", "links_of"), [(10, 1), (70, 0)])
 def test_an_agent_that_starts_after_the_end_of_a_run_still_tells_it(
-    process: Made, ago_s: int, links_of: int
+    process: Made, links: Links, clock: Later, ago_s: int, links_of: int
 ) -> None:
-    ended, now_s = process(2, 4, alive=False), [1000.0]
-    links = Links("node-0", cast(Any, Kept()), lambda: int(now_s[0] * 1e9))
-    now_s[0] += ago_s
-    try:
-        links.poll([ended])
+    ended = process(2, 4, alive=False)
+    clock.s += ago_s
 
-        assert len(links.describe()) == links_of
-    finally:
-        links.stop()
+    links.poll([ended])
+
+    assert len(links.describe()) == links_of
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_lead_stays_one_when_rank_0_has_gone_until_another_attempt(
-    process: Made, again: bool
+    process: Made, links: Links, again: bool
 ) -> None:
     first, other = process(0, 4), process(1, 4)
-    links = Links("node-0", cast(Any, Kept()), time.monotonic_ns)
-    try:
-        links.poll([first, other])
-        links.poll([process(1, 4)] if again else [other])
+    links.poll([first, other])
+    links.poll([process(1, 4)] if again else [other])
 
-        (told,) = links.describe()
-        assert ("this agent leads the run" in told["sentence"]) is not again
-    finally:
-        links.stop()
+    (told,) = links.describe()
+    assert ("this agent leads the run" in told["sentence"]) is not again
 
 
-def test_a_lead_stays_one_when_rank_0_goes_before_a_rank_that_came_after_it(process: Made) -> None:
+def test_a_lead_stays_one_when_rank_0_goes_before_a_rank_that_came_after_it(
+    process: Made, links: Links
+) -> None:
     first = process(0, 4)
-    links = Links("node-0", cast(Any, Kept()), time.monotonic_ns)
-    try:
-        links.poll([first])
-        later = process(1, 4)
-        links.poll([first, later])
-        links.poll([later])
+    links.poll([first])
+    later = process(1, 4)
+    links.poll([first, later])
+    links.poll([later])
 
-        (told,) = links.describe()
-        assert "this agent leads the run" in told["sentence"]
-    finally:
-        links.stop()
+    (told,) = links.describe()
+    assert "this agent leads the run" in told["sentence"]
 
 
-def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: Made) -> None:
-    kept: Any = Kept()
-    links = Links("node-0", kept)
+def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(
+    process: Made, links: Links
+) -> None:
     two = [process(rank, 4, named=None) for rank in (0, 1)]
     said = (
         "2 of 4 ranks are known here and compared with each other alone: they name no lead (no "
@@ -205,11 +207,8 @@ def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(process: 
 
 
 def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says_so(
-    process: Made,
+    process: Made, links: Links
 ) -> None:
-    kept: Any = Kept()
-    links = Links("node-0", kept)
-
     links.poll([process(0, 10_241)])
 
     (said,) = (each["sentence"] for each in links.describe())
@@ -218,16 +217,12 @@ def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says
 
 @pytest.mark.parametrize(("world_size", "is_whole"), [(512, True), (513, False)])
 def test_of_a_larger_run_each_agent_writes_the_history_of_its_own_ranks(
-    process: Made, monkeypatch: pytest.MonkeyPatch, world_size: int, is_whole: bool
+    process: Made, links: Links, monkeypatch: pytest.MonkeyPatch, world_size: int, is_whole: bool
 ) -> None:
     other = process(1, world_size)
     monkeypatch.setattr(LinkServer, "take", lambda _: [report(other, "node-1", 1)])
-    links = Links("node-0", cast(Any, Kept()))
-    try:
-        links.poll([process(0, world_size)])
-        kept = [each.is_kept for each in links.sources()]
-    finally:
-        links.stop()
+    links.poll([process(0, world_size)])
+    kept = [each.is_kept for each in links.sources()]
 
     assert kept == [is_whole]
 
