@@ -81,6 +81,23 @@ def test_a_new_lead_gets_what_its_history_lacks(both: Both, known: int) -> None:
     assert both.received.lost == 0
 
 
+def test_what_a_history_has_already_may_be_overwritten(both: Both) -> None:
+    both.log(400)
+    both.come()
+    kept = both.received.position
+    while both.rank.writer.position < kept + both.rank.writer.ring_bytes - 8192:
+        both.log(1)
+    both.come()
+    both.received = both.new_received()
+    both.received.resume(kept)
+    both.sent.go_back(0, both.received.position)
+
+    found = both.come()
+    assert found == [*range(both.logged + 1 - len(found), both.logged + 1)]
+    assert 401 in found
+    assert both.received.lost == 0
+
+
 def test_what_is_overwritten_when_the_lead_asks_for_it_is_counted(both: Both) -> None:
     both.log(10)
     both.come()

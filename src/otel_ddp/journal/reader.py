@@ -115,11 +115,11 @@ class Ring(parser.Records):
                 break
         return records
 
-    def go_back(self, position: int) -> None:
-        """Read again from there on, where no record need begin."""
+    def go_back(self, position: int, before: int) -> None:
+        """Read again from there on, and so many bytes *before*, where no record need begin."""
         # Of those that are overwritten by now the number is not known: they count as one.
         self.lost += self.end() - position > self.size
-        self.position, self.stuck = position & ~7, _MOST_STUCK_READS
+        self.position, self.stuck = max(position - before, 0) & ~7, _MOST_STUCK_READS
 
     def _skip(self, position: int) -> int:
         waits = self.stuck < _MOST_STUCK_READS

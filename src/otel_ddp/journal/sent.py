@@ -37,7 +37,7 @@ _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
 # The first totals of a process are those of the lists above, or near them.
 _TOTALS_BYTES = 4096
-# In bytes.
+# In bytes: a step begins with the end of the one before.
 _SOME_STEPS = 16 * 1024
 # Of events and spans, by the wall clock.
 _TIMES = ("time", "start", "end")
@@ -92,7 +92,7 @@ class SentJournal:
         """Send again what lies behind these positions, as far as it is still there."""
         self._defined = min(defined, self._defined)
         if position is not None and position < self._ring.position:
-            self._ring.go_back(position)
+            self._ring.go_back(position, _SOME_STEPS)
 
     def head(self) -> bytes:
         return self._file.read(0, layout.FIXED.size + layout.FIXED_CRC.size)
@@ -166,7 +166,7 @@ class ReceivedJournal(parser.Journal):
         super().__init__(Path(name), self._told, _Places(), parser.Definitions(), parser.Records())
         self._new: list[parser.Record] = []
         self._lost = self._new_lost = self._told_lost = self._defined_bytes = 0
-        self._until = -1
+        self._until, self._resumed = -1, 0
         self.created_ns = -1
         self.set_clock(ahead_ns)
         if self.created_ns < 0:
@@ -185,13 +185,12 @@ class ReceivedJournal(parser.Journal):
 
     def resume(self, position: int) -> None:
         """The history has all before this offset: take what comes from there on."""
-        # A step begins with the end of the one before.
-        self._until = max(position - _SOME_STEPS, 0)
+        self._resumed, self._until = position, max(position - _SOME_STEPS, 0)
 
     @property
     def position(self) -> int:
         """How far its ring has come."""
-        return max(self._until, 0)
+        return max(self._until, self._resumed)
 
     def put(self, progress: bytes, totals: bytes, reason: bytes) -> None:
         """What is overwritten in place, as it is now; empty: as before."""

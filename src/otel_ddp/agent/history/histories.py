@@ -293,8 +293,6 @@ class _Run:
         """The node of its lead as last known; empty: this one, or it has one node."""
         self.samples: Sequence[Sample] = ()
         """The newest of each series."""
-        self.sent_ns: dict[SeriesKey, int] = {}
-        """When those were taken that the lead has."""
         self.nodes: dict[str, Readings] = {}
         """What came of other nodes since the last look, where this agent leads it."""
 
@@ -324,12 +322,10 @@ class Collector:
         return self._histories.positions(run)
 
     def readings(self, key: RunKey, lead: str) -> Readings:
-        """What the lead's history of a run lacks of this node. *lead*: the lead's node."""
+        """What the lead's history of a run keeps of this node. *lead*: the lead's node."""
         run = self._runs[key]
-        run.led_by, sent_ns = lead, run.sent_ns
-        new = [each for each in run.samples if sent_ns.get(each.key) != each.time_ns]
-        run.sent_ns = {each.key: each.time_ns for each in run.samples}
-        return Readings(new, self._histories.agent_cpu_s(key))
+        run.led_by = lead
+        return Readings([*run.samples], self._histories.agent_cpu_s(key))
 
     # -- collecting
 
