@@ -289,7 +289,7 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
     assert "Loss became NaN on rank 3 at step 290" in worst
     assert "step 290" in worst
     assert "Rank 2 (node-0) held the run back steps 61 to 249" in costliest
-    assert "3 ms later than the others in forward: 21.5 ms a step instead of 18.5 ms." in costliest
+    assert "3 ms late in forward: 21.5 ms a step instead of 18.5 ms." in costliest
     assert "1.16× slower" in costliest
     # One line each.
     assert max(heights) < 40
@@ -324,7 +324,7 @@ def test_the_first_screen_of_a_run_that_goes_on_says_what_to_do_next(
         trouble = page.get_by_role("region", name="Rank 37").inner_text()
         bars = page.locator(".wait > span:first-child").all_inner_texts()
         strip = page.locator("canvas.strip").get_attribute("aria-label") or ""
-        page.get_by_role("button", name="Copy the profile command").click()
+        page.get_by_role("button", name="Copy profile command").click()
         page.get_by_text("otel-ddp profile --rank 37").wait_for()
         page.get_by_role("button", name="Stack of rank 37").click()
         page.get_by_text("forward (train.py:7)").wait_for()

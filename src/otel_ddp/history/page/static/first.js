@@ -55,7 +55,7 @@ export class Troubles {
       el("div", { class: "what" }, el("h2", {}, first, " ", el("span", { class: "quiet" }, when)), el("p", { title: verdict.sentence }, rest, advice ? ` ${advice}` : "")),
       el(
         "div", { class: "acts" }, rank && isOpen && head.agent ? button("stack", `Stack of rank ${rank}`, rank) : null,
-        rank && isOpen ? button("copy", "Copy the profile command", command) : null, at || isSaved ? null : button("copy", "Copy a link", location.href),
+        rank && isOpen ? button("copy", "Copy profile command", command) : null, at || isSaved ? null : button("copy", "Copy link", location.href),
         others && !at ? el("a", { href: "#verdicts" }, `${others} other ${others === 1 ? "verdict" : "verdicts"}`) : null,
       ),
       el("div", { class: "size" }, el("strong", {}, by), el("span", { class: "quiet" }, spent)),
@@ -119,7 +119,7 @@ function tiles(head, waits) {
   const without = head.first.find((each) => each.evidence?.step_without_s && !each.until_ns)?.evidence.step_without_s;
   const found = [
     value(loss), value(checked),
-    waits?.step_s ? ["step time", seconds(waits.step_s), without ? `${seconds(without)} without the late rank` : `steps ${steps(waits.first)} to ${steps(waits.until)}`] : null,
+    waits?.step_s ? ["step time", seconds(waits.step_s), without ? `without it ${seconds(without)}` : `steps ${steps(waits.first)} to ${steps(waits.until)}`] : null,
     waits?.work_per_s ? ["throughput", `${sized(waits.work_per_s, "")}/s`, "tokens or samples, all ranks"] : null,
     productive === undefined ? null : ["productive", share(productive), `of ${seconds(head.time.rank_s)} of all ranks`],
     waits?.checkpoint ? ["last checkpoint", OVER.includes(head.state) || head.silent ? `step ${steps(waits.checkpoint.step)}` : `${seconds(Math.max(0, head.now_ns - waits.checkpoint.ended_ns) / 1e9)} ago`, `${OVER.includes(head.state) ? "" : `step ${steps(waits.checkpoint.step)} · `}took ${seconds(waits.checkpoint.took_s)}`] : null,

@@ -55,6 +55,7 @@ class Run {
     this.profiles = new Profiles(this);
     this.events = new Events(this);
     this.about = el("section", { "aria-labelledby": "about", hidden: true });
+    for (const each of [this.values, this.ranks]) each.element.hidden = true;
     this.element = el(
       "div", {}, this.title, this.remarks, this.troubles.element, this.tiles.element,
       el("div", { class: "pair" }, this.waits.element, this.learns), this.spent, this.jump,
@@ -101,11 +102,11 @@ class Run {
     this.group = head.group;
     this.showHead();
     this.happened.show(head);
+    for (const each of [this.values, this.ranks]) each.element.hidden = false;
     if (isFirst) this.controls.replaceChildren(lookControls(this.axis, this.look, head.ranks, () => this.axis.refresh()));
     if (names) {
       this.values.setNames(names.values);
       this.node.setNames(names.node);
-      this.timing.element.hidden = head.step === null;
       this.showLoss();
     }
     const seen = `${head.seen_ns} ${head.state}`;
@@ -134,7 +135,6 @@ class Run {
       this.remarks,
       head.silent ? el("p", { class: "warn" }, `No agent has written since ${time(head.seen_ns)}: whether it still runs is not known here.`) : null,
       head.look ? el("p", {}, head.look) : null,
-      head.measuring.map((each) => el("p", { class: "quiet" }, each)),
       head.insufficient.map((each) => el("p", { class: "quiet" }, `Ranks are not compared: ${each}`)),
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
       head.gaps.map((gap) => el("p", { class: "warn" }, `Not all was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
@@ -143,6 +143,7 @@ class Run {
     if (!this.waits.answer) this.waits.element.hidden = head.ranks < 2 || head.step === null;
     this.troubles.show(head);
     this.tiles.show(head);
+    this.timing.show(head);
     fill(this.spent, timeSpent(head));
   }
 

@@ -2,23 +2,33 @@
 
 import { seriesColor } from "./colors.js";
 import { positions } from "./curves.js";
-import { el } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { seconds, share as percent } from "./shown.js";
 import { marks } from "./marks.js";
 import { Picture } from "./picture.js";
+
+// What each rank says of what is measured.
+const MOST_REMARKS = 3;
 
 export class Timing {
   constructor(run, axis, look) {
     const kind = () => (axis.kind === "epoch" ? "step" : axis.kind);
     const shared = { path: "steps", axis, kind, parameters: () => ({ ...run.key(), rank: look.rank || null }) };
+    this.remarks = el("div");
     this.element = el(
-      "section", { "aria-labelledby": "timing", hidden: true }, el("h2", { id: "timing" }, "Step time and phases"),
+      "section", { "aria-labelledby": "timing", hidden: true }, el("h2", { id: "timing" }, "Step time and phases"), this.remarks,
       el(
         "div", { class: "grid wide" },
         new Picture({ ...shared, title: "Step time", draw: (answer, of) => stepTime(answer, of, run, look) }).element,
         new Picture({ ...shared, title: "Phases of a step", draw: (answer, of) => phases(answer, of, run, look) }).element,
       ),
     );
+  }
+
+  show({ step, measuring }) {
+    this.element.hidden = step === null;
+    const more = measuring.length > MOST_REMARKS ? [`and ${measuring.length - MOST_REMARKS} more`] : [];
+    fill(this.remarks, [...measuring.slice(0, MOST_REMARKS), ...more].map((each) => el("p", { class: "quiet" }, each)));
   }
 }
 

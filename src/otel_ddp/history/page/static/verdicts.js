@@ -72,7 +72,7 @@ export function headline(verdict) {
   if (isLate(verdict)) {
     const where = { mixed: "in several phases", compute: "in its computation" }[phase] || `in ${phase}`;
     const without = evidence.step_without_s ? `: ${seconds(evidence.step_s)} a step instead of ${seconds(evidence.step_without_s)}` : "";
-    const by = `${seconds(evidence.excess_s)} later than the others ${where}${without}.`;
+    const by = `${seconds(evidence.excess_s)} late ${where}${without}.`;
     const whom = subject(verdict);
     return { first: `${whom[0].toUpperCase()}${whom.slice(1)}${who.rank && who.node ? ` (${who.node})` : ""} ${until_ns ? "held" : "holds"} the run back`, rest: by, advice: advice(text) };
   }

@@ -7,6 +7,7 @@ import { isLate, named } from "./verdicts.js";
 
 const [STRIP_PX, LABEL_PX] = [116, 13];
 const WAIT = "comm_wait";
+const LAST = ["other", WAIT];
 // No rank is late by these.
 const SPECIAL = ["checkpoint", "eval", "compile"];
 
@@ -32,7 +33,7 @@ export class Waits {
     this.late = named(head.first.filter(isLate));
     const all = [...ranks.map((each) => each.phases), others?.phases].filter(Boolean);
     const shown = phases.filter((each) => !SPECIAL.includes(each.name) && all.some((of) => of[each.name] > 0))
-      .sort((one, other) => (one.name === WAIT) - (other.name === WAIT));
+      .sort((one, other) => LAST.indexOf(one.name) - LAST.indexOf(other.name));
     const longest = Math.max(...all.map((each) => shown.reduce((sum, { name }) => sum + each[name], 0)));
     const bar = (called, of, told, isLate) => el(
       "div", { class: isLate ? "wait late" : "wait" }, el("span", { title: called }, called),
@@ -47,7 +48,7 @@ export class Waits {
       el("p", { class: "legend quiet" }, shown.map(({ name, shown: word, colour }) => el("span", {}, el("i", { style: `background: ${name === WAIT ? "var(--wait)" : colour}` }), word))),
     );
     const inside = head.first.find((each) => each.evidence?.waits_in)?.evidence.waits_in;
-    fill(this.note, inside ? `The others wait for it inside ${inside}: there their bars are longer too.` : "");
+    fill(this.note, inside ? `Where the others wait: ${inside}.` : "");
     const { strip } = answer;
     const latest = [...strip.rows].map((row) => [Math.max(0, ...row.late_s), row]).sort(([one], [other]) => other - one)[0];
     this.canvas.setAttribute("aria-label", `How late each rank is against the median one, steps ${strip.x[0]} to ${strip.until}. The latest: ${rows(latest[1])}, by up to ${seconds(latest[0])} a step.`);
