@@ -250,16 +250,11 @@ class History:
             f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? ORDER BY start",
             (series.id,),
         )
-        return [_step_bucket(row) for row in rows]
-
-    def last_with(self, series: Series, phase: str) -> StepBucket | None:
-        """The last bucket of a series of steps with some time in a phase."""
-        rows = self._rows(
-            f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps "
-            f"WHERE series = ? AND {phase}_ns > 0 ORDER BY start DESC LIMIT 1",
-            (series.id,),
-        )
-        return next((_step_bucket(row) for row in rows), None)
+        before = 1 + len(STEP_COLUMNS) - len(MEASURED_PHASES)
+        return [
+            StepBucket._make((*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True))))
+            for row in rows
+        ]
 
     def wide_steps(
         self, series: Sequence[Series], wide: int, first: int, until: int
@@ -369,11 +364,6 @@ def _among(series: Sequence[Series], first: int, until: int) -> str:
 
 def _widest(series: Sequence[Series]) -> int:
     return max((each.width for each in series), default=1)
-
-
-def _step_bucket(row: tuple[Any, ...]) -> StepBucket:
-    before = 1 + len(STEP_COLUMNS) - len(MEASURED_PHASES)
-    return StepBucket._make((*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True))))
 
 
 def _series(row: tuple[Any, ...]) -> Series:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.troubles import is_late, named_ranks, shown_first
 from otel_ddp.history.whole_run import WholeRun, by_history
+from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
 # Steps that the bars are the mean of, and those that the strip shows of a run that goes on.
@@ -156,10 +158,16 @@ def _strip(series: _Series, first: int, until: int) -> dict[str, Any]:
 
 
 def _checkpoint(run: WholeRun) -> dict[str, Any] | None:
-    """The last step in which the first rank saved one."""
-    history, one = run.step_series()[0]
-    row = history.last_with(one, "checkpoint")
-    if row is None:
+    """The last one that any rank has saved."""
+    found = [
+        event
+        for each in run.histories
+        # A log line may have the word as well.
+        for event in each.events(10, like=CHECKPOINT_EVENT)
+        if event.name == CHECKPOINT_EVENT
+    ]
+    if not found:
         return None
-    took_s = row.phases_ns["checkpoint"] / 1e9
-    return {"step": row.until, "ended_ns": row.last_ns, "took_s": took_s}
+    last = max(found, key=lambda event: event.time_ns)
+    took_s = plain.number(last.attributes.get("duration_s"))
+    return {"step": last.step, "ended_ns": last.time_ns, "took_s": took_s}

@@ -83,6 +83,8 @@ MOST_CONFIG_LABELS = 100
 LONGEST_LABEL = 200
 # The log record of a run with all of it.
 RUN_CONFIG_EVENT = "otel_ddp.run.config"
+# That of each phase `checkpoint` that ends.
+CHECKPOINT_EVENT = "training.checkpoint"
 # That of each call of `run.alert`.
 ALERT_EVENT = "training.alert"
 

@@ -46,7 +46,7 @@ _PHASES = (
     ),
     Phase("checkpoint", 6, "unusual", "#FADE2A"),
     Phase("eval", 7, "unusual", "#37CAD3"),
-    Phase("compile", 8, "unusual", "#F2495C"),
+    Phase("compile", 8, "unusual", "#9AA02C"),
     Phase("unmeasured", 9, "unmeasured", "#D8D8D8", "steps that were not measured"),
 )
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}

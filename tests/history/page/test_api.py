@@ -25,7 +25,7 @@ from otel_ddp.history.page.app import App
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import SeriesKey
+from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import MEASURED_PHASES
@@ -217,6 +217,22 @@ def test_the_late_rank_is_measured_against_the_median_one_over_its_own_steps(
     where = [at for at, s in zip(strip["x"], late, strict=True) if s > 1.5e-3]
     assert (where[0], where[-1]) == (pytest.approx(100, abs=3), pytest.approx(198, abs=3))
     assert max(other) < 1.5e-3
+
+
+def test_the_last_checkpoint_is_the_newest_event_of_one(tmp_path: Path, client: Client) -> None:
+    path = write_history(tmp_path, steps=20)
+    file = RunFile(path)
+    saved = {"name": "training.checkpoint", "severity": "INFO", "body": "", "rank": "0"}
+    events = [
+        Event(time_ns=at, step=at, attributes={"duration_s": at / 10}, **saved) for at in (7, 9, 8)
+    ]
+    noise = Event(10, 10, "0", "log", "INFO", "training.checkpoint is late", {})
+    file.write(events=[*events, noise])
+    file.close()
+
+    found = client.api("waits", run="lr-0.3").json["checkpoint"]
+
+    assert found == {"step": 9, "ended_ns": 9, "took_s": 0.9}
 
 
 def test_values_of_many_ranks_are_their_mean_and_the_band_between_them(

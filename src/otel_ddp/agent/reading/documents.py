@@ -15,8 +15,6 @@ from otel_ddp.journal.parser import Document, Journal
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES, STATES, UNMEASURED, phase_word, state_word
 
-CHECKPOINT_EVENT = "training.checkpoint"
-
 
 def checkpoint_event(document: Document) -> Document | None:
     """A line for the log that a checkpoint was saved, or was not; None for any other document."""
@@ -30,7 +28,7 @@ def checkpoint_event(document: Document) -> Document | None:
     error = str(span.get("error") or "")
     body = f"checkpoint failed after {took_s:.1f} s: {error}" if error else ""
     content = {
-        "name": CHECKPOINT_EVENT,
+        "name": catalog.CHECKPOINT_EVENT,
         "time": span["end"],
         "step": span.get("step"),
         "span": span.get("id"),

@@ -18,5 +18,5 @@ export function dash(number) {
 export function themed() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
-  return { text: get("--text"), quiet: get("--quiet"), line: get("--line"), panel: get("--panel"), bad: get("--bad"), wait: get("--wait") };
+  return { text: get("--text"), quiet: get("--quiet"), line: get("--line"), panel: get("--panel"), bad: get("--bad"), fill: get("--bad-fill") };
 }

@@ -122,9 +122,16 @@ function tiles(head, waits) {
     waits?.step_s ? ["step time", seconds(waits.step_s), without ? `without it ${seconds(without)}` : `steps ${steps(waits.first)} to ${steps(waits.until)}`] : null,
     waits?.work_per_s ? ["throughput", `${sized(waits.work_per_s, "")}/s`, "tokens or samples, all ranks"] : null,
     productive === undefined ? null : ["productive", share(productive), `of ${seconds(head.time.rank_s)} of all ranks`],
-    waits?.checkpoint ? ["last checkpoint", OVER.includes(head.state) || head.silent ? `step ${steps(waits.checkpoint.step)}` : `${seconds(Math.max(0, head.now_ns - waits.checkpoint.ended_ns) / 1e9)} ago`, `${OVER.includes(head.state) ? "" : `step ${steps(waits.checkpoint.step)} · `}took ${seconds(waits.checkpoint.took_s)}`] : null,
+    waits?.checkpoint ? checkpoint(waits.checkpoint, head) : null,
   ];
   return found.filter(Boolean).slice(0, MOST_TILES).map(([name, shown, more]) => el("div", { class: "tile" }, el("span", { class: "quiet" }, name), el("strong", {}, shown), el("span", { class: "quiet" }, more)));
+}
+
+function checkpoint({ step, ended_ns, took_s }, head) {
+  const at = Number.isInteger(step) ? `step ${steps(step)}` : time(ended_ns);
+  const took = took_s === null ? "" : `took ${seconds(took_s)}`;
+  if (OVER.includes(head.state) || head.silent) return ["last checkpoint", at, took];
+  return ["last checkpoint", `${seconds(Math.max(0, head.now_ns - ended_ns) / 1e9)} ago`, [at, took].filter(Boolean).join(" · ")];
 }
 
 function value(row) {

@@ -139,7 +139,7 @@ function shade(chart, spans, colors) {
   for (const { from, to, text, isBad } of spans) {
     const at = (value) => (value === null ? bbox.left + bbox.width : chart.valToPos(value, "x", true));
     const [left, color] = [at(from), isBad ? colors.bad : colors.quiet];
-    ctx.fillStyle = `${color}1f`;
+    ctx.fillStyle = `${colors.fill}1f`;
     if (to !== undefined) ctx.fillRect(left, bbox.top, Math.max(at(to) - left, 2), bbox.height);
     ctx.fillStyle = color;
     ctx.fillRect(left, bbox.top, devicePixelRatio, bbox.height);

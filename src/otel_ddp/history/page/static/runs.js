@@ -20,14 +20,14 @@ const COLUMNS = {
   what: [(run) => el("td", { class: "cut", title: what(run) }, what(run)), what],
   loss: [(run) => el("td", { class: "number" }, run.last, " ", spark(run.curve)), (run) => run.lastValue],
   validation: [(run) => number(run.checked), (run) => run.checkedValue],
+  trouble: [(run) => el("td", { class: run.isBad ? "cut bad" : "cut", title: run.verdicts[0]?.sentence || null }, run.verdicts[0] ? brief(run.verdicts[0]) : ""), (run) => (run.isBad ? brief(run.verdicts[0]) : "~")],
   step: [(run) => number(run.step === null ? "-" : run.step.toLocaleString("en-US")), (run) => run.step ?? -1],
   seen: [(run) => number(run.isLive ? "now" : run.seen_ns ? `${seconds(run.ago_s)} ago` : "-"), (run) => run.ago_s],
   took: [(run) => number(seconds(run.took_s)), (run) => run.took_s],
   began: [(run) => number(time(run.began_ns)), (run) => -run.began_ns],
   productive: [(run) => number(run.share === null ? "-" : share(run.share)), (run) => run.share ?? -1],
-  trouble: [(run) => el("td", { class: run.isBad ? "cut bad" : "cut", title: run.verdicts[0]?.sentence || null }, run.verdicts[0] ? brief(run.verdicts[0]) : ""), (run) => (run.isBad ? brief(run.verdicts[0]) : "~")],
 };
-const USUAL = ["state", "run", "group", "what", "loss", "step", "seen", "took", "productive", "trouble"];
+const USUAL = ["state", "run", "group", "what", "loss", "trouble", "step", "seen", "took", "productive"];
 
 export function show(main) {
   document.title = "Runs · otel_ddp";

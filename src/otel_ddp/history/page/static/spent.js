@@ -5,7 +5,7 @@ import { seconds, share as percent, time } from "./shown.js";
 
 const MOST_LATE = 5;
 // Red is time that was lost to trouble; the rest are greys, but for what moved the run on.
-const COLOURS = { productive: "var(--productive)", late_rank: "var(--bad)", hang: "var(--bad)", repeated: "var(--bad-pale)", between_attempts: "var(--bad-pale)" };
+const COLOURS = { productive: "var(--productive)", late_rank: "var(--bad-fill)", hang: "var(--bad-fill)", repeated: "var(--bad-pale)", between_attempts: "var(--bad-pale)" };
 const GREYS = ["var(--grey-1)", "var(--grey-2)", "var(--grey-3)", "var(--grey-4)"];
 
 /** Nothing of a run whose time was not counted. */

@@ -92,7 +92,7 @@ export class Waits {
         into.globalAlpha = late_s === null ? 1 : 0.45;
         into.fillRect(left + column * wide, at * high, Math.ceil(wide), Math.max(high - 1, 1));
         into.globalAlpha = share ** 1.5;
-        into.fillStyle = colors.bad;
+        into.fillStyle = colors.fill;
         into.fillRect(left + column * wide, at * high, Math.ceil(wide), Math.max(high - 1, 1));
         into.globalAlpha = 1;
       });
