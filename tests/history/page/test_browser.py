@@ -500,6 +500,27 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         keep(page, "runs", look)
         check_accessibility(page)
         assert MARKUP in page.locator("main").inner_text()
+        heights = page.evaluate(
+            "[...document.querySelectorAll('tr[data-run]')].map(e => e.clientHeight)"
+        )
+        late = page.locator("tr[data-run=late]")
+        cells, curves = late.inner_text().split("\t"), late.locator("svg.spark").count()
+        page.get_by_role("button", name="Sort by run").click()
+        order = page.locator("tr[data-run] a").all_inner_texts()
+        page.get_by_role("button", name="Sort by run").click()
+        back = page.locator("tr[data-run] a").all_inner_texts()
+        assert "sort=-run" in page.url
+        page.get_by_text("Columns").click()
+        page.get_by_label("loss", exact=True).uncheck()
+        assert page.locator("svg.spark").count() == 0
+        page.get_by_label("loss", exact=True).check()
+        # A line each, however long a name is.
+        assert max(heights) < 40
+        assert cells[1:4] == ["finished", "late", "sweep"]
+        assert cells[6:8] == ["NaN · rank 3 · step 290", "299"]
+        assert cells[-1] == "79.8 %"
+        assert curves == 1
+        assert back == order[::-1]
         page.get_by_label("Filter").fill("group=sweep")
         page.get_by_label("Group by").select_option("state")
         assert page.locator("tr[data-run]").count() == 2
@@ -513,6 +534,9 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         window.draw_all()
         keep(page, "compare", look)
         check_accessibility(page)
+        first = page.locator("main").inner_text()
+        assert first.index("What differs") < first.index("Values")
+        runs = page.get_by_role("region", name="Runs").inner_text()
         differs = page.get_by_role("region", name="What differs")
         assert "lr\t0.3\t0.1" in differs.inner_text()
         assert "batch" not in differs.inner_text()
@@ -522,6 +546,8 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         row = table.locator("tr", has_text="loss (train)").inner_text()
         assert "at=200" in page.url
 
+    assert "NaN · rank 3 · step 290" in runs
+    assert "late · rank 2 · 1.16× slower" in runs
     assert "late, train: last" in caption
     assert "other, val: last" in caption
     for last in ("0.27909", "0.30732"):
