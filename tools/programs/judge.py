@@ -20,7 +20,6 @@ class Result:
     faults: list[str]
     steps: int
     values: list[str]
-    settings: int
     late: str
     cost: dict[str, float]
     said: list[str]
@@ -43,7 +42,6 @@ def judged(program: Program, seen: dict[str, Seen]) -> Result:
         faults=faults,
         steps=sum(seen[RUN].steps.values()),
         values=sorted({_named(each) for report in reports for each in report["values"]}),
-        settings=max((len(each["config"]) for each in reports), default=0),
         late=late,
         cost={
             way: each.step_s / bare.step_s
