@@ -1058,21 +1058,22 @@ def _head(cells: int) -> str:
 
 
 def _write(tables: dict[int, list[str]]) -> None:
-    """All rows into the page of costs; into README.md those that it has, by what they are of."""
+    """Rows with a limit into the page of costs; into README.md those that it has, by their name."""
     page = ROOT / "docs" / "internals" / "performance.md"
     text = page.read_text()
-    for cells, lines in tables.items():
+    for cells, found in tables.items():
+        # Those without a limit explain others to who runs the bench.
+        lines = [line for line in found if cells != 3 or not line.split("|")[2].isspace()]
         before, mark, rest = text.partition(_head(cells) + "\n")
         text = "".join([before, mark, "\n".join(lines), rest[rest.index("\n\n") :]])
     page.write_text(text)
-    lines = tables[3]
-    by_name = {line.split("|")[1]: line for line in lines}
+    by_name = {line.split("|")[1]: line for line in tables[3]}
     readme = ROOT / "README.md"
-    found = [
+    rows = [
         by_name.get(line.split("|")[1], line) if line.startswith("| ") else line
         for line in readme.read_text().split("\n")
     ]
-    readme.write_text("\n".join(found))
+    readme.write_text("\n".join(rows))
 
 
 if __name__ == "__main__":
