@@ -201,10 +201,10 @@ class _Search(Search):
         """Called instead of the search once another optimizer is made: a pool's next task."""
         # The parameters, by their ids, that are trained while no model is known.
         self._trained: set[int] = set()
-        # The threads that are inside an outermost call; and for each thread, the module that still
-        # has our hook for the end of its call.
-        self._inside: set[int] = set()
-        self._marked: dict[int, ref[nn.Module]] = {}
+        # The thread that is inside an outermost call, 0 for none: while the hook is off, no other
+        # one is seen. And the module that still has our hook for the end of its call.
+        self._inside = 0
+        self._marked: Callable[[], nn.Module | None] = _nothing
 
     def begin(self) -> None:
         """Search, for as many steps as it may take to call every model."""
@@ -225,9 +225,8 @@ class _Search(Search):
         self.on = False
         every_module.set_hook(None)
         self._trained.clear()
-        self._inside.clear()
-        for thread in list(self._marked):
-            self._let_go(thread)
+        self._inside = 0
+        self._let_go()
 
     def end(self) -> None:
         """Search no more."""
@@ -261,13 +260,11 @@ class _Search(Search):
         if not self.on:
             return
         compile_hooks.attach(self.stepper)
-        if self._inside:
-            # After Ctrl-C or sys.exit, torch calls no hook for the end of a forward.
-            for thread in list(self._inside):
-                # No local keeps the frames: one of them is this one, and would hold them all.
-                if not times_called(sys._current_frames().get(thread), CALL_MODULE):
-                    self._inside.discard(thread)
-        if not self._inside:
+        # After Ctrl-C or sys.exit, torch calls no hook for the end of a forward. No local keeps the
+        # frames: one of them is this one, and would hold them all.
+        inside = self._inside
+        if not (inside and times_called(sys._current_frames().get(inside), CALL_MODULE)):
+            self._inside = 0
             every_module.put_on()
 
     def batch_wanted(self) -> None:
@@ -289,14 +286,13 @@ class _Search(Search):
                 optimizer_hooks.forget_others()
                 self._report(module)
             return
-        thread = get_ident()
-        self._inside.add(thread)
+        self._inside = get_ident()
         every_module.take_off()
         compile_hooks.attach(self.stepper)
-        self._let_go(thread)
+        self._let_go()
         # Torch looks up the hooks on the module itself after its forward.
         module.register_forward_hook(_after_any, always_call=True)
-        self._marked[thread] = ref(module)
+        self._marked = ref(module)
         if id(module) != self._newest and model_hooks.is_watched(module):
             self.stepper.end.model_called()
         in_eval = self._trains_in_eval(module)
@@ -307,27 +303,16 @@ class _Search(Search):
     def ended(self, module: nn.Module) -> None:
         """A module with our hook has returned or raised, or a copy of such a module."""
         # Torch iterates over a copy of its hooks, but over the hooks themselves after an exception.
-        returned = sys.exc_info()[1] is None
-        thread = get_ident()
-        marked = self._marked.get(thread)
-        if marked is None or marked() is not module:
-            if returned:
-                self._take_off_unmarked(module)
-            return
-        if returned:
-            self._let_go(thread)
-        self._inside.discard(thread)
-        self.between_calls()
-
-    def _let_go(self, thread: int) -> None:
-        marked = self._marked.pop(thread, None)
-        if marked is not None and (module := marked()) is not None:
-            self._take_off_unmarked(module)
-
-    def _take_off_unmarked(self, module: nn.Module) -> None:
-        # Two threads may call one module.
-        if all(each() is not module for each in list(self._marked.values())):
+        if sys.exc_info()[1] is None:
             model_hooks.take_off(module, _after_any)
+        if self._marked() is module and self._inside == get_ident():
+            self._inside = 0
+            self.between_calls()
+
+    def _let_go(self) -> None:
+        marked, self._marked = self._marked(), _nothing
+        if marked is not None:
+            model_hooks.take_off(marked, _after_any)
 
     def _is_whole(self) -> bool:
         """Whether what is called is surely no part of a watched model.
@@ -444,6 +429,10 @@ class _Search(Search):
             "(RPC) are not seen.",
             seen,
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 # -- the hooks, which tell whoever searches at that moment

@@ -13,7 +13,6 @@ import torch
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import times_called
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.watched_model import WatchedModel
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
@@ -52,8 +51,6 @@ class OpenCalls:
         self.backward = phases.of_hooks("backward")
         self.wait = phases.of_hooks("comm_wait")
         self.load = phases.of_hooks("data")
-        self.model: WatchedModel | None = None
-        """The model of the last training forward."""
         # Forwards of watched models, one inside the other, and whether the outermost one trains.
         self.forwards, self.trains = 0, False
         # One backward at a time, of whatever models, and the number that autograd gave to it.
