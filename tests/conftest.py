@@ -310,6 +310,16 @@ def run(place: Here) -> Iterator[otel_ddp.Run]:
 
 
 @pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group in which this process is alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def webhook() -> Iterator[Webhook]:
     """A receiver of notifications, of this test's own."""
     with Webhook() as found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from otel_ddp.vocabulary.words import PHASES
 
 torch = pytest.importorskip("torch")
 
+from loops import in_a_thread  # noqa: E402
 from otel_ddp.agent.reading.steps import StepStream  # noqa: E402
 from otel_ddp.diagnosis.steps import Step  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
@@ -280,7 +280,7 @@ def test_a_backward_that_never_ends_in_another_thread_is_given_up(
         for _ in range(20_000):
             work(device, clock, BACKWARD, 1)
 
-    elsewhere(backward)
+    in_a_thread(backward)
     assert device.made == 4096
     assert book.charges == []
 
@@ -363,7 +363,7 @@ def test_autograds_own_thread_marks_as_well(
 ) -> None:
     for _ in range(5):
         work(device, clock, FORWARD, 1)
-        elsewhere(lambda: work(device, clock, BACKWARD, 2))
+        in_a_thread(lambda: work(device, clock, BACKWARD, 2))
         ended(device, clock)
 
     assert book.spent() == pytest.approx({FORWARD: 0.005, BACKWARD: 0.010, OTHER: 0.004})
@@ -516,9 +516,3 @@ def test_a_real_device_module_decides_whether_there_is_a_clock() -> None:
 def held(clock: DeviceClock) -> int:
     steps = sum(len(marks) for marks in clock._closed)
     return steps + len(clock._open) + len(clock._pool) + (clock._time.since is not None)
-
-
-def elsewhere(do: Callable[[], Any]) -> None:
-    thread = threading.Thread(target=do)
-    thread.start()
-    thread.join()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,13 +39,6 @@ def _as_it_was() -> Iterator[None]:
     otel_ddp.finish()
     assert not _has_any_global_hook()
     assert warnings.filters == filters
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Net(nn.Module):

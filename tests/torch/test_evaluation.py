@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -21,13 +19,6 @@ from loops import INPUT, PAUSE_S, Slow, phase, totals, train
 from otel_ddp.torch.hooks import model as model_hooks
 
 pytestmark = pytest.mark.timed
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class SlowWithBuffers(Slow):

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
@@ -37,13 +36,6 @@ def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     yield
     assert not _get_current_dispatch_mode_stack()
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def ours(forward: Callable[[], Any]) -> Counted | None:
@@ -163,7 +155,7 @@ def test_fused_attention_is_counted_without_what_it_computes_again() -> None:
     assert counted.total == both - product
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("alone")
 def test_a_model_that_is_sharded() -> None:
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     model = mlp()
@@ -177,7 +169,7 @@ def test_a_model_that_is_sharded() -> None:
     assert same(lambda: model(BATCH)) == expected
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("alone")
 def test_distributed_tensors_are_not_counted() -> None:
     tensor = pytest.importorskip("torch.distributed.tensor")
     mesh = init_device_mesh("cpu", (1,))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import os
-from collections.abc import Iterator
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -24,13 +22,6 @@ from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def train(model: nn.Module, steps: int = 1) -> None:

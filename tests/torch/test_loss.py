@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,14 +48,6 @@ def learnt(
 
 def only(seen: dict[int, float], *steps: int) -> dict[int, float]:
     return {step: seen[step] for step in steps}
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Returns(nn.Linear):
@@ -263,7 +255,7 @@ def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
 
 @pytest.mark.parametrize("has_ddp", [True, False])
 def test_gradients_are_averaged_also_where_a_task_has_the_ddp_inside(
-    place: Here, group: None, monkeypatch: pytest.MonkeyPatch, has_ddp: bool
+    place: Here, alone: None, monkeypatch: pytest.MonkeyPatch, has_ddp: bool
 ) -> None:
     monkeypatch.setattr(between_steps.capabilities, "world_size", lambda: 2)
     wrap = nn.parallel.DistributedDataParallel if has_ddp else nn.Sequential
@@ -339,7 +331,7 @@ def test_two_backwards_of_one_forward_have_no_loss_that_is_the_loss(
 
 
 @newer_torch("DTensor of that name")
-def test_this_ranks_part_of_a_loss_is_no_loss(place: Here, group: None) -> None:
+def test_this_ranks_part_of_a_loss_is_no_loss(place: Here, alone: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial
 
