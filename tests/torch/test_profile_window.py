@@ -232,21 +232,6 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_answered_by_a_window(
     assert training.answer()["number"] == 9
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        *("{}", "[]", "no json", '{"number": 1, "steps": 51, "trace": "/x", "until_ns": 1}'),
-        *('{"number": 1, "steps": 0, "trace": "/x", "until_ns": 4611686018427387904}', "[" * 3000),
-        '{"number": 1, "steps": 2, "trace": "here.json", "until_ns": 4611686018427387904}',
-    ],
-)
-def test_what_is_no_question_is_ignored(training: Training, question: str) -> None:
-    training.write(f"profile {question}\n")
-    training.step(6)
-
-    assert training.answer() == {}
-
-
 def test_a_program_that_profiles_itself_is_left_alone(training: Training) -> None:
     with torch.profiler.profile() as theirs:
         training.step(2)

@@ -16,7 +16,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler import record_function
 
 from otel_ddp import errors, files
-from otel_ddp.journal.layout import MOST_PROFILED_STEPS, PROFILE_SUFFIX
+from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.hooks.called import Called
@@ -110,19 +110,6 @@ def activities(
     return {known.CPU, *(used.intersection(supported()) if used else ())}
 
 
-def read_question(line: bytes) -> Asked | None:
-    """The question in a line of the fifo; None if there is none."""
-    try:
-        said = files.parse_json(line)
-        number, steps, until_ns = (int(said[name]) for name in ("number", "steps", "until_ns"))
-        trace = Path(str(said["trace"]))
-    except (ValueError, TypeError, KeyError):
-        return None
-    if not 1 <= steps <= MOST_PROFILED_STEPS or not trace.is_absolute():
-        return None
-    return Asked(number, steps, trace, until_ns)
-
-
 class _Refused(Exception):
     """There will be no trace; the text says why."""
 
@@ -157,13 +144,14 @@ class ProfileWindow:
 
     def ask(self, line: bytes) -> None:
         """Leave a question. A second one is not heard: the answer shows whose turn it is."""
-        asked, before = read_question(line), self._asked
+        said, before = json.loads(line), self._asked
         waits = before is not None and (
             self._profiler is not None or time.time_ns() < before.until_ns
         )
-        if asked is not None and not waits:
+        if not waits:
             self._quiet, self._made = 0, False
-            self._asked = asked
+            trace = Path(said["trace"])
+            self._asked = Asked(said["number"], said["steps"], trace, said["until_ns"])
             self._sampled.call_after_steps(self._profile_step)
 
     # -- on the training thread
