@@ -52,9 +52,8 @@ class Called:
             setattr(self._owner, self._name, function.__wrapped__)
 
 
-def backwards(called: Callable[..., None]) -> list[Called]:
-    """Learns of each backward: of autograd, and of that which spans processes (RPC)."""
+def backwards(called: Callable[..., None]) -> Called:
+    """Learns of each backward of autograd."""
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         called = dynamo.disable(called)
-    owners = (sys.modules.get(f"torch.{name}") for name in ("autograd", "distributed.autograd"))
-    return [Called(each, "backward", called) for each in owners if hasattr(each, "backward")]
+    return Called(sys.modules["torch.autograd"], "backward", called)
