@@ -504,11 +504,11 @@ class Run:
             is_here = records is not None and records.progress is entered.progress
             entered.leave(attributes, raised, is_here)
 
-    @errors.contained()
     def event(self, name: str, /, **attributes: Any) -> None:
         """Record that something happened: `run.event("lr drop", factor=0.1)`."""
         self._record("event", spans.record_event, name, attributes)
 
+    @errors.contained()
     def _record(self, what: str, act: Callable[..., None], *given: Any) -> None:
         records = self._ready()
         if records is None:
@@ -518,7 +518,6 @@ class Run:
         except values.Refused as why:
             records.recorder.totals.refuse("name", what, f"an {what} was not recorded: {why}")
 
-    @errors.contained()
     def alert(
         self, title: str, text: str = "", level: Literal["info", "warn", "error"] = "info"
     ) -> None:
@@ -562,7 +561,6 @@ class Run:
             content = log_lines.from_exception(error) | spans.moment(records.recorder)
             records.recorder.documents.append(layout.EVENT, content)
 
-    @errors.contained()
     def artifact(
         self,
         path: str | os.PathLike[str],

@@ -19,7 +19,7 @@ from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.profile_window import ProfileWindow
-from otel_ddp.torch.readings.between_steps import Readings, StepOptions
+from otel_ddp.torch.readings.between_steps import Readings
 from otel_ddp.torch.steps.stepper import Search, Stepper
 
 
@@ -98,7 +98,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         progress.device_position,
         _profile,
     )
-    current.readings.update_options(StepOptions(**options))
+    current.readings.update_options(**options)
     optimizer_hooks.forget(options["optimizer"])
     # Now, not at the first step: an evaluation may compile as well.
     compile_hooks.attach(current.stepper)

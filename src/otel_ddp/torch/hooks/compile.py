@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from otel_ddp import errors
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.steps.stepper import Stepper
@@ -56,23 +55,19 @@ def _of_dynamo() -> Any:
 def began(*args: Any) -> None:
     """A compilation begins. Dynamo calls this, and whoever has it attached in the middle of one."""
     stepper = _stepper
-    if stepper is None or not stepper.alive:
-        return
-    try:
-        stepper.search.compiling()
-        stepper.compile_began(threading.get_ident())
-        model_hooks.compiling(stepper)
-        # What is compiled may be an optimizer's step. It is valid for these hooks, which then stay.
-        optimizer_hooks.switch(True)
-    except errors.ANY_ERROR:
-        stepper.failed("before compiling")
+    if stepper is not None and stepper.alive:
+        stepper.act("before compiling", _begin, stepper)
+
+
+def _begin(stepper: Stepper) -> None:
+    stepper.search.compiling()
+    stepper.compile_began(threading.get_ident())
+    model_hooks.compiling(stepper)
+    # What is compiled may be an optimizer's step. It is valid for these hooks, which then stay.
+    optimizer_hooks.switch(True)
 
 
 def _ended(*args: Any) -> None:
     stepper = _stepper
-    if stepper is None or not stepper.alive:
-        return
-    try:
-        stepper.compile_ended()
-    except errors.ANY_ERROR:
-        stepper.failed("after compiling")
+    if stepper is not None and stepper.alive:
+        stepper.act("after compiling", stepper.compile_ended)

@@ -47,10 +47,8 @@ _FOUND = "_per_optimizer_states"
 
 
 class StepOptions(NamedTuple):
-    """The options of `instrument`, and those of the run; None for what is not given."""
+    """The options of `instrument`, and those of the run, but for the optimizers."""
 
-    optimizer: Any = None
-    step_optimizer: Any = None
     scaler: Any = None
     flops_per_sample: float | None = None
     every: int = 100
@@ -93,24 +91,25 @@ class Readings:
         self._choose_counted_step()
         stepper.sampled.readings = self
 
-    def update_options(self, options: StepOptions) -> None:
-        """The options that came with a model; with the next model, what is new counts."""
+    def update_options(
+        self, optimizer: Any = None, step_optimizer: Any = None, **options: Any
+    ) -> None:
+        """What came with a model; with the next model, what is new counts."""
         stepper = self._stepper
         # Weakly: the state of an optimizer may be most of the memory of a device.
-        if options.step_optimizer is not None:
-            stepper.end.choose(options.step_optimizer, named=True)
-        if options.optimizer is not None:
-            self._optimizer = errors.attempt(partial(ref, options.optimizer), _none)
-        options = options._replace(optimizer=None, step_optimizer=None)
-        given = {name: value for name, value in options._asdict().items() if value is not None}
-        options = self._options = self._options._replace(**given)
-        stepper.sampled.sample_every(options.every)
-        stepper.cost.keep_to(options.overhead)
-        self.flops.given_per_sample = options.flops_per_sample
-        if options.scaler is not None:
+        if step_optimizer is not None:
+            stepper.end.choose(step_optimizer, named=True)
+        if optimizer is not None:
+            self._optimizer = errors.attempt(partial(ref, optimizer), _none)
+        given = {name: value for name, value in options.items() if value is not None}
+        found = self._options = self._options._replace(**given)
+        stepper.sampled.sample_every(found.every)
+        stepper.cost.keep_to(found.overhead)
+        self.flops.given_per_sample = found.flops_per_sample
+        if found.scaler is not None:
             stepper.end.has_scaler = True
             self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
-            self._watch_updates(type(options.scaler))
+            self._watch_updates(type(found.scaler))
 
     def _watch_updates(self, kind: type) -> None:
         # The class that has the function may be one above.

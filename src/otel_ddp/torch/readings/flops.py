@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -17,12 +18,7 @@ from otel_ddp import errors
 from otel_ddp.recording.device_scalars import captures, module_of
 from otel_ddp.torch.readings.devices import peak
 from otel_ddp.torch.steps.stepper import Stepper
-from otel_ddp.torch.steps.watched_model import (
-    Shapes,
-    WatchedModel,
-    shapes,
-    shares_its_batch,
-)
+from otel_ddp.torch.steps.watched_model import WatchedModel, shapes, shares_its_batch
 from otel_ddp.vocabulary import catalog
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a
@@ -309,19 +305,6 @@ COUNTED_FORWARD = 2
 _MOST_COUNTS = 8
 
 
-class _ModelWork:
-    """What is known of the FLOPs of one model."""
-
-    def __init__(self, watched: WatchedModel) -> None:
-        self.watched = watched  # kept, so that no other one can get its id
-        self.shared = False  # whether other ranks work on the same samples
-        self.method = ""
-        self.per_unit: float | None = None
-        # What was counted last: which parameters were trained, and the shapes of a sample.
-        self.basis: tuple[bytes, Shapes | None] | None = None
-        self.counts = 0
-
-
 class ModelFlops:
     """Counts one forward of each model, and checks now and then whether it is still true."""
 
@@ -329,7 +312,7 @@ class ModelFlops:
         self._seen = stepper.seen
         self._work, self._recorder = stepper.progress.work, stepper.progress.recorder
         self._counter = ForwardCounter()
-        self._works: dict[int, _ModelWork] = {}
+        self._models = WeakSet[WatchedModel]()
         # What the user knows, forward and backward.
         self.given_per_sample: float | None = None
         self.device: torch.device | None = None
@@ -339,37 +322,36 @@ class ModelFlops:
     @property
     def any_shared(self) -> bool:
         """Whether other ranks work on the batches of one of the models."""
-        return any(work.shared for work in self._works.values())
+        return any(each.shared for each in self._models)
 
     def forward_began(
         self, watched: WatchedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Any
     ) -> None:
         """A training forward of a model whose FLOPs are not known, or may have changed."""
         self.interrupt()
-        if (work := self._works.get(id(watched))) is None:
-            work = self._works[id(watched)] = _ModelWork(watched)
-        work.shared = work.shared or shares_its_batch(module)
-        watched.forwards += work.per_unit is None
-        if work.shared:
+        self._models.add(watched)
+        watched.shared = watched.shared or shares_its_batch(module)
+        watched.forwards += watched.settled_flops is None
+        if watched.shared:
             self._leave_out(watched)
-        elif work.per_unit is not None or watched.forwards == COUNTED_FORWARD:
-            self._find(work, module, (_trained(module), shapes(args, kwargs)))
+        elif watched.settled_flops is not None or watched.forwards == COUNTED_FORWARD:
+            self._find(watched, module, (_trained(module), shapes(args, kwargs)))
 
-    def _find(self, work: _ModelWork, module: nn.Module, basis: Any) -> None:
+    def _find(self, watched: WatchedModel, module: nn.Module, basis: Any) -> None:
         """The first figure of a model; or a new one, where what it depends on has changed."""
         if self.given_per_sample is not None:
-            self._settle(work, module, float(self.given_per_sample), "given", "")
+            self._settle(watched, module, float(self.given_per_sample), "given", "")
         elif (
-            work.method != "6pt"
-            and basis != work.basis
-            and work.counts < _MOST_COUNTS
+            watched.flops_method != "6pt"
+            and basis != watched.counted_at
+            and watched.counts < _MOST_COUNTS
             and countable(module)
         ):
-            work.basis = basis
-            work.counts += 1
+            watched.counted_at = basis
+            watched.counts += 1
             self._counter.start()
         else:
-            self._do_without_count(work, module)
+            self._do_without_count(watched, module)
 
     def _leave_out(self, watched: WatchedModel) -> None:
         """Each of several ranks would count all of the batch: none does, but for a given figure."""
@@ -383,40 +365,38 @@ class ModelFlops:
         if not self._counter.active:
             return
         counted = self._counter.stop()
-        work = self._works[id(watched)]
         if not returned:
             # It raised in the middle: the next one is counted.
-            work.basis = None
-            watched.forwards -= work.per_unit is None
+            watched.counted_at = None
+            watched.forwards -= watched.settled_flops is None
         elif counted and (units := watched.tokens or watched.samples):
-            self._settle(work, module, counted.total / units, "counted", counted.dtype)
+            self._settle(watched, module, counted.total / units, "counted", counted.dtype)
         else:
-            self._do_without_count(work, module)
+            self._do_without_count(watched, module)
 
-    def _do_without_count(self, work: _ModelWork, module: nn.Module) -> None:
+    def _do_without_count(self, watched: WatchedModel, module: nn.Module) -> None:
         """What was counted is taken to be as it was; else parameters and tokens tell it."""
-        watched = work.watched
-        if work.method == "counted":
-            watched.flops_per_unit = work.per_unit
+        if watched.flops_method == "counted":
+            watched.flops_per_unit = watched.settled_flops
             self._work.flops += watched.flops
-        elif watched.tokens or work.method:
-            self._settle(work, module, by_parameters(module, 1), "6pt", "")
+        elif watched.tokens or watched.flops_method:
+            self._settle(watched, module, by_parameters(module, 1), "6pt", "")
         else:
             self._seen.float16 |= _dtype_of(module) == "float16"
             watched.flops_per_unit = 0.0
             self.uncounted = "compiled" if anything_compiled() else "uncountable"
 
     def _settle(
-        self, work: _ModelWork, module: nn.Module, per_unit: float, method: str, dtype: str
+        self, watched: WatchedModel, module: nn.Module, per_unit: float, method: str, dtype: str
     ) -> None:
         """A figure of this model is known."""
-        watched = work.watched
         watched.flops_per_unit, watched.by_samples = per_unit, method == "given"
         # With the first one: the forwards before this one are taken to be like it.
-        self._work.flops += watched.flops * (watched.forwards if work.per_unit is None else 1)
+        is_first = watched.settled_flops is None
+        self._work.flops += watched.flops * (watched.forwards if is_first else 1)
         self._work.flops_method = method
         if method != "given":
-            work.method, work.per_unit = method, per_unit
+            watched.flops_method, watched.settled_flops = method, per_unit
         word = dtype or _dtype_of(module)
         self._seen.float16 |= word == "float16"
         self._recorder.documents.facts({"precision": word})
@@ -430,12 +410,10 @@ class ModelFlops:
 
     def check_again(self) -> None:
         """Check each model's figure at its next forward."""
-        for key, work in list(self._works.items()):
-            if work.watched.model() is None:
-                del self._works[key]
-            elif work.per_unit is not None:
+        for each in list(self._models):
+            if each.settled_flops is not None:
                 # Without a figure, the stepper reports its next forward.
-                work.watched.flops_per_unit = None
+                each.flops_per_unit = None
 
     def interrupt(self) -> None:
         """End a count that an interruption has left: no hook was called then."""

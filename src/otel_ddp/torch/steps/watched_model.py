@@ -56,6 +56,14 @@ class WatchedModel:
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
         self.forwards = 0
+        self.shared = False
+        """Whether other ranks work on the same samples."""
+        # How that figure was found, and which it was; what was counted last: which parameters were
+        # trained, and the shapes of a sample; and how often.
+        self.flops_method = ""
+        self.settled_flops: float | None = None
+        self.counted_at: tuple[bytes, Shapes | None] | None = None
+        self.counts = 0
         # What the last forward worked on.
         self.samples = self.tokens = 0
 
