@@ -171,7 +171,9 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
     while stack and len(found) < most:
         prefix, value, depth = stack.pop()
-        inner = _pairs(value, most) if depth < 16 else None
+        # The first items of a huge mapping are enough. The user's code may raise anything.
+        look = partial(_inside, value, most)
+        inner = errors.attempt(look, None) if depth < 16 else None
         # An empty mapping inside is a value as well.
         if inner is None or (not inner and prefix):
             if prefix:
@@ -184,13 +186,8 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
     return found
 
 
-def _pairs(value: Any, most: int) -> list[tuple[Any, Any]] | None:
-    """What a mapping, or an object that only holds values, holds; None for anything else."""
-    # The first items of a huge mapping are enough. The user's code may raise anything.
-    return errors.attempt(lambda: _inside(value, most), None)
-
-
 def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
+    """What a mapping, or an object that only holds values, holds; None for anything else."""
     if isinstance(value, Mapping):
         return list(islice(value.items(), most))
     if isinstance(value, type):

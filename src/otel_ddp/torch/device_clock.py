@@ -147,7 +147,7 @@ class DeviceClock:
         self._index = device.index
         self._module = module
         self._stream = module.current_stream
-        self._capturing = getattr(module, "is_current_stream_capturing", _no_graphs)
+        self._capturing = getattr(module, "is_current_stream_capturing", lambda: False)
         self._times = times
         self._stopped = self._paused = False
         self._spoilt = False
@@ -271,13 +271,10 @@ class DeviceClock:
         self._closed.append(marks)
         self._held += len(marks)
         while len(self._closed) > _MOST_STEPS or self._held > _MOST_MARKS:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        marks = self._closed.popleft()
-        self._held -= len(marks)
-        self._pool += marks
-        self._time.begin_anew()
+            oldest = self._closed.popleft()
+            self._held -= len(oldest)
+            self._pool += oldest
+            self._time.begin_anew()
 
     def _resolve(self, now_ns: int) -> None:
         # Asking for an event would spoil a graph that is being captured.
@@ -316,8 +313,3 @@ def clock_for(
     if not hasattr(found, "current_stream") or not hasattr(event, "elapsed_time"):
         return None
     return DeviceClock(device, module=found, times=times)
-
-
-def _no_graphs() -> bool:
-    """For devices that capture no graphs."""
-    return False
