@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import threading
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FrameType
@@ -58,31 +57,6 @@ def directions(best: Any) -> dict[str, str]:
             f'best must map names to "min", "max" or "none", as in {{"wer": "min"}}; got {best!r}.'
         )
     return found
-
-
-# The process group of the parent, in a forked child. It may be destroyed there.
-_parents_group: weakref.ref[Any] | None = None
-
-
-def group_came_by_fork() -> bool:
-    """Whether the process group is the parent's: two that speak on its connections garble them."""
-    parents = None if _parents_group is None else _parents_group()
-    return parents is not None and _default_group() is parents
-
-
-def _default_group() -> Any:
-    return getattr(getattr(sys.modules.get("torch.distributed"), "group", None), "WORLD", None)
-
-
-def _after_fork() -> None:
-    global _parents_group
-    group = _default_group()
-    _parents_group = None if group is None else weakref.ref(group)
-
-
-# Systems without it import this module too, and record nothing.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class LeadSearch:

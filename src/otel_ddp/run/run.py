@@ -269,8 +269,7 @@ class Run:
     def _ask_group(self, process: Identity) -> Identity:
         if not process_group.is_up():
             return process
-        may_speak = not opening.group_came_by_fork()
-        facts = process_group.facts(process, seeks_lead=self._lead.is_sought, may_speak=may_speak)
+        facts = process_group.facts(process, seeks_lead=self._lead.is_sought)
         if facts is None:
             return process
         has_synced = self._records is not None and self._records.recorder.steps.have_ended

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from typing import Any
 from urllib.parse import quote
 
@@ -37,14 +38,31 @@ def backend() -> str:
     return str(sys.modules["torch.distributed"].get_backend())
 
 
-def facts(
-    process: Identity, *, seeks_lead: bool = False, may_speak: bool = True
-) -> GroupFacts | None:
+# The process group of the parent, in a forked child. It may be destroyed there.
+_parents_group: weakref.ref[Any] | None = None
+
+
+def _default_group() -> Any:
+    return getattr(getattr(sys.modules.get("torch.distributed"), "group", None), "WORLD", None)
+
+
+def _after_fork() -> None:
+    global _parents_group
+    group = _default_group()
+    _parents_group = None if group is None else weakref.ref(group)
+
+
+# Systems without it import this module too, and record nothing.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
     """Ranks and host of the default process group; None where there is none.
 
     Where the name of the run is open, its store gives that too: what the first rank has proposed,
     for all ranks. A rank that is alone has no other to agree with. *seeks_lead*: where ranks may
-    be on other nodes, the store gives the lead as well. *may_speak*: else it is not asked.
+    be on other nodes, the store gives the lead as well.
     """
     if not is_up():
         return None
@@ -56,8 +74,10 @@ def facts(
         return None  # another thread has just destroyed it
     store = _store(module)
     found = GroupFacts(rank, world_size, None, _host(store))
-    if store is None or world_size == 1 or not may_speak:
+    if store is None or world_size == 1:
         return found
+    if _parents_group is not None and _parents_group() is _default_group():
+        return found  # it is the parent's: two that speak on its connections garble them
     placed = settle(process, found)
     seeks_lead = seeks_lead and placed.may_have_other_nodes
     if not (process.wants_agreement or seeks_lead):
