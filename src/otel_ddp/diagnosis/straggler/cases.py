@@ -46,6 +46,8 @@ class _Case:
         """When the last step ended in which it was late."""
         self.is_late = True
         """Whether the last look has found it late."""
+        self.usual_s = 0.0
+        """A moving average of its excess."""
         # Sums over the steps in which it was late.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
         # Another kind and phase, and how many checks in a row have found them.
@@ -330,6 +332,7 @@ class Cases:
         lost_s = self._charge(late, wait_s, late_for, steps)
         lost_s += self._charge(late, _share_s(labels, late_s), steps)
         case.add(late, late_for, lost_s)
+        case.usual_s = late.excess_s()
         case.verdict = case.with_cost()
         self._open[labels] = case
         self._changes.append(Change(case.verdict, True))
@@ -339,7 +342,10 @@ class Cases:
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
         # Medians over the length of the case are late for half as long again as it was.
-        case.is_late = rule.is_late_still(late.history, late.i, steps, case.length)
+        excess_s = late.excess_s(steps)
+        is_much = excess_s >= limits.STILL * case.usual_s
+        case.is_late = is_much and late.is_late(steps, limits.EXCESS_OVER)
+        case.usual_s += limits.STILL_FOLLOWS * (excess_s - case.usual_s)
         if case.is_late:
             wait_s = _share_s(late.labels, look.excesses_s(steps))
             case.add(late, steps, self._charge(late, wait_s, steps))
@@ -368,9 +374,9 @@ class Cases:
             return
         if reading[0] != before.kind:
             self._changes.append(Change(case.over(), False))
-            until_ns, case = case.late_until_ns, _Case(case.length, before)
-            case.late_until_ns = until_ns
-            self._open[late.labels] = case
+            until_ns, usual_s = case.late_until_ns, case.usual_s
+            case = self._open[late.labels] = _Case(case.length, before)
+            case.late_until_ns, case.usual_s = until_ns, usual_s
         case.verdict = self._verdict(late, look, reading)._replace(since_ns=before.since_ns)
         case.verdict = case.with_cost()
         case.other_reading, case.checks = None, 0

@@ -36,9 +36,10 @@ LOOK_NS = 200_000_000
 EXCESS = 0.05
 EXCESS_PER_WINDOW = 0.025
 EXCESS_OVER = 0.025
-# With an open verdict, the newest steps are charged where their excess is this share of what one of
-# the three windows has: noise of a rank that has recovered is far below.
+# With an open verdict, the newest steps count where their excess is this share of what it was: that
+# of a rank that has recovered is noise. What it was follows this fast, by look.
 STILL = 0.25
+STILL_FOLLOWS = 0.05
 # The smallest window's excess, as a share of the largest window's.
 ALIKE = 0.4
 # Pauses of a rank are rare: at most in this share of the steps.

@@ -51,14 +51,6 @@ def is_over(history: ExcessHistory, i: int, length: int) -> bool:
     return len(history) >= length and _is_low(history, history.excess_ns(i, length))
 
 
-def is_late_still(history: ExcessHistory, i: int, steps: int, length: int) -> bool:
-    """Whether unit *i*, which was late over *length* steps, was so in so many of the last ones."""
-    excess_ns = median(history.excess_ns(i, steps))
-    step_ns = median(history.window.steps_ns(steps))
-    most_ns = max(_window_medians(history.excess_ns(i, length)))
-    return excess_ns >= max(limits.EXCESS_OVER * step_ns, limits.STILL * most_ns)
-
-
 def is_alike_no_more(nodes: ExcessHistory, i: int) -> bool:
     """Whether a rank of a late node is no longer late.
 
