@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -120,7 +121,7 @@ def _value(run: WholeRun, name: str, split: str, buckets: Sequence[Bucket]) -> V
     return Value(
         *(name, split, direction),
         {int(each.first): each.total / each.finite for each in buckets if each.finite},
-        None if newest is None or newest.last is None else float(newest.last),
+        None if newest is None else math.nan if newest.last is None else float(newest.last),
         best,
     )
 
