@@ -23,6 +23,7 @@ from otel_ddp.cli.picture import NO_AGENT, Line, picture
 from otel_ddp.cli.status import has_colours, styled
 from otel_ddp.journal.process_state import ProcessState, measuring, table
 from otel_ddp.journal.survey import Survey, survey
+from otel_ddp.vocabulary.words import NOT_HEARD
 from shortages import locked_elsewhere
 
 NOW_NS = 10_000_000_000
@@ -124,6 +125,15 @@ def test_a_run_says_how_many_of_its_steps_are_measured(fact: Any, words: str) ->
 
     assert told.partition("stalls that recur")[0] == words
     assert shown_lines.count(f"  rank 0 {told}") == bool(words)
+
+
+def test_a_phase_is_as_old_as_it_was_when_it_was_read() -> None:
+    heard = process(rank=0, read_ns=NOW_NS - 1_500_000_000)
+    silent = process(rank=1, read_ns=NOW_NS - 1_500_000_000, state=NOT_HEARD)
+
+    # Both are in it since two seconds ago.
+    since = [line.split()[-3:-1] for line in shown(heard, silent)[-2:]]
+    assert since == [["500", "ms"], ["2", "s"]]
 
 
 def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:

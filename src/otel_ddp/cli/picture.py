@@ -298,6 +298,8 @@ def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
 
 
 def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, str]:
+    # What has happened since then is not known.
+    until_ns = now_ns if each.ended or each.state == NOT_HEARD else each.read_ns or now_ns
     remarks = (
         cell(each.reason),
         "ended without a report" if each.state == "killed" else "",
@@ -314,7 +316,7 @@ def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, s
         "state": cell(each.state, "?"),
         "step": cell(each.step, "-"),
         "phase": cell(each.phase, "-"),
-        "since": shown.seconds(max(0.0, (now_ns - each.phase_since_ns) / 1e9)),
+        "since": shown.seconds(max(0.0, (until_ns - each.phase_since_ns) / 1e9)),
         "pid": cell(each.pid, "?"),
         "": " ".join(filter(None, remarks)),
     }

@@ -164,8 +164,11 @@ class ProcessState:
     journal: str = ""
     measuring: str = ""
     """Of how many steps one is measured, and what that takes; empty: all are."""
+    read_ns: int | None = None
+    """When its step and phase were read, of one at work; like all that follows, None but in the
+    status. An agent writes now and then, and reports of other nodes take a while."""
     step_s: float | None = None
-    """How long its last steps took; like all that follows, None but in the status."""
+    """How long its last steps took."""
     wait_ratio: float | None = None
     """How much of that it waited for other ranks."""
     description: str | None = None
@@ -255,7 +258,7 @@ _TEXTS = (
     *("run", "group", "job_type", "project", "name", "tags", "node", "host"),
     *("launcher", "strategy"),
 )
-_IN_STATUS = ("step_s", "wait_ratio", "description", "config", "summary")
+_IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summary")
 
 
 # How a value of JSON is read, by the type of its field.

@@ -206,6 +206,7 @@ class Leading:
             is_silent = now_ns - node.heard_ns > _TOLD_UNHEARD_NS
             for host in node.hosts.values():
                 host.process.is_left_out = is_left_out
+                host.heard_ns = node.heard_ns
                 host.silent_since_ns = node.heard_ns if is_silent else 0
 
     @errors.contained(default=None)

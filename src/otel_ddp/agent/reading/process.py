@@ -75,6 +75,8 @@ class Host:
     """Whether it is the node of this agent."""
     is_kept = True
     """Whether this agent writes its history."""
+    heard_ns = 0
+    """When its node was last heard; 0: it is this one."""
     silent_since_ns = 0
     """When its node was last heard, where that is too long ago; 0: it is heard."""
     clock_uncertainty_ns = 0
@@ -348,7 +350,12 @@ class Process:
             return found
         # Waits inside forward and backward are in no phase of their own.
         known = self.state().waits_known is not False
-        return replace(found, step_s=pace.step_s, wait_ratio=pace.wait_ratio if known else None)
+        return replace(
+            found,
+            read_ns=self.host.heard_ns or time.time_ns(),
+            step_s=pace.step_s,
+            wait_ratio=pace.wait_ratio if known else None,
+        )
 
     def describe_in_full(self) -> ProcessState:
         """That with its long texts."""

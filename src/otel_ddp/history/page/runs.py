@@ -35,7 +35,7 @@ _CURVE, _MOST_SETTINGS = 40, 60
 _RANK = (
     *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
     *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns", "reason", "host"),
-    *("launcher", "strategy", "lost", "settled", "journal", "measuring"),
+    *("launcher", "strategy", "lost", "settled", "journal", "measuring", "read_ns"),
 )
 
 

@@ -57,7 +57,7 @@ class Now {
       return el(
         "tr", { class: late.has(String(each.rank)) ? "late" : null, "data-rank": String(each.rank) },
         el("td", {}, String(each.rank ?? "?")), el("td", {}, each.node || ""), el("td", {}, each.state), el("td", { class: "number" }, String(each.step ?? "-")),
-        el("td", {}, isOver ? "-" : each.phase), el("td", { class: "number" }, isOver ? time(each.seen_alive_ns) : seconds(Math.max(0, (answer.now_ns - each.phase_since_ns) / 1e9))),
+        el("td", {}, isOver ? "-" : each.phase), el("td", { class: "number" }, isOver ? time(each.seen_alive_ns) : seconds(Math.max(0, ((each.read_ns ?? answer.now_ns) - each.phase_since_ns) / 1e9))),
         el("td", {}, answer.stacks && !isOver ? this.button(group, run, each.rank) : ""),
       );
     });
