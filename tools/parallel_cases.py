@@ -12,7 +12,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +49,6 @@ class Meet(NamedTuple):
     op: str
     phase: str
     peer: int = -1
-    asynchronous: bool = False
     waited: bool = True
     """At once; else before the next `Wait`."""
 
@@ -93,17 +92,21 @@ def hsdp(rank: int, ranks: int) -> Program:
 
 
 def tensor(rank: int, ranks: int) -> Program:
-    """Tensor parallel in pairs, by functional collectives, and sharded over those."""
-    reduce = Meet(f"tp{rank // 2}", "tp", "allreduce", "forward", asynchronous=True)
+    """Tensor parallel in pairs, and sharded over those.
+
+    Its collectives are functional: a layer works before it uses what they give.
+    """
+    reduce = Meet(f"tp{rank // 2}", "tp", "allreduce", "forward", waited=False)
     gather = Meet(f"dp{rank % 2}", "dp", "_allgather_base", "forward")
     scatter = Meet(f"dp{rank % 2}", "dp", "_reduce_scatter_base", "backward")
-    return _sharded([gather, reduce], [reduce._replace(phase="backward"), scatter], [])
+    used_at_once = reduce._replace(phase="backward", waited=True)
+    return _sharded([gather, reduce], [used_at_once, scatter], [])
 
 
 def experts(rank: int, ranks: int) -> Program:
     """All-to-all before each layer, and the gradients in several asynchronous parts."""
     swap = Meet("all", "ep", "alltoall_base", "forward")
-    bucket = Meet("ddp", "", "allreduce", "backward", asynchronous=True, waited=False)
+    bucket = Meet("ddp", "", "allreduce", "backward", waited=False)
     return _sharded([swap], [bucket], [Wait("comm_wait")])
 
 
@@ -112,7 +115,7 @@ def pipeline(rank: int, ranks: int, stages: int = 2) -> Program:
     stage, many = rank % stages, MICRO_BATCHES
     # The last stage has the head and the loss, too.
     heavier = 1.2 if stage == stages - 1 else 1.0
-    to = {"group": "pp", "dimension": "pp", "asynchronous": True}
+    to = {"group": "pp", "dimension": "pp"}
     program: list[Work | Meet | Wait] = [Work("data", 2)]
 
     def receive(phase: str, peer: int) -> None:
@@ -141,7 +144,7 @@ def pipeline(rank: int, ranks: int, stages: int = 2) -> Program:
         forward()
     for _ in range(first):
         backward()
-    bucket = Meet(f"dp{stage}", "dp", "allreduce", "backward", asynchronous=True, waited=False)
+    bucket = Meet(f"dp{stage}", "dp", "allreduce", "backward", waited=False)
     return [*program, bucket, Wait("comm_wait"), Work("optimizer", 4), Work("other", 2)]
 
 
@@ -218,6 +221,7 @@ class _Rank:
         self.factor = factor
         self.spent_ns: defaultdict[str, int] = defaultdict(int)
         self.calls_ns: list[int] = []
+        self.waits_ns: list[int] = []
         self.open: list[tuple[str, int]] = []
         self.met: defaultdict[str, int] = defaultdict(int)
         self.is_in = False
@@ -229,7 +233,7 @@ def simulated(case: Case) -> Iterator[list[StepFacts]]:
     programs = [case.kind.program(rank, case.ranks) for rank in range(case.ranks)]
     each = [
         tuple(
-            Call(e.group, e.dimension, e.op, e.peer, e.asynchronous, e.phase)
+            Call(e.group, e.dimension, e.op, e.peer, e.phase)
             for e in program
             if isinstance(e, Meet)
         )
@@ -268,11 +272,16 @@ def simulated(case: Case) -> Iterator[list[StepFacts]]:
         for rank, state in enumerate(ranks):
             phases_ns = tuple([state.spent_ns[word] for word in WORK_PHASES])
             took_ns = state.now_ns - state.began_ns
+            edges_ns = pairwise([*state.calls_ns, state.now_ns])
+            idle = bytes(
+                min(wait_ns * 256 // max(until_ns - since_ns, 1), 255)
+                for wait_ns, (since_ns, until_ns) in zip(state.waits_ns, edges_ns, strict=True)
+            )
             facts.append(
                 StepFacts(
                     *(number, state.now_ns, took_ns, state.spent_ns["comm_wait"], phases_ns),
                     *({}, False, 0),
-                    calls=Calls(each[rank], state.calls_ns),
+                    calls=Calls(each[rank], state.calls_ns, idle),
                 )
             )
             ends_ns[rank] = state.now_ns
@@ -313,6 +322,7 @@ def _advance(
     if isinstance(what, Meet) and not rank.is_in:
         rank.is_in = True
         rank.calls_ns.append(rank.now_ns)
+        rank.waits_ns.append(0)
         name = what.group
         if what.peer >= 0:
             ends = (i, what.peer) if what.op == "send" else (what.peer, i)
@@ -334,6 +344,7 @@ def _advance(
     rank.open.clear()
     rank.now_ns += wait_ns
     rank.spent_ns[what.phase] += wait_ns
+    rank.waits_ns[-1] += wait_ns
     return True
 
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from time import thread_time_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,8 +40,6 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch.steps.group_calls import GroupCalls
-from otel_ddp.torch.steps.open_calls import OpenCalls
-from otel_ddp.torch.steps.sampled import SampledSteps
 
 pytestmark = pytest.mark.skipif(
     not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="PyTorch 2.15 has these hooks"
@@ -206,7 +205,7 @@ def test_each_step_tells_its_calls_alike_on_all_ranks(
         for rank, each in enumerate(steps):
             if each.calls is None:
                 continue
-            calls, at_ns = each.calls
+            calls, at_ns, _ = each.calls
             if each.number > 2:
                 # DDP has told itself by then in which order gradients come.
                 found = Counter((call.dimension, call.op, call.phase) for call in calls)
@@ -235,8 +234,7 @@ class Loop:
     def __init__(self, folder: Path) -> None:
         self.measured = Measured(folder)
         self.progress = self.measured.progress
-        self.open = OpenCalls(self.progress, SampledSteps())
-        self.calls = GroupCalls(self.progress, self.open)
+        self.calls = GroupCalls(self.progress)
         self.progress.begin_steps()
 
     def begin(self, *, measured: bool = True) -> None:
@@ -312,6 +310,30 @@ def test_hooks_are_on_in_measured_steps_alone(loop: Loop) -> None:
 
 def test_calls_of_a_thread_that_does_not_train_are_of_no_step(loop: Loop) -> None:
     assert loop.step(reduce, elsewhere, elsewhere) == 1
+
+
+def test_each_call_tells_for_what_share_of_the_time_before_it_the_thread_stood_still(
+    loop: Loop,
+) -> None:
+    def stand_still() -> None:
+        loop.measured.spend(1)
+
+    def work() -> None:
+        began_ns = thread_time_ns()
+        while (ran_ns := thread_time_ns() - began_ns) < 20_000_000:
+            pass
+        # The clock of the test goes on as if the thread had not stopped once.
+        loop.measured.now_ns += ran_ns
+
+    assert loop.step(stand_still, reduce, work, reduce, stand_still) == 2
+    first, second, rest = [
+        word >> layout.CALL_IDLE_SHIFT & 0xFF
+        for word in loop.progress.phases.pending
+        if word >> 56 in (layout.STEP_CALL, layout.STEP_CALLS)
+    ]
+
+    assert min(first, rest) > 230
+    assert second < 25
 
 
 def test_a_group_made_in_a_step_is_noted_from_the_next_one_on(loop: Loop) -> None:
@@ -394,7 +416,7 @@ def test_a_step_is_not_noted_that_lasts_longer_than_its_words_can_tell(loop: Loo
 
 def test_calls_on_a_device_are_not_noted(loop: Loop) -> None:
     tensors = [torch.ones(1, device="meta")]
-    call = SimpleNamespace(input_tensors=tensors, output_tensors=[], async_op=True, root=-1)
+    call = SimpleNamespace(input_tensors=tensors, output_tensors=[], root=-1)
     call.name = SimpleNamespace(name="ALLREDUCE", value=3)
     on_device = partial(loop.calls._hook("7", object(), [0, 1]), call)
 

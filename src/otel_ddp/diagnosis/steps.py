@@ -20,8 +20,6 @@ class Call(NamedTuple):
     """`allreduce`, `allgather`, `send`, `recv`, ..."""
     peer: int
     """The global rank of the other end of a send or receive; else -1."""
-    asynchronous: bool
-    """The call returns before the operation has ended."""
     phase: str
     """In which it was made."""
 
@@ -33,6 +31,9 @@ class Calls(NamedTuple):
     """One object for all steps that make the same calls."""
     at_ns: Sequence[int]
     """When this rank has arrived at each of them, on the clock of `Step.ended_ns`."""
+    idle: bytes
+    """Behind each of them, up to the next one or the end of the step: the share of the time in
+    which the thread that trains did not run, in 256ths, rounded down."""
 
 
 class Part(NamedTuple):

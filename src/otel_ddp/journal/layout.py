@@ -89,10 +89,12 @@ STEP_PACED, PACED_SHIFT = 0x88, 48
 STEP_LAG = 0x89
 # Of the step that ends next: torch's profiler was on, as a person had asked.
 STEP_PROFILED = 0x8A
-# Of the step that ends next, one behind the other: this rank has called a process group. From this
-# bit on the number of the name that says which call it was; below it the nanoseconds since the step
-# began. Then how many calls there were: without that word they are not known.
-STEP_CALL, CALL_SHIFT = 0x8B, 40
+# Of the step that ends next, one behind the other: this rank has called a process group. From the
+# first of these bits on the number of the name that says which call it was; from the second one on
+# in how many 256ths of the time since the call before the thread did not run; below that the time
+# since the step began, without so many of its bits in nanoseconds. Then the same share for the rest
+# of the step, and how many calls there were: without that word they are not known.
+STEP_CALL, CALL_SHIFT, CALL_IDLE_SHIFT, CALL_UNIT_SHIFT = 0x8B, 40, 32, 8
 STEP_CALLS = 0x8C
 
 SMALLEST_FILE = 128 * 1024

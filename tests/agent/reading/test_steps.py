@@ -244,25 +244,28 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
 
 # -- the calls to process groups
 
-GATHER = ("0:ab", "shard", "allgather", -1, False, "forward")
-SEND = ("1:cd", "pp", "send", 3, True, "other")
+GATHER = ("0:ab", "shard", "allgather", -1, "forward")
+SEND = ("1:cd", "pp", "send", 3, "other")
 NAMES = {4: Name(json.dumps(GATHER), ""), 700: Name(json.dumps(SEND), "")}
 
 
-def call(name: int, after: int) -> int:
-    return word(layout.STEP_CALL, name << layout.CALL_SHIFT | after * MS)
+def call(name: int, after: int, idle: int = 0) -> int:
+    """*idle*: of the time before it."""
+    value = name << layout.CALL_SHIFT | idle << layout.CALL_IDLE_SHIFT
+    return word(layout.STEP_CALL, value | after * MS >> layout.CALL_UNIT_SHIFT)
 
 
-def step_with(*calls: int, count: int | None = None, began: int = 10) -> list[int]:
+def step_with(*calls: int, count: int | None = None, began: int = 10, idle: int = 0) -> list[int]:
     words = told((layout.STEPS_BEGAN, began), (DATA, began), (FORWARD, began + 4))
-    words += [*calls, word(layout.STEP_CALLS, len(calls) if count is None else count)]
+    many = len(calls) if count is None else count
+    words += [*calls, word(layout.STEP_CALLS, idle << layout.CALL_IDLE_SHIFT | many)]
     return words + told((layout.STEP_NUMBER, 7), (layout.STEP_ENDED, began + 10))
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_a_step_tells_each_call_and_when_it_was_made(size: int) -> None:
     stream = StepStream(CREATED, NAMES)
-    words = step_with(call(4, 1), call(700, 2), call(4, 6))
+    words = step_with(call(4, 1, 90), call(700, 2, 7), call(4, 6, 255), idle=128)
     words += step_with(call(4, 1), call(700, 3), call(4, 5), began=20)[1:]
 
     found = [
@@ -275,8 +278,10 @@ def test_a_step_tells_each_call_and_when_it_was_made(size: int) -> None:
     assert first is not None
     assert second is not None
     assert first.each == (Call(*GATHER), Call(*SEND), Call(*GATHER))
-    assert list(first.at_ns) == [CREATED + at * MS for at in (11, 12, 16)]
-    assert list(second.at_ns) == [CREATED + at * MS for at in (21, 23, 25)]
+    assert first.idle == bytes([7, 255, 128])
+    # In units of 256 ns since the step began.
+    assert [at - CREATED - 10 * MS for at in first.at_ns] == [999_936, 1_999_872, 5_999_872]
+    assert [at - CREATED - 20 * MS for at in second.at_ns] == [999_936, 2_999_808, 4_999_936]
     assert second.each is first.each
 
 

@@ -11,12 +11,14 @@ from otel_ddp.diagnosis.steps import Call, Calls
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name
 
-# Of a word's eight bytes, the lowest are the time. Two have the number of the name.
-_LOW, _HIGH = layout.CALL_SHIFT // 8, layout.CALL_SHIFT // 8 + 1
+# Of a word's eight bytes, the lowest are the time. One has the share that is idle, and two have the
+# number of the name.
+_IDLE, _LOW = layout.CALL_IDLE_SHIFT // 8, layout.CALL_SHIFT // 8
+_HIGH = _LOW + 1
 # Most programs repeat one sequence of calls, or a few.
 _MOST_SEQUENCES = 64
 # The kinds of the fields of a Call, in their order.
-_KINDS = [str, str, str, int, bool, str]
+_KINDS = [str, str, str, int, str]
 
 
 class CallNames:
@@ -27,18 +29,24 @@ class CallNames:
         # By the numbers of the names, byte by byte.
         self._sequences: dict[bytes, tuple[Call, ...]] = {}
 
-    def read(self, words: bytes, began_ns: int) -> Calls | None:
-        """The calls of a step that began then; None: a name is not there."""
+    def read(self, words: bytes, rest_idle: int, began_ns: int) -> Calls | None:
+        """The calls of a step that began then; None: a name is not there.
+
+        *rest_idle*: as in the words, for what came behind the last one.
+        """
         # This runs for each measured step of each rank: all words at once.
         whole = bytearray(words)
         low, high = whole[_LOW::8], whole[_HIGH::8]
         each = self._sequences.get(bytes(low + high)) or self._sequence(low, high)
         if each is None:
             return None
-        for at in range(_LOW, 8):
+        # A word tells what came before it.
+        idle = bytes(whole[_IDLE + 8 :: 8]) + bytes([rest_idle] if words else [])
+        for at in range(_IDLE, 8):
             whole[at::8] = bytes(len(low))
         times_ns = array("Q", bytes(whole))
-        return Calls(each, array("q", [began_ns + after_ns for after_ns in times_ns]))
+        at_ns = [began_ns + (after << layout.CALL_UNIT_SHIFT) for after in times_ns]
+        return Calls(each, array("q", at_ns), idle)
 
     def _sequence(self, low: bytearray, high: bytearray) -> tuple[Call, ...] | None:
         found = [

@@ -127,8 +127,9 @@ class StepStream:
         words, self._calls = self._calls, b""
         calls = None
         # If all of them are here.
-        if 8 * told.get(layout.STEP_CALLS, (-1,))[-1] == len(words):
-            calls = self._call_names.read(words, began_ns)
+        idle, count = divmod(told.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
+        if 8 * count == len(words):
+            calls = self._call_names.read(words, idle & 0xFF, began_ns)
         spans_ns = tuple(map(sub, self._ends, (began_ns, *self._ends)))
         return Step(
             told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None,

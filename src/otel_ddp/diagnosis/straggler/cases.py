@@ -129,8 +129,6 @@ class Cases:
         self.lost_s: dict[Labels, float] = {}
         """Seconds that the others have lost to each rank. They stay when its verdict is over."""
         self._world_size = 0
-        self.hidden_at: int | None = None
-        """The last step of which it was not clear whether ranks wait, or work hides that."""
         self._steps_since_look, self._ns_since_look = 0, 0.0
         self._states: Mapping[Labels, RankState] = {}
         self._changes: list[Change] = []
@@ -145,7 +143,7 @@ class Cases:
 
         *stages*: of each rank, its stage of a pipeline.
         """
-        self.window, self.hidden_at = Window(left_out, stages), None
+        self.window = Window(left_out, stages)
         ranked = ranks_of(ranks, stages)
         self.ranks = ExcessHistory(self.window, ranked)
         of_nodes = nodes_of(ranks, stages)
@@ -185,12 +183,6 @@ class Cases:
         if self.ranks.is_at_stride and self._ns_since_look >= limits.LOOK_NS:
             return True
         return self.ranks.is_any_far_above or self._nodes.is_any_far_above
-
-    @property
-    def seems_hidden(self) -> bool:
-        """Whether work seems to hide waits, in the steps that the rule looks back on at most."""
-        last = self.window.last(limits.LENGTHS[-1])
-        return self.hidden_at is not None and bool(last) and self.hidden_at >= last[0].number
 
     def poll(self) -> list[Change]:
         """What has changed since the last poll."""
@@ -233,7 +225,7 @@ class Cases:
                 if rule.is_over(nodes, i, case.length) or rule.is_alike_no_more(nodes, i):
                     self.close(unit.labels, is_over=True)
             elif len(unit.members) > 1:
-                length = self._late_over(nodes, i, lambda length: look.table(nodes, length))
+                length = rule.late_over(nodes, i, lambda length: look.table(nodes, length))
                 if length is not None:
                     opening[i] = length
         late = {i for i, unit in enumerate(nodes.units) if unit.labels in self._open} | {*opening}
@@ -242,15 +234,6 @@ class Cases:
             for i, length in opening.items()
             if rule.is_alike(nodes, i, length) and rule.is_apart(nodes, i, length, late)
         ]
-
-    def _late_over(
-        self, history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
-    ) -> int | None:
-        length = rule.late_over(history, i, table)
-        if length and self.window.may_hide and rule.is_counted_twice(history, i, length):
-            self.hidden_at = self.window.last(1)[0].number
-            return None
-        return length
 
     def _late_ranks(self, look: _Look, late_nodes: Sequence[Late]) -> list[Late]:
         """Those without a verdict yet, on themselves or on their nodes."""
@@ -272,7 +255,7 @@ class Cases:
             elif case is not None:
                 if rule.is_over(ranks, i, case.length):
                     self.close(unit.labels, is_over=True)
-            elif (length := self._late_over(ranks, i, table)) is not None:
+            elif (length := rule.late_over(ranks, i, table)) is not None:
                 waited = self._waiting.get(unit.labels, 0)
                 may_be_its_node = node and rule.may_be_its_node(self._nodes, node[i], length)
                 if may_be_its_node and waited < limits.NODE_WAITS:
@@ -280,22 +263,7 @@ class Cases:
                 else:
                     found.append(Late(ranks, i, length))
         self._waiting = waiting
-        return self._without_inherited(found) if self.window.may_hide else found
-
-    def _without_inherited(self, found: Sequence[Late]) -> list[Late]:
-        """Those that are about as late as the latest rank.
-
-        Where work hides a part of a wait, who waits seems to work less, and who has come late for
-        another one's sake seems late beside it.
-        """
-        named = [i for i, unit in enumerate(self.ranks.units) if unit.labels in self._open]
-        return [
-            each
-            for each in found
-            if each.excess_s()
-            >= limits.INHERITED
-            * max([self.ranks.excess_s(i, each.length) for i in (*named, *[e.i for e in found])])
-        ]
+        return found
 
     # -- the verdicts on them
 

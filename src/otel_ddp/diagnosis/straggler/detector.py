@@ -67,8 +67,6 @@ class Stragglers(Detector):
         self._stages: Sequence[int] = ()
         # In how many steps in a row it was not known who waits for whom; why calls are given up.
         self._failed, self._useless = 0, ""
-        # The share of a step in which a rank may have waited or not.
-        self._unclear = 0.0
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._compared: _Present | None = None
@@ -164,7 +162,6 @@ class Stragglers(Detector):
         if len(self._stages) != len(ranks):
             self._stages = (0,) * len(ranks)
         self._waits.start_again([self._ranks[labels] for labels in ranks if self._by_calls])
-        self._unclear = 0.0
         self._cases.start_again(ranks, self._not_compared, self._stages)
         self._pace.start_again(ranks)
         self._recurring.start_again(ranks, self._not_compared)
@@ -245,8 +242,6 @@ class Stragglers(Detector):
                 self._choose()
             return None
         self._failed = 0
-        self._unclear += limits.PACE_FORGETS * (taken.unclear - self._unclear)
-        self._cases.window.may_hide |= taken.may_hide
         if taken.stages and taken.stages != self._stages:
             self._stages = taken.stages
             self._cases.close_all()
@@ -340,8 +335,6 @@ class Stragglers(Detector):
         if table and table.left_out_s() > rule.least_excess_ns(step_s * 1e9) / 1e9:
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             yield f"collectives of your own in {words}: a rank that is late there cannot be named"
-        if self._unclear > limits.EXCESS or self._cases.seems_hidden:
-            yield "work goes on beside collectives: how long a rank waits for them is not known"
         if self._pace.unclear > limits.EXCESS:
             yield (
                 "a device waits for its host while other hosts are ahead of theirs: whether these "

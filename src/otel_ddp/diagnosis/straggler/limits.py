@@ -67,21 +67,8 @@ CHECK_EVERY = 30
 
 # -- what ranks wait for in calls to process groups
 
-# Clocks and hooks make differences below this.
-CALL_GRAIN_NS = 50_000
-# A collective that is asynchronous is not waited for at once where a rank makes its next call in so
-# many steps before the last member has come.
-CALLS_WENT_ON = 3
 # After so many steps in a row of which it is not known who waits for whom, calls are given up.
 CALLS_FAIL = 10
-# Beside a rank that is late, no other one is named for less than this part of it, where work may
-# hide waits.
-INHERITED = 0.6
-# Whether `comm_wait` has the waits in some of them, so many steps tell.
-CALLS_KNOWN = 10
-# Where the work of the others varies by so many times as much as that of a late rank, what they
-# wait for it is counted more than once: real programs have up to 1.4, hidden waits some ten.
-TWICE_SPREAD = 3.0
 # So many steps say in which calls others wait for a late rank.
 CALLS_KEPT = 9
 # So many ranks of a node are looked at for that, each beside so many others.

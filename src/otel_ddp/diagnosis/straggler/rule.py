@@ -32,19 +32,6 @@ def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
     return None
 
 
-def is_counted_twice(history: ExcessHistory, i: int, length: int) -> bool:
-    """Whether the others seem to work by far less regularly than unit *i*, which they wait for.
-
-    A wait that work hides is counted at each of several calls, though it comes once or not at all.
-    So what moves this unit a little moves them by several times as much.
-    """
-    members = history.units[i].members
-    own_ns = [median([step.works_ns[at] for at in members]) for step in history.window.last(length)]
-    excess_ns = history.excess_ns(i, length)
-    others_ns = [own - more for own, more in zip(own_ns, excess_ns, strict=True)]
-    return spread(others_ns) > limits.TWICE_SPREAD * spread(own_ns) + limits.CALL_GRAIN_NS
-
-
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
     """Whether a unit that was late over *length* steps no longer is."""
     length = max(length, history.soon)

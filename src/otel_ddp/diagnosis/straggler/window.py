@@ -89,8 +89,6 @@ class Window:
         *stages*: of each rank, its stage of a pipeline.
         """
         self.left_out, self.stages = left_out, stages
-        self.may_hide = False
-        """Some of the waits may have been hidden by work, and be none."""
         self._steps: list[Compared] = []
 
     def __len__(self) -> int:

@@ -20,13 +20,17 @@ from otel_ddp.journal import layout
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.collectives import world
 from otel_ddp.torch.inspection import outward
-from otel_ddp.torch.steps.open_calls import OpenCalls, outside_of_backward
 from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 
 # Under which torch knows our hooks; those of others have numbers of their own.
 _HOOK = 0x07E1_DD90
 _SHIFT = layout.CALL_SHIFT
+# The longest step whose calls are noted.
+_LONGEST_NS = 1 << layout.CALL_IDLE_SHIFT + layout.CALL_UNIT_SHIFT
+_UNIT, _IDLE_SHIFT = layout.CALL_UNIT_SHIFT, layout.CALL_IDLE_SHIFT
 _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layout.CODE_SHIFT
+# Such a share is of so many parts.
+_WHOLE = 1 << _SHIFT - _IDLE_SHIFT
 # Of one step. An evaluation may be a part of it, and call without end.
 _MOST_CALLS = 10_000
 # In place of how many calls there are at the next look.
@@ -34,7 +38,7 @@ _OFF = -1
 # Different ones, each of which is written down: one for so many bytes of room for definitions.
 _ROOM_BYTES = 1024
 # What torch knows of a call, and takes 2 us to tell.
-_known_of = attrgetter("name.value", "async_op", "root")
+_known_of = attrgetter("name.value", "root")
 _PEERS = ("send", "recv")
 _MESH = "mesh_"
 # What another thread is in while it may be inside a call: Python that goes on in such a call.
@@ -56,8 +60,8 @@ class GroupCalls:
     training thread, while no other thread is where it could go through that map.
     """
 
-    def __init__(self, progress: Progress, calls: OpenCalls) -> None:
-        self._progress, self._open = progress, calls
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._words: list[int] = []
         self._hooks = WeakKeyDictionary[Any, Callable[[Any], None]]()
         # The groups that have theirs; and whether the end of the process waits for that.
@@ -67,6 +71,8 @@ class GroupCalls:
         self._look_at = _OFF
         # Whether all calls of the step so far are noted, and when it began.
         self._complete, self._began_ns = False, 0
+        # At the last call, or the beginning: when that was, and what the thread had taken.
+        self._last_ns = self._last_cpu_ns = 0
         self._have_been = False
         self._left = progress.recorder.writer.areas.definitions[1] // _ROOM_BYTES
         self._given_up = False
@@ -83,8 +89,8 @@ class GroupCalls:
     def step_ended(self, now: int) -> int:
         """Write the calls of the step that ends now; returns what noting them took."""
         words, count = self._words, len(self._words)
-        if self._complete and now - self._began_ns < 1 << _SHIFT:
-            words.append(_CALLS | count)
+        if self._complete and now - self._began_ns < _LONGEST_NS:
+            words.append(_CALLS | self._idle(now) | count)
             self._progress.phases.pending.extend(words)
             self._have_been = True
         words.clear()
@@ -98,6 +104,7 @@ class GroupCalls:
                 self._take_off()
             elif self._put_on():
                 self._complete, self._began_ns = True, now
+                self._last_ns, self._last_cpu_ns = now, thread_time_ns()
                 # Another call of each step is timed.
                 self._look_at = now % 16
         except errors.ANY_ERROR:
@@ -170,13 +177,13 @@ class GroupCalls:
                     self._look(called, call)
                     return
                 now = clock()
-                if get_ident() != progress.thread and not self._is_of_backward():
+                if get_ident() != progress.thread:
                     return
                 what = known_of(call), opened[-1].code
                 word = known.get(what) or self._define(key, dimension, ranks, call, what[1])
                 if word:
                     known[what] = word
-                    note(word + now - self._began_ns)
+                    note(word + self._idle(now) + (now - self._began_ns >> _UNIT))
             except errors.ANY_ERROR:
                 self._complete, self._given_up = False, True
                 errors.record_failure("a call to a process group")
@@ -196,9 +203,14 @@ class GroupCalls:
         took_ns = min(thread_time_ns() - began_ns, 2 * self._each_ns)
         self._each_ns += (took_ns - self._each_ns) // 8
 
-    def _is_of_backward(self) -> bool:
-        """In another thread than the one that trains: whether it works on the step's backward."""
-        return self._open.in_backward and not outside_of_backward()
+    def _idle(self, now: int) -> int:
+        """Of the time since the last call, the share in which this thread did not run."""
+        cpu_ns = thread_time_ns()
+        took_ns, ran_ns = now - self._last_ns, cpu_ns - self._last_cpu_ns
+        self._last_ns, self._last_cpu_ns = now, cpu_ns
+        if ran_ns >= took_ns:
+            return 0
+        return min((took_ns - ran_ns) * _WHOLE // took_ns, _WHOLE - 1) << _IDLE_SHIFT
 
     def _define(self, key: str, dimension: str, ranks: list[int], call: Any, code: int) -> int:
         """The word of such a call, but for its time, once that is written down; else 0."""
@@ -208,7 +220,7 @@ class GroupCalls:
         tensors = (*call.input_tensors, *call.output_tensors)
         # There this rank arrives later, and nobody has looked when.
         self._given_up |= any(each.device.type != "cpu" for each in tensors)
-        content = [key, dimension, op, peer, call.async_op, phase_word(code & PHASE_CODE)]
+        content = [key, dimension, op, peer, phase_word(code & PHASE_CODE)]
         number = 0
         if self._left and not self._given_up:
             self._left -= 1

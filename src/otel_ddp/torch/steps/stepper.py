@@ -113,7 +113,7 @@ class Stepper:
         self.progress = progress
         self.sampled = SampledSteps()
         self.calls = OpenCalls(progress, self.sampled)
-        self.group_calls = GroupCalls(progress, self.calls)
+        self.group_calls = GroupCalls(progress)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
         self.seen = Seen(progress.steps)
