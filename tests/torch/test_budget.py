@@ -115,6 +115,20 @@ def test_a_step_that_costs_very_much_is_no_reason_to_measure_fewer_for_long() ->
     assert len(thread.measured) > 0.9 * thread.number
 
 
+def test_no_more_steps_are_measured_than_all_ranks_together_may() -> None:
+    thread = Thread()
+
+    thread.budget.measure_at_most_one_of(8)
+    thread.steps(20, 100 * MS, 100 * US)
+    # By chance a step is a little longer: that is no reason to change.
+    thread.budget.measure_at_most_one_of(4)
+    assert thread.budget.every == 8
+    assert len(thread.measured) < thread.number / 6
+
+    thread.budget.measure_at_most_one_of(2)
+    assert thread.budget.every == 2
+
+
 def test_more_steps_are_measured_once_they_take_longer() -> None:
     thread = Thread()
     thread.steps(20, 2 * MS, 100 * US)

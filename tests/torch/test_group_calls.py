@@ -39,6 +39,7 @@ from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.torch import measure
 from otel_ddp.torch.steps.group_calls import GroupCalls
 
 pytestmark = pytest.mark.skipif(
@@ -271,6 +272,33 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 def reduce() -> None:
     dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize(("ranks", "fewest", "most"), [(2, 190, 200), (100_000, 10, 60)])
+def test_very_many_ranks_measure_fewer_steps_for_the_sake_of_their_lead(
+    ranks: int, fewest: int, most: int, tmp_path: Path
+) -> None:
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    measured, model = Measured(tmp_path), nn.Linear(8, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    measured.instrument(model)
+    assert measure._current is not None
+    stepper, count = measure._current.stepper, 0
+    stepper.keep_to(0.005)
+    try:
+        for number in range(300):
+            model(torch.ones(2, 8)).sum().backward()
+            for _ in range(20):
+                reduce()
+            measured.spend(1)
+            # The first 64 steps are measured, whatever they cost.
+            count += number >= 100 and stepper.measured
+            optimizer.step()
+    finally:
+        measured.close()
+        dist.destroy_process_group()
+
+    assert fewest <= count <= most
 
 
 def elsewhere() -> None:

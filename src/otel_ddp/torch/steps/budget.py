@@ -17,6 +17,7 @@ from collections import deque
 from statistics import median
 
 from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.steps.group_calls import GroupCalls
 from otel_ddp.torch.steps.sampled import SampledSteps
 
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
@@ -44,8 +45,7 @@ class Budget:
         """*share*: of the thread's time, at most."""
         self._fills = share * _FILLS
         self._holds_ns = self._credit_ns = share * _HOLDS * _WINDOW_NS
-        self.every = 1
-        """One step in so many is measured."""
+        self._every = self._least = 1
         self._halvings = 0
         self._since_measured_ns = 0.0
         self._forget()
@@ -54,6 +54,16 @@ class Budget:
         """`every` has changed: add up anew what we have taken since."""
         self._elapsed_ns = self._spent_ns = self._on_measured_ns = 0.0
         self._measured = 0
+
+    @property
+    def every(self) -> int:
+        """One step in so many is measured."""
+        return max(self._every, self._least)
+
+    def measure_at_most_one_of(self, least: int) -> None:
+        """Whatever it costs here. *least*: a power of two; somewhat fewer are left as they are."""
+        if least > self._least or 2 * least < self._least:
+            self._least = least
 
     @property
     def allows(self) -> bool:
@@ -88,13 +98,13 @@ class Budget:
             self._elapsed_ns /= 2
             self._spent_ns /= 2
             self._on_measured_ns /= 2
-        if self.every > 1 and self._credit_ns == self._holds_ns and self._measured >= _ENOUGH:
+        if self._every > 1 and self._credit_ns == self._holds_ns and self._measured >= _ENOUGH:
             # Twice as many steps would be measured.
             would_take_ns = self._spent_ns + self._on_measured_ns
             room_ns = self._elapsed_ns * self._fills * _ROOM
             if would_take_ns < room_ns and self._halvings < _MOST_HALVINGS:
                 self._halvings += 1
-                self._change(self.every // 2)
+                self._change(self._every // 2)
 
     def measures(self, number: int) -> bool:
         """Whether the step of this number, which begins, is measured."""
@@ -105,12 +115,12 @@ class Budget:
         if self._credit_ns >= 0:
             return True
         # Ranks should leave out the same steps: so fewer are taken, unless this was a burst.
-        if self._spent_ns > self._elapsed_ns * self._fills and self.every < _LARGEST:
-            self._change(self.every * 2)
+        if self._spent_ns > self._elapsed_ns * self._fills and self._every < _LARGEST:
+            self._change(self._every * 2)
         return False
 
     def _change(self, every: int) -> None:
-        self.every = every
+        self._every = every
         self._forget()
 
 
@@ -164,8 +174,8 @@ _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 class Cost:
     """What our hooks and `log` take of the training thread, and what that leaves to be measured."""
 
-    def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
-        self._progress, self._sampled = progress, sampled
+    def __init__(self, progress: Progress, sampled: SampledSteps, calls: GroupCalls) -> None:
+        self._progress, self._sampled, self._calls = progress, sampled, calls
         self._steps, self._work = progress.steps, progress.work
         self._gate = progress.recorder.gate
         self.budget: Budget | None = None
@@ -227,6 +237,7 @@ class Cost:
         usual_ns = self.usual_ns
         self.usual_ns = usual_ns + (min(each_ns, 2 * usual_ns) - usual_ns) // 16
         budget.step_ended(since_ns, measured)
+        budget.measure_at_most_one_of(self._calls.least_every(self.usual_ns))
         measures = budget.measures(number + 1)
         if budget.every != self.every:
             self.every, self._changed_ns, self._reported = budget.every, now, False

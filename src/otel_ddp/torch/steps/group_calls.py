@@ -33,6 +33,8 @@ _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layo
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
 # Of one step. An evaluation may be a part of it, and call without end.
 _MOST_CALLS = 10_000
+# So many a second, of all ranks, are 2 MB for their lead and a tenth of one of its cores.
+_MOST_OF_ALL = 250_000
 # In place of how many calls there are at the next look.
 _OFF = -1
 # Different ones, each of which is written down: one for so many bytes of room for definitions.
@@ -78,6 +80,8 @@ class GroupCalls:
         self._given_up = False
         # What noting one call takes.
         self._each_ns = 5_000
+        # The calls of the last step that was noted, and the ranks of the largest group.
+        self._count = self._ranks = 0
 
     # -- between steps
 
@@ -86,13 +90,21 @@ class GroupCalls:
         """Whether calls are noted in measured steps, as far as that is known."""
         return self._have_been and not self._given_up
 
+    def least_every(self, step_ns: int) -> int:
+        """Of so many steps one is noted at most, for the sake of the lead of very many ranks.
+
+        It is a power of two.
+        """
+        most = _MOST_OF_ALL * max(step_ns, 1)
+        return 1 << (self._count * self._ranks * 10**9 // most).bit_length()
+
     def step_ended(self, now: int) -> int:
         """Write the calls of the step that ends now; returns what noting them took."""
         words, count = self._words, len(self._words)
         if self._complete and now - self._began_ns < _LONGEST_NS:
             words.append(_CALLS | self._idle(now) | count)
             self._progress.phases.pending.extend(words)
-            self._have_been = True
+            self._have_been, self._count = True, count
         words.clear()
         self._complete, self._look_at = False, _OFF
         return count * self._each_ns
@@ -150,6 +162,7 @@ class GroupCalls:
             if hook is None:
                 name, ranks = table.pg_names[group], list(members[group])
                 hook = self._hooks[group] = self._hook(name, group, ranks)
+            self._ranks = max(self._ranks, len(members[group]))
             group.register_pre_hook(_HOOK, hook)
             self._on.add(group)
         return bool(groups)

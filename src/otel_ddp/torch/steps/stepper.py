@@ -144,7 +144,7 @@ class Stepper:
         but for the one after an optimizer's step."""
         self.switch_hooks: Callable[[bool], None] = lambda on: None
         """Puts the hooks on and off between two steps."""
-        self.cost = Cost(progress, self.sampled)
+        self.cost = Cost(progress, self.sampled, self.group_calls)
         # A style of training whose steps are not known by the ends of optimizers' steps alone.
         self._needs_hooks = False
         # Whether the present step is measured from its beginning.
