@@ -183,6 +183,7 @@ def test_the_late_rank_of_a_sharded_group_is_named_and_no_one_is_before() -> Non
     (change,) = run.changes
     assert abs(change.verdict.evidence["excess_s"] - 0.012) < 0.001
     assert change.verdict.evidence["waits_in"] == "process group: all ranks"
+    assert "Others wait" not in change.verdict.sentence
     assert run.steps(200) == [("straggler", "2", "forward", False)]
 
 
@@ -192,7 +193,9 @@ def test_a_rank_that_has_waited_for_another_one_is_not_late_for_that() -> None:
     assert run.steps(100) == []
     # Rank 3 waits for it in `tp`, and comes to `dp` as late as this one.
     assert run.steps(120, {2: [0, 15, 0, 0, 0]}) == [("straggler", "2", "forward", True)]
-    assert run.changes[0].verdict.evidence["waits_in"] == "mesh dimension tp: ranks 2, 3"
+    verdict = run.changes[0].verdict
+    assert verdict.evidence["waits_in"] == "mesh dimension tp: ranks 2, 3"
+    assert "Others wait for it first in mesh dimension tp: ranks 2, 3. Look" in verdict.sentence
 
 
 @pytest.mark.parametrize(("at", "where"), [(2, "tp: ranks 2, 3"), (3, "dp: ranks 0, 2")])

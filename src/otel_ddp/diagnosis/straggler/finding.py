@@ -152,7 +152,11 @@ class Finding:
         cost = f"{others} {self.lost_per_s:.2g} s each second"
         if self.one_of > 1:
             cost += f" (from 1 of {self.one_of} steps)"
-        return f"{what}; {cost}.{self._what_if()} {advice or self._advice()}"
+        where = ""
+        # Where all ranks meet, that says nothing.
+        if self.waits_in and not self.waits_in.endswith("all ranks"):
+            where = f" Others wait for it first in {self.waits_in}."
+        return f"{what}; {cost}.{self._what_if()}{where} {advice or self._advice()}"
 
     def _what_if(self) -> str:
         if self.step_s - self.step_without_s < limits.WHAT_IF * self.step_s:
