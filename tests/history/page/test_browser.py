@@ -289,7 +289,7 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
     assert "Loss became NaN on rank 3 at step 290" in worst
     assert "step 290" in worst
     assert "Rank 2 (node-0) held the run back steps 61 to 249" in costliest
-    assert "3 ms late in forward: 21.5 ms a step instead of 18.5 ms." in costliest
+    assert "3 ms late in forward: 21.5 ms a step instead of 18.5 ms. Look at what" in costliest
     assert "1.16× slower" in costliest
     # One line each.
     assert max(heights) < 40

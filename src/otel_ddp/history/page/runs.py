@@ -25,6 +25,7 @@ from otel_ddp.journal.survey import Survey
 from otel_ddp.journal.survey import of_run as labelled
 from otel_ddp.vocabulary.words import (
     HARMLESS_VERDICTS,
+    PHASE,
     TIME_CAUSES,
 )
 
@@ -274,5 +275,12 @@ def shown(process: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With what colours them."""
-    return [{**each, "harmless": each.get("kind") in HARMLESS_VERDICTS} for each in found]
+    """With what colours them, and what to look at: a sentence of one that is over does not say."""
+    return [
+        {
+            **each,
+            "harmless": each.get("kind") in HARMLESS_VERDICTS,
+            "advice": phase.advice if (phase := PHASE.get(str(each.get("phase")))) else "",
+        }
+        for each in found
+    ]

@@ -74,7 +74,7 @@ export function headline(verdict) {
     const without = evidence.step_without_s ? `: ${seconds(evidence.step_s)} a step instead of ${seconds(evidence.step_without_s)}` : "";
     const by = `${seconds(evidence.excess_s)} late ${where}${without}.`;
     const whom = subject(verdict);
-    return { first: `${whom[0].toUpperCase()}${whom.slice(1)}${who.rank && who.node ? ` (${who.node})` : ""} ${until_ns ? "held" : "holds"} the run back`, rest: by, advice: advice(text) };
+    return { first: `${whom[0].toUpperCase()}${whom.slice(1)}${who.rank && who.node ? ` (${who.node})` : ""} ${until_ns ? "held" : "holds"} the run back`, rest: by, advice: advice(text) || verdict.advice };
   }
   const [, first, rest] = /^(.*?)(?:[;.] (.*))?$/s.exec(text);
   return { first: `${first[0].toUpperCase()}${first.slice(1)}`, rest: rest || "", advice: "" };
