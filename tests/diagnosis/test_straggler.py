@@ -11,7 +11,7 @@ from make import labels_of, step_facts, step_of
 from otel_ddp.diagnosis.say import past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.diagnosis.straggler.alignment import Alignment
+from otel_ddp.diagnosis.straggler.window import Alignment
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES

@@ -143,8 +143,7 @@ class Judge:
 
     def verdicts(self) -> list[dict[str, Any]]:
         """The open verdicts."""
-        found = [each for case in list(self._cases.values()) for each in self._open(case)]
-        return found[-_MOST_SHOWN:]
+        return self._shown(self._open)
 
     def _open(self, case: RunCase) -> list[dict[str, Any]]:
         led = () if case.judgement is None else case.judgement.open
@@ -153,14 +152,15 @@ class Judge:
 
     def past(self) -> list[dict[str, Any]]:
         """The verdicts that are over, as long as their runs are shown."""
-        past = [each for case in list(self._cases.values()) for each in _past(case)]
-        return past[-_MOST_SHOWN:]
+        return self._shown(_past)
 
     def past_bounds(self) -> list[dict[str, Any]]:
         """What has bounded the runs; harmless, so that only their histories tell it."""
-        cases = list(self._cases.values())
-        past = [each for case in cases for each in list(case.reports.past_bounds)]
-        return past[-_MOST_SHOWN:]
+        return self._shown(lambda case: list(case.reports.past_bounds))
+
+    def _shown(self, of: Callable[[RunCase], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        found = [each for case in list(self._cases.values()) for each in of(case)]
+        return found[-_MOST_SHOWN:]
 
     def insufficient(self) -> list[dict[str, str]]:
         """The runs whose ranks cannot be compared, and why."""

@@ -15,14 +15,13 @@ from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_numbers, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits, rule
-from otel_ddp.diagnosis.straggler.alignment import Alignment, Row
 from otel_ddp.diagnosis.straggler.cases import Cases, Hint
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.straggler.waits import Taken, Waits
-from otel_ddp.diagnosis.straggler.window import Compared
+from otel_ddp.diagnosis.straggler.window import Alignment, Compared, Row
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import WORK_PHASES
 
