@@ -131,11 +131,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         "SIGSEGV",
     ),
     "running out of memory took longer": ([[killed(0)], [killed(1, 0.9, **OOM)]], "1", ""),
-    "all were asked, and each death is known": (
-        [[killed(0, seen_s=0.01, **ASKED)], [killed(1, 0.06, seen_s=0.01, **ASKED)]],
-        None,
-        "A launcher, a scheduler or a person asked all of them to end",
-    ),
     "all were asked, and two were gone a look before the others": (
         [[killed(2, **ASKED), killed(3, **ASKED)], [killed(each, 0.6, **ASKED) for each in (0, 1)]],
         None,
@@ -226,12 +221,6 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         None,
         f"because it lost a connection: {PEER}. No rank here reports another cause: it is on "
         "another node, or in the network. Rank 1 ended after it within 5 s, as a launcher",
-    ),
-    "all were gone at the same look": (
-        [[killed(0), killed(1), killed(2, 0.1)]],
-        None,
-        "ranks 0, 1 and 2 ended at the same moment (within 0.35 s), in backward at step 1234: "
-        "it is not known which was first",
     ),
     "the same exception on all": (
         [[failed(1, SHAPES), failed(0, SHAPES, 3.0)]],
