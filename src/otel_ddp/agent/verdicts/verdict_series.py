@@ -40,51 +40,6 @@ class _Row(NamedTuple):
     """What it stays at when it is not known any more; None: it is removed."""
 
 
-class _LostTime:
-    """What was lost to one rank, as its series has it: it never falls."""
-
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        # Who has told it last, and how much that was.
-        self._told: tuple[str | None, float] = (None, 0.0)
-
-    def add(self, by: str, lost_s: float) -> float:
-        """*by*: the judge that says so. Each counts from when it began to judge."""
-        before, before_s = self._told
-        if before is None:
-            self._total_s = lost_s
-        elif before == by:
-            self._total_s += max(lost_s - before_s, 0.0)
-        self._told = by, lost_s
-        return self._total_s
-
-
-class _Deaths:
-    """Of one rank: when it ended as the first of its run, and by what."""
-
-    def __init__(self) -> None:
-        # By whom it was told first, when it was, and the cause.
-        self._told: dict[tuple[str, int], str] = {}
-
-    def note(self, by: str, since_ns: int, evidence: Mapping[str, Any]) -> None:
-        """It is told again and again, and the same by this agent and by the one that leads.
-
-        *by*: the node of the agent that says so, if that is another one; its clock is another, too.
-        """
-        key = by, since_ns
-        if key not in self._told:
-            others = (each for each in self._told if each[0] != by)
-            near = (each for each in others if abs(each[1] - since_ns) <= FOLLOWS_S * 1e9)
-            key = next(near, key)
-        if is_taken_back(evidence):
-            self._told.pop(key, None)
-        else:
-            self._told[key] = str(evidence["cause"])
-
-    def by_cause(self) -> Mapping[str, int]:
-        return Counter(self._told.values())
-
-
 class VerdictSeries:
     """One a run. The caller holds the ledger's lock."""
 
@@ -93,9 +48,10 @@ class VerdictSeries:
         self._ledger = ledger
         # Those that were told at the last update, and what each stays at.
         self._shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        # By rank.
-        self._lost: defaultdict[Labels, _LostTime] = defaultdict(_LostTime)
-        self._died: defaultdict[Labels, _Deaths] = defaultdict(_Deaths)
+        # By rank, what was lost to it: who has told that last, how much it was, and the sum.
+        self._lost: dict[Labels, tuple[str, float, float]] = {}
+        # By rank that ended first: by whom that was told first, when it was, and the cause.
+        self._died: defaultdict[Labels, dict[tuple[str, int], str]] = defaultdict(dict)
         self._origin_ns = origin_ns
 
     def update_series(self, case: RunCase, now_ns: int) -> None:
@@ -123,18 +79,39 @@ class VerdictSeries:
         for rank in report.ranks:
             if not case.is_here(rank.labels):
                 continue
-            lost_s = self._lost[rank.labels].add(by, rank.lost_s)
+            # Each judge counts from when it began to judge; the sum never falls.
+            last, before_s, sum_s = self._lost.get(rank.labels, (by, 0.0, 0.0))
+            if last == by:
+                sum_s += max(rank.lost_s - before_s, 0.0)
+            self._lost[rank.labels] = by, rank.lost_s, sum_s
             metric = catalog.TRAINING_STRAGGLER_LOST_TIME
-            yield _Row(metric, rank.labels, lost_s, stays_at=lost_s)
+            yield _Row(metric, rank.labels, sum_s, stays_at=sum_s)
 
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
         for by, who, since_ns, evidence in _told_deaths(case):
             if "rank" in who:
                 labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
-                self._died[labels].note(by, since_ns, evidence)
+                _note(self._died[labels], by, since_ns, evidence)
         for labels, deaths in self._died.items():
-            for cause, times in deaths.by_cause().items():
+            for cause, times in Counter(deaths.values()).items():
                 yield _Row(catalog.TRAINING_DEATHS, (*labels, ("cause", cause)), float(times))
+
+
+def _note(
+    deaths: dict[tuple[str, int], str], by: str, since_ns: int, evidence: Mapping[str, Any]
+) -> None:
+    """A death is told again and again, and the same by this agent and by the one that leads.
+
+    *by*: the node of the agent that says so, if that is another one; its clock is another, too.
+    """
+    key = by, since_ns
+    if key not in deaths:
+        others = (each for each in deaths if each[0] != by)
+        key = next((each for each in others if abs(each[1] - since_ns) <= FOLLOWS_S * 1e9), key)
+    if is_taken_back(evidence):
+        deaths.pop(key, None)
+    else:
+        deaths[key] = str(evidence["cause"])
 
 
 @errors.contained(default=())
