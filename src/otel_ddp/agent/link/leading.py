@@ -85,22 +85,18 @@ class _Node:
             self.hosts = {-1 - at: each for at, each in self.hosts.items()}
             self._reported.clear()
         for message in report.processes[:_MOST_PROCESSES]:
-            if len(self._reported) < min(_MOST_PROCESSES, most):
-                host = self._understood(message, report, now_ns, written)
-                if host is not None:
-                    yield host
+            if len(self._reported) >= min(_MOST_PROCESSES, most):
+                break
+            try:
+                host = self._take(message, report.clock_uncertainty_ns, now_ns, written)
+            except (Senseless, Unreadable) as what:
+                errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
+                continue
+            if host is not None:
+                yield host
         if not report.goes_on:
             self.hosts = {at: v for at, v in self.hosts.items() if at in self._reported}
             self._reported.clear()
-
-    def _understood(
-        self, message: Any, report: Any, now_ns: int, written: Mapping[str, int] | None
-    ) -> Elsewhere | None:
-        try:
-            return self._take(message, report.clock_uncertainty_ns, now_ns, written)
-        except (Senseless, Unreadable) as what:
-            errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
-            return None
 
     def _take(
         self,
