@@ -156,11 +156,9 @@ def of_parent(process: ProcessFacts, facts: LauncherFacts, world: int | None) ->
     # which are runs of their own. A rank was placed among others by a launcher...
     placed = facts.launcher != "spawn" and world != 1
     # ...or a child of multiprocessing, unless its parent is such a trial and opened no run.
-    return found if placed or _parent_opened_one(process) else Names()
-
-
-def _parent_opened_one(process: ProcessFacts) -> bool:
-    return process.spawned and not launchers.parent_was_given(process, INHERITED_RUN)
+    if placed or (process.spawned and not launchers.parent_was_given(process, INHERITED_RUN)):
+        return found
+    return Names()
 
 
 def _handed_down(process: ProcessFacts) -> Names:

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from otel_ddp import errors
@@ -262,13 +262,9 @@ def _message(record: logging.LogRecord) -> str:
     args = record.args
     if isinstance(args, tuple) and any(values.is_device_tensor(each) for each in args):
         # Its text would make training wait for the device.
-        shown = (values.shown(e) if values.is_device_tensor(e) else e for e in args)
-        return errors.attempt(partial(_formatted, record.msg, tuple(shown)), str(record.msg))
+        shown = tuple(values.shown(e) if values.is_device_tensor(e) else e for e in args)
+        return errors.attempt(lambda: str(record.msg) % shown, str(record.msg))
     return record.getMessage()
-
-
-def _formatted(message: Any, args: tuple[Any, ...]) -> str:
-    return str(message) % args
 
 
 def _of_exception(error: BaseException) -> dict[str, Any]:

@@ -231,7 +231,11 @@ class TimeAccount:
         # Taken before it is told: what interrupts that must not have it told twice.
         by_phase, self._by_phase = self._by_phase, defaultdict(int)
         unmeasured_ns = by_phase.pop(_UNMEASURED, 0)
-        of_steps = {code: ns for code, ns in by_phase.items() if _is_of_steps(code)}
+        of_steps = {
+            code: ns
+            for code, ns in by_phase.items()
+            if code != _OTHER | NAMED and code & PHASE_CODE in _OF_STEPS
+        }
         if sum(self._shares.values()) > _REMEMBERED_NS:
             self._beside_ns /= 2
             for code in self._shares:
@@ -254,7 +258,3 @@ class TimeAccount:
         """How many times as long all steps took as those that were measured, of late."""
         measured_ns = sum(self._shares.values())
         return 1.0 + self._beside_ns / measured_ns if measured_ns else 1.0
-
-
-def _is_of_steps(code: int) -> bool:
-    return code != _OTHER | NAMED and code & PHASE_CODE in _OF_STEPS

@@ -141,10 +141,6 @@ def _note(optimizer: Optimizer, owned: bool) -> None:
     _known[key] = (owned, ref(optimizer, partial(_known.pop, key)))
 
 
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    return any(each is not None for each in (*args, *(kwargs or {}).values()))
-
-
 def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     """The hook before the step of any optimizer."""
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
@@ -157,7 +153,8 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
 def _step_begins(stepper: Stepper, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _owned(optimizer):
         # Beside its optimizer, `step` is given a closure. Some wrappers give it None.
-        stepper.optimizer_began(optimizer, _has_closure(args[1:], kwargs))
+        given = (*args[1:], *(kwargs or {}).values())
+        stepper.optimizer_began(optimizer, any(each is not None for each in given))
 
 
 def count_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:

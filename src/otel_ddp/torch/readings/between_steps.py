@@ -109,13 +109,10 @@ class Readings:
         if found.scaler is not None:
             stepper.end.has_scaler = True
             self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
-            self._watch_updates(type(found.scaler))
-
-    def _watch_updates(self, kind: type) -> None:
-        # The class that has the function may be one above.
-        owner = next((each for each in kind.__mro__ if "update" in vars(each)), None)
-        if self._updates is None and owner is not None:
-            self._updates = Called(owner, "update", self._scaler_updates, before=True)
+            # The class that has the function may be one above.
+            kinds = (each for each in type(found.scaler).__mro__ if "update" in vars(each))
+            if self._updates is None and (owner := next(kinds, None)) is not None:
+                self._updates = Called(owner, "update", self._scaler_updates, before=True)
 
     @errors.contained()
     def _scaler_updates(self, scaler: Any, *_: Any, **__: Any) -> None:
