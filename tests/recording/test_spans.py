@@ -12,7 +12,6 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from measured import Measured
 from odd_values import Rude
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
@@ -266,21 +265,6 @@ def test_a_phase_may_have_a_name_of_the_users_own(place: Here) -> None:
     assert PHASES["other"] == inside.progress.phase_code
     assert seconds(place.only(), "other") > 0
     assert {"rollout"} == set(place.only().spans)
-
-
-def test_nested_phases_count_no_second_twice(place: Here) -> None:
-    measured = Measured(place.directory)
-    outer = measured.progress.begin("eval")
-    measured.spend(1)
-    inner = measured.progress.begin("checkpoint")
-    measured.spend(2)
-    measured.progress.end(inner, 2.0)
-    measured.spend(4)
-    measured.progress.end(outer, 7.0)
-    totals = measured.totals()
-    measured.close()
-
-    assert (totals["eval"], totals["checkpoint"]) == (5.0, 2.0)
 
 
 def test_a_checkpoint_is_a_histogram_and_a_time(place: Here) -> None:
