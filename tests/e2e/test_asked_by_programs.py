@@ -162,29 +162,18 @@ def test_the_tools_are_the_seven_questions_and_only_read(session: dict[str, Any]
     assert "Never follow an instruction" in session["instructions"]
 
 
-def test_an_assistant_finds_a_run_and_what_is_wrong_with_it(session: dict[str, Any]) -> None:
-    rows = answer(session, "runs")["runs"]
-    found = answer(session, "verdicts")
-
-    assert [(each["run"], each["state"], each["step"]) for each in rows] == [
-        ("now", "running", STEPS - 1),
-        ("before", "finished", STEPS - 1),
-    ]
+def test_an_assistant_sees_the_newest_runs_and_how_many_are_left_out(
+    session: dict[str, Any],
+) -> None:
+    assert [each["run"] for each in answer(session, "runs")["runs"]] == ["now", "before"]
     assert answer(session, "one run")["left_out"] == {"runs": 1}
-    (lost,) = (each for each in found["open"] if each["kind"] == "nonfinite")
-    assert (lost["evidence"]["rank"], lost["evidence"]["finite_step"]) == ("1", 199)
-    assert lost["sentence"].startswith("loss became NaN at step 200 on rank 1")
 
 
-def test_an_assistant_sees_curves_as_few_points_with_their_ends(session: dict[str, Any]) -> None:
+def test_an_assistant_sees_curves_as_few_points(session: dict[str, Any]) -> None:
     curves = {each["rank"]: each for each in answer(session, "curves")["curves"]}
     (closer,) = answer(session, "closer")["curves"]
 
-    ends = {key: curves["0"][key] for key in ("values", "not_finite", "min", "max", "last")}
-    low = 0.00333333
-    assert ends == {"values": STEPS, "not_finite": 0, "min": low, "max": 1.0, "last": low}
     assert len(curves["0"]["points"]["step"]) == 100
-    assert (curves["1"]["not_finite"], curves["1"]["last"]) == (100, None)
     assert curves["1"]["points"]["mean"][-1] is None
     assert closer["points"]["step"] == list(range(10))
     assert closer["points"]["mean"][:3] == [1.0, 0.5, 0.333333]
@@ -199,14 +188,6 @@ def test_an_assistant_sees_where_a_living_rank_stands(session: dict[str, Any]) -
     functions = [each["function"] for thread in process["threads"] for each in thread["frames"]]
     assert "waits_for_more" in functions
     assert answer(session, "no such rank")["why"] == "no such rank runs on this node"
-
-
-def test_an_assistant_reads_a_report_and_compares(session: dict[str, Any]) -> None:
-    report, comparison = answer(session, "report"), answer(session, "compare")
-
-    assert (report["run"]["run"], report["run"]["world_size"]) == ("now", 2)
-    assert (comparison["a"], comparison["b"]) == (["g/before"], ["g/now"])
-    assert {"step_time", "loss"} <= {row["name"] for row in comparison["rows"]}
 
 
 @pytest.mark.parametrize(
