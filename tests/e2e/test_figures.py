@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from known_training import (
-    CHECKPOINT_S,
-    EVAL_S,
     KILLED_AT,
     LATE,
     NAN_FROM,
@@ -30,6 +27,8 @@ from known_training import (
 from node import Node, finished, until
 from otel_ddp.cli import main
 from otel_ddp.cli.mcp import Questions
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.catalog import Metric, prometheus_name
 from otel_ddp.vocabulary.words import state_word
 from otlp_receiver import Receiver
 from webhook import Webhook
@@ -38,6 +37,8 @@ pytestmark = pytest.mark.timed
 
 PROGRAM = Path(__file__).parents[1] / "known_training.py"
 COMMANDS = {
+    "status": ("status",),
+    "status.json": ("status", "--json"),
     "report.json": ("report", "known", "--json"),
     "report card": ("report", "known", "--card"),
     "goodput": ("goodput", "known"),
@@ -48,6 +49,8 @@ COMMANDS = {
     "compare.json": ("compare", "known", "known", "--json"),
 }
 ENV = {"OTEL_DDP_SAY": "all", "OTEL_DDP_NODE": "node-0"}
+LATE_RANK = "rank 1 (node-0)"
+_LOST = catalog.TRAINING_STRAGGLER_LOST_TIME
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "%": 0.01}
 
 
@@ -82,8 +85,28 @@ class Seen(NamedTuple):
     """By rank and attempt."""
     texts: Mapping[str, str]
     said: Mapping[str, Any]
-    scraped: Callable[..., Any]
-    sent: Callable[..., Any]
+    scraped: Sequence[tuple[str, Mapping[str, Any], Any]]
+    sent: Sequence[tuple[str, Mapping[str, Any], Any]]
+
+    def exported(self, metric: Metric, share_of: float = 1.0, **labels: str) -> dict[str, Any]:
+        """The last point with these labels, on both ways out."""
+        name = prometheus_name(metric.name, metric.kind, metric.unit)
+        return {
+            "/metrics": last_of(self.scraped, name, labels) / share_of,
+            "otlp": last_of(self.sent, metric.name, labels) / share_of,
+        }
+
+    def written(self, pattern: str, *faces: str) -> dict[str, float]:
+        """What stands there in words."""
+        return {f"{face} text": number(pattern, self.texts[face]) for face in faces}
+
+    @property
+    def goodputs(self) -> dict[str, Any]:
+        documents = "goodput.json", "report.json", "mcp goodput"
+        return {each: self.said[each]["goodput"] for each in documents}
+
+
+CARDS = "card", "report card", "webhook"
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +116,7 @@ def figures() -> Iterator[dict[str, Figure]]:
         node.export_to(receiver.start_http())
         wrote = node.root / "wrote"
         wrote.mkdir()
-        first = node.torchrun(2, str(PROGRAM), str(wrote), "0")
-        first.communicate()
+        node.torchrun(2, str(PROGRAM), str(wrote), "0").communicate()
         card = finished(node.torchrun(2, str(PROGRAM), str(wrote), "1"))
         until(lambda: webhook.of_kind("ended"), "the message of the end")
         did = {
@@ -102,14 +124,17 @@ def figures() -> Iterator[dict[str, Figure]]:
             for each in wrote.iterdir()
         }
         with pytest.MonkeyPatch.context() as here:
-            here.setenv("OTEL_DDP_HISTORY_DIR", node.env["OTEL_DDP_HISTORY_DIR"])
+            for name in ("OTEL_DDP_DIR", "OTEL_DDP_HISTORY_DIR"):
+                here.setenv(name, node.env[name])
             until(lambda: asked("goodput", "known").count("finished"), "the end in the history")
+            until(
+                lambda: all(each.ended for each in node.told().processes), "the end in the status"
+            )
             texts = {face: asked(*words) for face, words in COMMANDS.items()}
             mcp = Questions(str(node.place.directory))
             said = {
                 **{face: json.loads(text) for face, text in texts.items() if "json" in face},
                 "mcp runs": mcp.runs(),
-                "mcp run": mcp.run("known"),
                 "mcp verdicts": mcp.verdicts("known"),
                 "mcp curves": mcp.curves(["loss", "accuracy"], "known", rank="0"),
                 "mcp goodput": mcp.goodput("known"),
@@ -118,16 +143,14 @@ def figures() -> Iterator[dict[str, Figure]]:
         said |= {"page": node.page("run", run="known"), "page runs": node.page("runs")}
         said["page values"] = node.page("values", run="known", name="loss")
         said["page steps"] = node.page("steps", run="known")
-        said["status"] = node.told().to_json()
         (message,) = webhook.of_kind("ended")
         (nan,) = webhook.of_kind("nonfinite")
-        texts |= {"card": card, "status": node.shown(), "nan": nan["text"]}
+        texts |= {"card": card, "message": nan["text"]}
         texts["webhook"] = f"{message['title']}\n{message['text']}"
         scrape = node.scrape()
         node.stop_agent()
         points = [(each.metric, each.attributes, each.value) for each in receiver.points()]
-        seen = Seen(did, texts, said, only_one_in(scrape), only_one_in(points))
-        yield dict(table(seen))
+        yield dict(table(Seen(did, texts, said, scrape, points)))
 
 
 def asked(*words: str) -> str:
@@ -137,16 +160,9 @@ def asked(*words: str) -> str:
     return out.getvalue()
 
 
-def only_one_in(points: Sequence[tuple[str, Mapping[str, Any], Any]]) -> Callable[..., Any]:
-    """Asks for the last point of a metric with these labels."""
-
-    def last(metric: str, **labels: str) -> Any:
-        found = [
-            value for name, has, value in points if name == metric and labels.items() <= has.items()
-        ]
-        return found[-1]
-
-    return last
+def last_of(points: Any, metric: str, labels: Mapping[str, str]) -> float:
+    has = [value for name, of, value in points if name == metric and labels.items() <= of.items()]
+    return float(has[-1])
 
 
 def number(pattern: str, text: str) -> float:
@@ -160,11 +176,6 @@ def value_of(rows: Any, name: str) -> Any:
     return next(each for each in rows if each["name"] == name)
 
 
-def verdict_of(rows: Any, kind: str) -> Any:
-    (found,) = (each for each in rows if each["kind"] == kind)
-    return found
-
-
 # -- the table
 
 
@@ -176,280 +187,223 @@ def table(seen: Seen) -> Iterator[tuple[str, Figure]]:
 
 
 def of_the_run(seen: Seen) -> Iterator[tuple[str, Figure]]:
-    texts, said = seen.texts, seen.said
-    report, page = said["report.json"], said["page"]
-    newest = {each["rank"]: each for each in said["status"]["processes"]}
+    texts, said, goodputs = seen.texts, seen.said, seen.goodputs
+    report, page = said["report.json"]["run"], said["page"]
+    newest = {each["rank"]: each for each in said["status.json"]["processes"]}[0]
     (run,), (row,) = said["runs.json"]["runs"], said["page runs"]["runs"]
+    (asked,) = said["mcp runs"]["runs"]
+    documents = {"status": newest, "page runs": row, "runs": run, "mcp": asked}
+    exported = seen.exported(catalog.TRAINING_STATE, rank="0")
     state = {
-        "status": newest[0]["state"],
+        **{face: each["state"] for face, each in documents.items()},
+        **{face: each["attempts"][-1]["state"] for face, each in goodputs.items()},
+        **{face: state_word(int(each)) for face, each in exported.items()},
         "page": page["state"],
-        "page runs": row["state"],
-        "report": report["run"]["state"],
-        "runs": run["state"],
-        "mcp": said["mcp verdicts"]["state"],
-        "goodput": said["goodput.json"]["goodput"]["attempts"][-1]["state"],
-        "card": re.search(r"g/known (\w+) after", texts["card"])[1],  # type: ignore[index]
+        "report": report["state"],
+        "mcp verdicts": said["mcp verdicts"]["state"],
+        "card": texts["card"].partition("g/known ")[2].split()[0],
         "webhook": texts["webhook"].split()[2],
-        "/metrics": state_word(int(seen.scraped("training_state", rank="0"))),
-        "otlp": state_word(int(seen.sent("training.state", rank="0"))),
     }
     yield "state", Figure("finished", state)
     last = {
-        "status": newest[0]["step"],
+        **{face: each["step"] for face, each in documents.items()},
+        **{face: each["attempts"][-1]["last_step"] for face, each in goodputs.items()},
+        **seen.written("the last is step #", "card", "webhook"),
+        **seen.exported(catalog.TRAINING_STEP, rank="0"),
         "page": page["ranks"][0]["step"],
-        "page runs": row["step"],
-        "report": report["run"]["last_step"],
-        "runs": run["step"],
-        "mcp": said["mcp runs"]["runs"][0]["step"],
-        "goodput": said["goodput.json"]["goodput"]["attempts"][-1]["last_step"],
-        "card": number("the last is step #", texts["card"]),
-        "webhook": number("the last is step #", texts["webhook"]),
-        "/metrics": seen.scraped("training_step", rank="0"),
-        "otlp": seen.sent("training.step", rank="0"),
+        "report": report["last_step"],
     }
     yield "last step", Figure(STEPS - 1, last)
     steps = {
-        "report": report["run"]["steps"],
-        "report card": number("steps +#", texts["report card"]),
+        "report": report["steps"],
+        **seen.written("steps +#", "report card"),
         "page": sum(said["page steps"]["columns"]["steps"]) / 2,
         "compare": sum(said["compare.json"]["steps"][0].values()),
     }
     yield "steps", Figure(STEPS, steps)
-    ended_s = max(each[-1].ended_s for each in seen.did.values())
     lasted = {
         "page": (page["seen_ns"] - page["began_ns"]) / 1e9,
-        "report": report["run"]["duration_s"],
+        "report": report["duration_s"],
         "runs": (run["ended_ns"] - run["began_ns"]) / 1e9,
-        "report card": number("finished after #", texts["report card"]),
-        "card": number("finished after #", texts["card"]),
-        "webhook": number("finished after #", texts["webhook"].splitlines()[0]),
-        "its card": number("finished after #", texts["webhook"].splitlines()[1]),
+        **seen.written("finished after #", *CARDS),
     }
+    ended_s = max(each[-1].ended_s for each in seen.did.values())
     yield "duration", Figure(ended_s - seen.did["0-0"][0].began_s, lasted, 0.05, alike=0.03)
     attempts = {
-        "goodput": len(said["goodput.json"]["goodput"]["attempts"]),
-        "report": len(report["goodput"]["attempts"]),
-        "report card": number("in # attempts", texts["report card"]),
+        **{face: len(each["attempts"]) for face, each in goodputs.items()},
+        **seen.written("in # attempts", "report card"),
+        **seen.exported(catalog.OTEL_DDP_RUN_ATTEMPTS),
         "page": len(page["time"]["attempts"]),
-        "mcp": len(said["mcp goodput"]["goodput"]["attempts"]),
-        "/metrics": seen.scraped("otel_ddp_run_attempts_total"),
-        "otlp": seen.sent("otel_ddp.run.attempts"),
     }
     yield "attempts", Figure(2, attempts)
 
 
 def of_values(seen: Seen) -> Iterator[tuple[str, Figure]]:
-    texts, said = seen.texts, seen.said
-    report, page = said["report.json"]["values"], said["page"]["summary"]
-    newest = next(e for e in reversed(said["status"]["processes"]) if e["rank"] == 0)
-    curves, scalar = said["mcp curves"]["curves"], "training_scalar"
-    loss = {"rank": "0", "name": "loss"}
-    compared = {
-        face: value_of(said[face]["rows"], "loss") for face in ("compare.json", "mcp compare")
+    said, loss = seen.said, {"rank": "0", "name": "loss"}
+    newest = next(e for e in reversed(said["status.json"]["processes"]) if e["rank"] == 0)
+    rows = {
+        "report": said["report.json"]["values"],
+        "page": said["page"]["summary"],
+        "status": newest["summary"],
     }
-    cards = ("card", "report card", "webhook")
-    documents = {"report": report, "page": page, "status": newest["summary"]}
+    losses = {face: value_of(each, "loss") for face, each in rows.items()}
+    compared = {f: value_of(said[f]["rows"], "loss") for f in ("compare.json", "mcp compare")}
+    curves = {name: value_of(said["mcp curves"]["curves"], name) for name in ("loss", "accuracy")}
     best = {
-        **{face: value_of(rows, "loss")["min"]["value"] for face, rows in documents.items()},
-        **{face: number("loss +best #", texts[face]) for face in cards},
-        **{face: row["best"][0] for face, row in compared.items()},
-        "mcp": value_of(curves, "loss")["min"],
-        "/metrics": seen.scraped("training_scalar_best", **loss),
-        "otlp": seen.sent("training.scalar.best", **loss),
+        **{face: each["min"]["value"] for face, each in losses.items()},
+        **{face: each["best"][0] for face, each in compared.items()},
+        **seen.written("loss +best #", *CARDS),
+        **seen.exported(catalog.TRAINING_SCALAR_BEST, **loss),
+        "mcp": curves["loss"]["min"],
     }
     yield "best loss", Figure(loss_at(360), best)
     at = {
-        **{face: value_of(rows, "loss")["min"]["step"] for face, rows in documents.items()},
-        **{face: number("loss +best .* at step #,", texts[face]) for face in cards},
-        "/metrics": seen.scraped("training_scalar_best_step", **loss),
+        **{face: each["min"]["step"] for face, each in losses.items()},
+        **seen.written("loss +best .* at step #,", *CARDS),
+        **seen.exported(catalog.TRAINING_SCALAR_BEST_STEP, **loss),
     }
     yield "step of the best loss", Figure(360, at)
+    columns = said["page values"]["series"][0]["columns"]
     # JSON has no NaN.
-    nulls = {
-        **{face: value_of(rows, "loss")["last"]["value"] for face, rows in documents.items()},
-        **{face: row["last"][0] for face, row in compared.items()},
+    null = {
+        **{face: each["last"]["value"] for face, each in losses.items()},
+        "compare": compared["compare.json"]["last"][0],
         "runs": value_of(said["runs.json"]["runs"][0]["values"], "loss")["last"],
-        "mcp": value_of(curves, "loss")["last"],
-        "page values": said["page values"]["series"][0]["columns"]["last"][-1],
+        "mcp": curves["loss"]["last"],
+        "page values": columns["last"][-1],
     }
-    yield "last loss in JSON", Figure(None, {k: nan_of(each) for k, each in nulls.items()})
-    lasts = {
-        **{face: number("loss +best .*, last #", texts[face]) for face in cards},
-        "status": number("  loss #", texts["status"]),
-        "runs": number("  loss #", texts["runs"]),
-        "compare": number(r"\nloss .* #  +0.5  +0.5\n", texts["compare"]),
-        "/metrics": seen.scraped(scalar, **loss),
-        "otlp": seen.sent("training.scalar", **loss),
+    yield "last loss in JSON", Figure(None, null)
+    last = {
+        **seen.written("loss +best .*, last #", *CARDS),
+        **seen.written("  loss #", "status", "runs"),
+        **seen.written(r"\nloss .* #  +0.5  +0.5\n", "compare"),
+        **seen.exported(catalog.TRAINING_SCALAR, **loss),
     }
-    yield "last loss", Figure("nan", {face: str(each) for face, each in lasts.items()})
+    yield "last loss", Figure("nan", {face: str(each) for face, each in last.items()})
     nonfinite = {
-        "mcp": value_of(curves, "loss")["not_finite"],
-        "page": sum(said["page values"]["series"][0]["columns"]["not_finite"]),
-        "/metrics": seen.scraped("training_nonfinite_total", **loss),
-        "otlp": seen.sent("training.nonfinite", **loss),
+        "mcp": curves["loss"]["not_finite"],
+        "page": sum(columns["not_finite"]),
+        **seen.exported(catalog.TRAINING_NONFINITE, **loss),
     }
     yield "values that are NaN", Figure(STEPS - NAN_FROM, nonfinite)
     accuracy = {
-        **{face: value_of(rows, "accuracy")["last"]["value"] for face, rows in documents.items()},
-        **{face: number(r"accuracy \(val\) +best .*, last #", texts[face]) for face in cards},
-        "status text": number(r"accuracy \(val\) #", texts["status"]),
-        "runs": number(r"accuracy \(val\) #", texts["runs"]),
-        "mcp": value_of(curves, "accuracy")["last"],
-        "/metrics": seen.scraped(scalar, rank="0", name="accuracy"),
-        "otlp": seen.sent("training.scalar", rank="0", name="accuracy"),
+        **{face: value_of(each, "accuracy")["last"]["value"] for face, each in rows.items()},
+        **seen.written(r"accuracy \(val\) +best .*, last #", *CARDS),
+        **seen.written(r"accuracy \(val\) #", "status", "runs"),
+        **seen.exported(catalog.TRAINING_SCALAR, rank="0", name="accuracy"),
+        "mcp": curves["accuracy"]["last"],
     }
     yield "last accuracy", Figure(0.399, accuracy)
 
 
-def nan_of(found: Any) -> Any:
-    return None if isinstance(found, float) and math.isnan(found) else found
-
-
 def of_verdicts(seen: Seen) -> Iterator[tuple[str, Figure]]:
-    texts, said = seen.texts, seen.said
-    mcp = said["mcp verdicts"]
+    said, own, other = seen.said, seen.did["1-0"], seen.did["0-0"]
     told = {
-        "status": [*said["status"]["verdicts"], *said["status"]["past"]],
+        "status": [*said["status.json"]["verdicts"], *said["status.json"]["past"]],
         "page": said["page"]["verdicts"],
         "report": said["report.json"]["verdicts"],
-        "mcp": [*mcp["open"], *mcp["past"]],
+        "mcp": [*said["mcp verdicts"]["open"], *said["mcp verdicts"]["past"]],
     }
-    sentences = ("card", "report card", "webhook", "status")
-    kept = ("page", "report", "mcp")
-    nan = {face: verdict_of(rows, "nonfinite") for face, rows in told.items()}
+    sentences = (*CARDS, "status")
+
+    def of(kind: str) -> dict[str, Any]:
+        return {face: next(v for v in rows if v["kind"] == kind) for face, rows in told.items()}
+
+    def began(kind: str) -> dict[str, Any]:
+        return {f"{f} since": v["since_step"] for f, v in of(kind).items() if f != "status"}
+
     became = {
-        **{face: each["step"] for face, each in nan.items()},
-        **{f"{face} since": nan[face]["since_step"] for face in kept},
-        **{f"{face} text": number("NaN at step # on rank 0", texts[face]) for face in sentences},
-        "message": number("NaN at step # on rank 0", texts["nan"]),
+        **{face: each["step"] for face, each in of("nonfinite").items()},
+        **began("nonfinite"),
+        **seen.written("NaN at step # on rank 0", "message", *sentences),
     }
     yield "step of the first NaN", Figure(NAN_FROM, became)
-    death = {face: verdict_of(rows, "death") for face, rows in told.items()}
     died = {
-        **{face: each["step"] for face, each in death.items()},
-        **{f"{face} since": death[face]["since_step"] for face in kept},
-        **{
-            f"{face} text": number("rank 1 .* killed in .* at step #,", texts[face])
-            for face in sentences
-        },
+        **{face: each["step"] for face, each in of("death").items()},
+        **began("death"),
+        **seen.written("rank 1 .* killed in .* at step #,", *sentences),
     }
     # It had logged the step before.
     yield "step of the death", Figure(KILLED_AT - 1, died)
-    late = {face: verdict_of(rows, "straggler") for face, rows in told.items()}
-    yield (
-        "late rank",
-        Figure(["1", "data"], {f: [e["who"]["rank"], e["phase"]] for f, e in late.items()}),
-    )
-    since = {face: late[face]["since_step"] for face in kept}
-    yield "first late step", Figure(LATE[0], since, within=0.05)
-    own, other = seen.did["1-0"], seen.did["0-0"]
-    for moment, number_of in (("since_ns", LATE[0]), ("until_ns", LATE[-1])):
-        yield (
-            f"late {moment}",
-            Figure(
-                other[number_of].ended_s - other[0].began_s,
-                {face: each[moment] / 1e9 - other[0].began_s for face, each in late.items()},
-                # A rank that has recovered may be a little late by the load of the machine.
-                within=0.25,
-            ),
-        )
-    slept_s = sum(each.seconds.get("late", 0.0) for each in own)
-    spent = (
-        said["goodput.json"]["goodput"],
-        said["report.json"]["goodput"],
-        said["mcp goodput"]["goodput"],
-    )
+    late = of("straggler")
+    named = {face: [each["who"]["rank"], each["phase"]] for face, each in late.items()}
+    yield "late rank", Figure(["1", "data"], named)
+    yield "first late step", Figure(LATE[0], began("straggler"), within=0.05)
+    for moment, at in (("since_ns", LATE[0]), ("until_ns", LATE[-1])):
+        true_s = other[at].ended_s - other[0].began_s
+        moments = {face: each[moment] / 1e9 - other[0].began_s for face, each in late.items()}
+        # A rank that has recovered may be a little late by the load of the machine.
+        yield f"late {moment}", Figure(true_s, moments, within=0.25)
     cost = {
         **{face: each["evidence"]["lost_s"] for face, each in late.items()},
-        **{f"{face} text": number("cost the others # in total", texts[face]) for face in sentences},
-        **{f"goodput {at}": each["seconds"]["late_rank"] for at, each in enumerate(spent)},
-        **{f"late of {at}": each["late"]["rank 1 (node-0)"] for at, each in enumerate(spent)},
-        "goodput text": number("# +waiting for a late rank", texts["goodput"]),
-        "page time": dict(said["page"]["time"]["late"])["rank 1 (node-0)"],
-        "/metrics": seen.scraped("training_straggler_lost_time_seconds_total", rank="1"),
-        "/metrics of the run": seen.scraped("otel_ddp_run_time_seconds_total", cause="late_rank"),
-        "otlp": seen.sent("training.straggler.lost_time", rank="1"),
+        **seen.written("cost the others # in total", *sentences),
+        **{face: each["seconds"]["late_rank"] for face, each in seen.goodputs.items()},
+        **{f"{face} by whom": each["late"][LATE_RANK] for face, each in seen.goodputs.items()},
+        **seen.written("# +waiting for a late rank", "goodput"),
+        **seen.exported(catalog.OTEL_DDP_RUN_TIME, cause="late_rank"),
+        **{f"verdict's {face}": each for face, each in seen.exported(_LOST, rank="1").items()},
+        "page time": dict(said["page"]["time"]["late"])[LATE_RANK],
     }
+    slept_s = sum(each.seconds.get("late", 0.0) for each in own)
     yield "cost of the late rank", Figure(slept_s, cost, within=0.25)
     share = {
         **{face: each["evidence"]["excess"] for face, each in late.items()},
-        **{
-            f"{face} text": number("late in data, by # of a step", texts[face])
-            for face in sentences
-        },
+        **seen.written("late in data, by # of a step", *sentences),
     }
-    step_s = sum(other[at].took_s for at in LATE)
-    yield "lateness of a step", Figure(slept_s / step_s, share, within=0.25, alike=0.02)
+    took_s = sum(other[at].took_s for at in LATE)
+    yield "lateness of a step", Figure(slept_s / took_s, share, within=0.25, alike=0.02)
 
 
 def of_time(seen: Seen) -> Iterator[tuple[str, Figure]]:
-    texts, said = seen.texts, seen.said
-    goodput, page = said["goodput.json"]["goodput"], said["page"]["time"]
+    said, goodputs, page = seen.said, seen.goodputs, seen.said["page"]["time"]
     causes = {each["name"]: each for each in page["causes"]}
-    # A process begins before its first step does.
-    whole = [*seen.did["0-0"][1:RESUMES_AT], *seen.did["0-1"][1:]]
-    report = said["report.json"]["time"]
+    report, columns = said["report.json"]["time"], said["page steps"]["columns"]
+    of_page = zip(columns["steps"], columns["step_s"], strict=True)
     means = {
         "report": report["steps_s"] / STEPS,
-        "report card": number("steps .*mean #", texts["report card"]),
-        "page": weighted(said["page steps"]["columns"]),
+        **seen.written("steps .*mean #", "report card"),
+        "page": sum(steps * s for steps, s in of_page) / sum(columns["steps"]),
     }
+    # A process begins before its first step does.
+    whole = [*seen.did["0-0"][1:RESUMES_AT], *seen.did["0-1"][1:]]
     yield "mean of a step", Figure(mean_of(whole), means, within=0.05)
-    of_attempt = {
-        "card": number("steps .*mean #", texts["card"]),
-        "webhook": number("steps .*mean #", texts["webhook"]),
-        "/metrics": seen.scraped("training_step_duration_seconds_sum", rank="0")
-        / seen.scraped("training_step_duration_seconds_count", rank="0"),
-    }
-    mean_s = mean_of(seen.did["0-1"][1:])
-    yield "mean of a step of the attempt", Figure(mean_s, of_attempt, within=0.05)
+    of_attempt = seen.written("steps .*mean #", "card", "webhook")
+    second = seen.did["0-1"][1:]
+    yield "mean of a step of the attempt", Figure(mean_of(second), of_attempt, within=0.05)
     for word, cause, text in (
         ("checkpoint", "checkpoint", "saving checkpoints"),
         ("eval", "evaluation", "evaluation"),
     ):
-        slept_s = sum(each.seconds.get(word, 0.0) for steps in seen.did.values() for each in steps)
-        assert slept_s > 4 * (CHECKPOINT_S if word == "checkpoint" else 2 * EVAL_S) * 0.99
         spent = {
-            "goodput": goodput["seconds"][cause],
-            "goodput text": number(f"# +{text}", texts["goodput"]),
-            "mcp": said["mcp goodput"]["goodput"]["seconds"][cause],
+            **{face: each["seconds"][cause] for face, each in goodputs.items()},
+            **seen.written(f"# +{text}", "goodput"),
+            **seen.exported(catalog.OTEL_DDP_RUN_TIME, cause=cause),
             "page": causes[cause]["spent_s"],
             "report": 2 * report["phases_s"][word],
-            "/metrics": seen.scraped("otel_ddp_run_time_seconds_total", cause=cause),
-            "otlp": seen.sent("otel_ddp.run.time", cause=cause),
         }
+        slept_s = sum(each.seconds.get(word, 0.0) for steps in seen.did.values() for each in steps)
         yield cause, Figure(slept_s, spent, within=0.05, alike=0.01)
-    twice = sum(each.number >= RESUMES_AT for each in seen.did["0-0"])
     repeated = {
-        "goodput": goodput["attempts"][-1]["repeated_steps"],
-        "goodput text": number(rf"\n2 .*  {RESUMES_AT} +\d+ +#", texts["goodput"]),
+        **{face: each["attempts"][-1]["repeated_steps"] for face, each in goodputs.items()},
+        **seen.written(rf"\n2 .*  {RESUMES_AT} +\d+ +#", "goodput"),
         "page": page["attempts"][-1]["repeated_steps"],
-        "report": said["report.json"]["goodput"]["attempts"][-1]["repeated_steps"],
-        "mcp": said["mcp goodput"]["goodput"]["attempts"][-1]["repeated_steps"],
     }
     # The last quarter of a second before a death may be missing.
+    twice = sum(each.number >= RESUMES_AT for each in seen.did["0-0"])
     yield "steps done twice", Figure(twice, repeated, within=0.15)
     share = {
-        "goodput": goodput["share"],
-        "goodput text": number("known: # of", texts["goodput"]),
-        "mcp": said["mcp goodput"]["goodput"]["share"],
-        "report": said["report.json"]["goodput"]["share"],
-        "report card": number("goodput +# of", texts["report card"]),
+        **{face: each["share"] for face, each in goodputs.items()},
+        **seen.written("known: # of", "goodput"),
+        **seen.written("goodput +# of", "report card"),
+        **seen.exported(catalog.OTEL_DDP_RUN_TIME, page["rank_s"], cause="productive"),
         "page": causes["productive"]["share"],
-        "/metrics": seen.scraped("otel_ddp_run_time_seconds_total", cause="productive")
-        / page["rank_s"],
-        "otlp": seen.sent("otel_ddp.run.time", cause="productive") / page["rank_s"],
     }
-    yield "productive share", Figure(goodput["seconds"]["productive"] / goodput["rank_s"], share)
+    # All of it is held against the clock by the rows above.
+    yield "productive share", Figure(causes["productive"]["spent_s"] / page["rank_s"], share)
 
 
 def mean_of(steps: Sequence[Step]) -> float:
     return sum(each.took_s for each in steps) / len(steps)
-
-
-def weighted(columns: Mapping[str, Sequence[float]]) -> float:
-    pairs = zip(columns["steps"], columns["step_s"], strict=True)
-    return sum(steps * s for steps, s in pairs) / sum(columns["steps"])
 
 
 # -- what holds
