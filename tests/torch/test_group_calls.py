@@ -284,7 +284,7 @@ def test_very_many_ranks_measure_fewer_steps_for_the_sake_of_their_lead(
     measured.instrument(model)
     assert measure._current is not None
     stepper, count = measure._current.stepper, 0
-    stepper.keep_to(0.005)
+    stepper.cost.keep_to(0.005)
     try:
         for number in range(300):
             model(torch.ones(2, 8)).sum().backward()
