@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, TimeoutError
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,13 +66,12 @@ class StacksHere:
         return done
 
 
-class Asked:
+class Asked(NamedTuple):
     """One question of one person."""
 
-    def __init__(self, number: int, process: Process) -> None:
-        self.number, self.process = number, process
-        self.answer: Mapping[str, Any] = {}
-        self.is_answered = threading.Event()
+    number: int
+    process: Process
+    answer: Future[Mapping[str, Any]]
 
 
 class AskedElsewhere:
@@ -85,15 +84,18 @@ class AskedElsewhere:
 
     def stacks(self, process: Process) -> Mapping[str, Any]:
         """What the process answers; empty where nothing comes. Waits for it."""
-        asked = Asked(next(self._numbers), process)
+        asked = Asked(next(self._numbers), process, Future())
         for number in list(self._open)[: 1 - _MOST_OPEN]:
             # More are asked for than there is room for.
             self._open.pop(number, None)
         self._open[asked.number] = asked
         self._new.append(asked)
-        asked.is_answered.wait(ANSWER_S + _ON_THE_WAY_S)
-        self._open.pop(asked.number, None)
-        return asked.answer
+        try:
+            return asked.answer.result(ANSWER_S + _ON_THE_WAY_S)
+        except TimeoutError:
+            return {}
+        finally:
+            self._open.pop(asked.number, None)
 
     def questions(self) -> Iterator[Asked]:
         """Those that are new."""
@@ -102,7 +104,7 @@ class AskedElsewhere:
 
     def take(self, told: wire.Told) -> None:
         """What has come; raises Senseless."""
-        each = self._open.get(told.number)
-        if each is not None:
-            each.answer = read_json(told.content, limits.MOST_TOLD_BYTES)
-            each.is_answered.set()
+        if told.number in self._open:
+            answer = read_json(told.content, limits.MOST_TOLD_BYTES)
+            if (asked := self._open.pop(told.number, None)) is not None:
+                asked.answer.set_result(answer)
