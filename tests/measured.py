@@ -13,6 +13,7 @@ from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.torch import measure
+from otel_ddp.torch.steps.budget import Budget, in_sample
 
 
 class Measured:
@@ -71,3 +72,22 @@ class _SlowBackward(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.measured.spend(2)
         return gradient, None
+
+
+class OneOf(Budget):
+    """One step in so many, whatever it costs."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(1.0)
+        self.every = every
+        self.affords = False
+
+    def step_ended(self, took_ns: float, measured: bool) -> None:
+        pass
+
+    def measures(self, number: int) -> bool:
+        return in_sample(number, self.every)
+
+    @property
+    def allows(self) -> bool:
+        return self.affords

@@ -26,9 +26,9 @@ from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
 from conftest import Here, Journal
+from measured import OneOf
 from node import Node, finished
 from otel_ddp.torch.steps import budget
-from otel_ddp.torch.steps.budget import Budget, in_sample
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -814,21 +814,11 @@ def assert_learnt_without_us(style: Style, trained: Any) -> None:
         assert torch.equal(ours, without)
 
 
-class OneOfFour(Budget):
-    """One step in four is measured, of the first ones too."""
-
-    def step_ended(self, took_ns: float, measured: bool) -> None:
-        self.every = 4
-
-    def measures(self, number: int) -> bool:
-        return in_sample(number, 4)
-
-
 @pytest.mark.parametrize("style", ALONE, ids=lambda style: style.name)
 def test_few_steps_are_measured(style: Style, place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_DDP_OVERHEAD", "0.005")
     monkeypatch.setattr(budget, "_FIRST_STEPS", 0)
-    monkeypatch.setattr(budget, "Budget", OneOfFour)
+    monkeypatch.setattr(budget, "Budget", lambda share: OneOf(4))
     otel_ddp.init()
     trained = style.train()
     otel_ddp.finish()

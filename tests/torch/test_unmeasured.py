@@ -21,14 +21,14 @@ from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 
 from conftest import Journal
-from measured import Measured, Slow
+from measured import Measured, OneOf, Slow
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Scalars, Steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure
-from otel_ddp.torch.steps.budget import Budget, in_sample
+from otel_ddp.torch.steps.budget import in_sample
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.vocabulary.words import PHASES
 
@@ -37,26 +37,6 @@ EVERY, STEPS = 4, 200
 FIRST = 64
 BATCH = torch.ones(8, 4)
 UNMEASURED = PHASES["unmeasured"]
-
-
-class OneOf(Budget):
-    """One step in so many, whatever it costs."""
-
-    def __init__(self, every: int) -> None:
-        super().__init__(1.0)
-        self.every = every
-
-        self.affords = False
-
-    def step_ended(self, took_ns: float, measured: bool) -> None:
-        pass
-
-    def measures(self, number: int) -> bool:
-        return in_sample(number, self.every)
-
-    @property
-    def allows(self) -> bool:
-        return self.affords
 
 
 class Training(Measured):
