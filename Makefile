@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack loki test stress lint types unit gpu bench peers programs docs site dist matrix clean
+.PHONY: demo pictures stack loki test stress lint types unit gpu bench peers programs docs site dist matrix clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -22,6 +22,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # With STACK=1 into a real collector and Prometheus.
 demo: $(DEMO)
 	$(BIN)/$(if $(STACK),python -m tools.stack,otel-ddp) demo --inject backward:1:30ms
+
+# Of docs/page.md: real trainings, in a real Chromium. Three minutes.
+pictures: $(STAMP)
+	$(BIN)/python -m tools.pictures
 
 stack: $(DEMO)
 	$(BIN)/python -m tools.stack

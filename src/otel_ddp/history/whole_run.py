@@ -288,7 +288,8 @@ def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     rows = [(str(row.get("name")), str(row.get("split") or "")) for row in summary]
     words = {row: {*_WORDS.split(row[0].lower())} for row in rows}
     losses = [row for row in rows if "loss" in words[row]] or rows
-    checked = [row for row in losses if row[1] in _VALIDATION or words[row] & _VALIDATION]
+    checked = [row for row in rows if row[1] in _VALIDATION or words[row] & _VALIDATION]
+    checked.sort(key=lambda row: row not in losses)
     trained = [row for row in losses if row not in checked]
     found = [*trained[:1], *checked[:1]]
     return [{"name": name, "split": split} for name, split in found]

@@ -26,6 +26,7 @@ from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, SeriesKey
+from otel_ddp.history.whole_run import main_values
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import MEASURED_PHASES
@@ -217,6 +218,25 @@ def test_the_late_rank_is_measured_against_the_median_one_over_its_own_steps(
     where = [at for at, s in zip(strip["x"], late, strict=True) if s > 1.5e-3]
     assert (where[0], where[-1]) == (pytest.approx(100, abs=3), pytest.approx(198, abs=3))
     assert max(other) < 1.5e-3
+
+
+@pytest.mark.parametrize(
+    ("logged", "main"),
+    [
+        ("lr/ accuracy/val loss/train loss/val", "loss/train loss/val"),
+        ("grad_norm/ train.loss/ eval.loss/", "train.loss/ eval.loss/"),
+        # No loss of validation is logged.
+        ("loss/train accuracy/validation", "loss/train accuracy/validation"),
+        ("lossy/ reward/", "lossy/"),
+        ("", ""),
+    ],
+)
+def test_a_run_is_judged_by_its_loss_and_by_one_of_validation(logged: str, main: str) -> None:
+    rows = [dict(zip(("name", "split"), each.split("/"), strict=True)) for each in logged.split()]
+
+    found = main_values(rows)
+
+    assert [f"{each['name']}/{each['split']}" for each in found] == main.split()
 
 
 def test_the_last_checkpoint_is_the_newest_event_of_one(tmp_path: Path, client: Client) -> None:

@@ -1,12 +1,8 @@
-"""The page in a real Chromium: every view, light and dark; numbers are the file's own.
-
-With PAGE_PICTURES=docs/img in the environment, the pictures of docs/page.md are taken again.
-"""
+"""The page in a real Chromium: every view, light and dark; numbers are the file's own."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import time
@@ -39,7 +35,7 @@ SPANS = """title => {
     const {spans} = picture.draw(picture.answer, picture.kind());
     return spans.map(each => [each.text, each.from, each.to ?? null]);
 }"""
-# Of the pictures for docs/page.md.
+# Of a laptop, without what the browser itself takes.
 SIZE = {"width": 1366, "height": 700}
 STACK = {"file": "train.py", "line": 7, "function": "forward"}
 
@@ -240,11 +236,6 @@ def check_accessibility(page: Any) -> None:
     ] == []
 
 
-def keep(page: Any, name: str, look: str) -> None:
-    if into := os.environ.get("PAGE_PICTURES"):
-        (Path(into) / f"page-{name}-{look}.png").write_bytes(page.screenshot())
-
-
 def on_first_screen(page: Any, *selectors: str) -> dict[str, bool]:
     """Whether all that these select is seen before anybody scrolls."""
     return {
@@ -269,7 +260,6 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
     page = window.open("/run/late?group=sweep")
     page.locator(LEARNS).wait_for()
     page.locator(".wait.late").wait_for()
-    keep(page, "run", look)
     seen = on_first_screen(
         *(page, *ALWAYS, *WAITS, LEARNS, ".trouble", ".trouble p", ".bar", ".causes", ".jump")
     )
@@ -497,7 +487,6 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
     with Window(driver, server.url, look) as window:
         page = window.open("/")
         page.get_by_role("link", name="late").wait_for()
-        keep(page, "runs", look)
         check_accessibility(page)
         assert MARKUP in page.locator("main").inner_text()
         heights = page.evaluate(
@@ -532,7 +521,6 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         assert "Compare 2 runs" in page.get_by_role("heading", level=1).inner_text()
         caption = window.figure("loss").locator("figcaption").inner_text()
         window.draw_all()
-        keep(page, "compare", look)
         check_accessibility(page)
         first = page.locator("main").inner_text()
         assert first.index("What differs") < first.index("Values")
@@ -561,7 +549,6 @@ def test_what_goes_on_now_and_where_it_is(window: Window, look: str) -> None:
     assert re.search(r"forward\t5(\.\d+)? s", row), row
     page.get_by_role("button", name="Stacks of rank 2").click()
     page.get_by_text("forward (train.py:7)").wait_for()
-    keep(page, "now", look)
     check_accessibility(page)
 
 

@@ -149,7 +149,8 @@ class Run {
 
   /** The loss of training and of validation in one picture, once one of them is logged. */
   showLoss() {
-    const { main } = this.head;
+    // An accuracy has another scale than a loss.
+    const main = this.head.main.filter((each, at, [{ name }]) => /loss/i.test(each.name) === /loss/i.test(name));
     if (!main.length || !this.learns.hidden) return;
     this.learns.hidden = false;
     const called = (each) => `${each.name}${each.split ? ` (${each.split})` : ""}`;

@@ -20,7 +20,7 @@ const COLUMNS = {
   what: [(run) => el("td", { class: "cut", title: what(run) }, what(run)), what],
   loss: [(run) => el("td", { class: "number" }, run.last, " ", spark(run.curve)), (run) => run.lastValue],
   validation: [(run) => number(run.checked), (run) => run.checkedValue],
-  trouble: [(run) => el("td", { class: run.isBad ? "cut bad" : "cut", title: run.verdicts[0]?.sentence || null }, run.verdicts[0] ? brief(run.verdicts[0]) : ""), (run) => (run.isBad ? brief(run.verdicts[0]) : "~")],
+  trouble: [(run) => el("td", { class: run.isBad ? "cut bad" : "cut", title: run.worst?.sentence }, run.trouble), (run) => (run.isBad ? run.trouble : "~")],
   step: [(run) => number(run.step === null ? "-" : run.step.toLocaleString("en-US")), (run) => run.step ?? -1],
   seen: [(run) => number(run.isLive ? "now" : run.seen_ns ? `${seconds(run.ago_s)} ago` : "-"), (run) => run.ago_s],
   took: [(run) => number(seconds(run.took_s)), (run) => run.took_s],
@@ -137,11 +137,11 @@ function withFacts(runs, now_ns) {
   const settings = changed(runs);
   for (const run of runs) {
     const isOver = OVER.includes(run.state) || run.silent;
-    const [worst] = run.verdicts;
+    const worst = run.verdicts.find((each) => !each.harmless);
     const [loss, checked] = run.main.map((main) => run.summary.find((row) => row.name === main.name && (row.split || "") === main.split)?.last);
     const shown = (last) => (last ? (last.value === null ? "NaN" : shownNumber(last.value)) : "-");
     Object.assign(run, {
-      key: `${run.group} ${run.run}`, isLive: !isOver, isBad: Boolean(worst) && !worst.harmless && (isOver || !worst.until_ns), settings: settings(run),
+      key: `${run.group} ${run.run}`, isLive: !isOver, worst, trouble: worst ? brief(worst) : "", isBad: Boolean(worst) && (isOver || !worst.until_ns), settings: settings(run),
       ago_s: Math.max(0, (now_ns - run.seen_ns) / 1e9), took_s: Math.floor(((isOver ? run.seen_ns : now_ns) - run.began_ns) / 1e9),
       last: shown(loss), lastValue: loss?.value ?? Infinity, checked: shown(checked), checkedValue: checked?.value ?? Infinity,
     });

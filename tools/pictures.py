@@ -1,0 +1,91 @@
+"""Takes the pictures of docs/page.md: `make pictures`.
+
+Two real trainings of the demo learn to tell ten classes apart, on four ranks each. In the second
+one, rank 2 loads its data late from step 150 on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from otel_ddp.cli.demo.injection import NOTHING, Injection
+from otel_ddp.cli.demo.played import Played
+from otel_ddp.identity import addresses
+from otel_ddp.journal.survey import told_by_agent
+
+INTO = Path(__file__).parents[1] / "docs" / "img"
+RANKS, SECONDS = 4, 60.0
+RUNS = {"steady": NOTHING, "late-loader": Injection("data", 2, 0.04)}
+SIZE = {"width": 1366, "height": 700}
+# The page asks each second; the agent writes what it has each two.
+SETTLES_MS, VERDICT_S = 4000, 30.0
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+def shoot(browser: Any, address: str, name: str, look: str = "light", height: int = 0) -> None:
+    size = {**SIZE, "height": height or SIZE["height"]}
+    context = browser.new_context(viewport=size, color_scheme=look)
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_timeout(SETTLES_MS)
+    page.screenshot(path=INTO / f"page-{name}-{look}.png")
+    context.close()
+
+
+def train(browser: Any, run: str, injected: Injection, kept: Path) -> None:
+    """One training; of one with trouble the page is taken while it goes on."""
+    with Played(run, SECONDS, RANKS, injected) as played:
+        played.first_agent()
+        if injected.what:
+            deadline = time.monotonic() + SECONDS
+            while not told_by_agent(played.place).verdicts and time.monotonic() < deadline:
+                time.sleep(0.5)
+            # What it costs grows, and what it learns.
+            time.sleep(VERDICT_S)
+            page = addresses.page(played.place)
+            shoot(browser, addresses.page_of_run(page, run), "run")
+            shoot(browser, f"{page.rstrip('/')}/now", "now", "dark", 360)
+        played.process.wait()
+        while any(not each.ended for each in told_by_agent(played.place).processes):
+            time.sleep(0.5)
+        time.sleep(SETTLES_MS / 1000)
+        shutil.copytree(played.place.directory.parent / "history", kept, dirs_exist_ok=True)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of `otel-ddp page`."""
+    command = [sys.executable, "-m", "otel_ddp", "page", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[-1].rstrip("/")
+        finally:
+            server.terminate()
+
+
+def main() -> None:
+    binary = next(filter(None, map(shutil.which, CHROMIUM)))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        for run, injected in RUNS.items():
+            train(browser, run, injected, Path(folder))
+        with served(Path(folder)) as address:
+            shoot(browser, f"{address}/", "runs", height=240)
+            both = "&".join(f"run={run}&group=demo" for run in RUNS)
+            shoot(browser, f"{address}/compare?{both}", "compare", "dark")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
