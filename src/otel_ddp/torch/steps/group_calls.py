@@ -33,7 +33,7 @@ _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layo
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
 # Of one step. An evaluation may be a part of it, and call without end.
 _MOST_CALLS = 10_000
-# So many a second, of all ranks, are 2 MB for their lead and a tenth of one of its cores.
+# So many a second, of all ranks, are 2 MB for their lead and an eighth of one of its cores.
 _MOST_OF_ALL = 250_000
 # In place of how many calls there are at the next look.
 _OFF = -1
