@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.cli.demo.played import Played
 from playwright.sync_api import sync_playwright
 
 from otel_ddp.cli.demo.injection import NOTHING, Injection
-from otel_ddp.cli.demo.played import Played
 from otel_ddp.identity import addresses
 from otel_ddp.journal.survey import told_by_agent
 
