@@ -6,7 +6,9 @@ one, rank 2 loads its data late from step 150 on.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,16 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.cli.demo.played import Played
 from playwright.sync_api import sync_playwright
 
-from otel_ddp.cli.demo.injection import NOTHING, Injection
 from otel_ddp.identity import addresses
+from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import told_by_agent
 
 INTO = Path(__file__).parents[1] / "docs" / "img"
 RANKS, SECONDS = 4, 60.0
-RUNS = {"steady": NOTHING, "late-loader": Injection("data", 2, 0.04)}
+RUNS = {"steady": "", "late-loader": "data:2:40ms"}
 SIZE = {"width": 1366, "height": 700}
 # The page asks each second; the agent writes what it has each two.
 SETTLES_MS, VERDICT_S = 4000, 30.0
@@ -42,24 +43,36 @@ def shoot(browser: Any, address: str, name: str, look: str = "light", height: in
     context.close()
 
 
-def train(browser: Any, run: str, injected: Injection, kept: Path) -> None:
+def train(browser: Any, run: str, injected: str, root: Path) -> None:
     """One training; of one with trouble the page is taken while it goes on."""
-    with Played(run, SECONDS, RANKS, injected) as played:
-        played.first_agent()
-        if injected.what:
-            deadline = time.monotonic() + SECONDS
-            while not told_by_agent(played.place).verdicts and time.monotonic() < deadline:
+    place = Place(root / run)
+    own = {
+        "OTEL_DDP_RUN": run,
+        "OTEL_DDP_DIR": str(place.directory),
+        "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
+        "OTEL_DDP_HISTORY_DIR": str(root / "history"),
+        "OTEL_DDP_OVERHEAD": "all",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={RANKS}", "-m", "otel_ddp.cli.demo.training"),
+        *(str(SECONDS), injected),
+    ]
+    with subprocess.Popen(command, env={**os.environ, **own}) as training:
+        if injected:
+            while not told_by_agent(place).verdicts and training.poll() is None:
                 time.sleep(0.5)
             # What it costs grows, and what it learns.
             time.sleep(VERDICT_S)
-            page = addresses.page(played.place)
+            page = addresses.page(place)
             shoot(browser, addresses.page_of_run(page, run), "run")
             shoot(browser, f"{page.rstrip('/')}/now", "now", "dark", 360)
-        played.process.wait()
-        while any(not each.ended for each in told_by_agent(played.place).processes):
-            time.sleep(0.5)
-        time.sleep(SETTLES_MS / 1000)
-        shutil.copytree(played.place.directory.parent / "history", kept, dirs_exist_ok=True)
+    # It writes the end of the run.
+    if pid := place.agent_pid():
+        os.kill(pid, signal.SIGTERM)
+    while place.agent_is_alive():
+        time.sleep(0.5)
 
 
 @contextmanager
@@ -80,7 +93,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         for run, injected in RUNS.items():
             train(browser, run, injected, Path(folder))
-        with served(Path(folder)) as address:
+        with served(Path(folder) / "history") as address:
             shoot(browser, f"{address}/", "runs", height=240)
             both = "&".join(f"run={run}&group=demo" for run in RUNS)
             shoot(browser, f"{address}/compare?{both}", "compare", "dark")
