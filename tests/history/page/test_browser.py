@@ -272,6 +272,7 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
         for name, *rest in (each.split("\n") for each in page.locator(".tile").all_inner_texts())
     }
     bars = [each.split("\n") for each in page.locator(".wait").all_inner_texts()]
+    scales = page.evaluate("[...document.querySelectorAll('.wait > div')].map(e => e.clientWidth)")
     spans = page.evaluate(SPANS, "loss (train), loss (val)")
     check_accessibility(page)
 
@@ -289,6 +290,8 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
     assert tiles["productive"] == ["79.8 %", "of 22.8 s of all ranks"]
     assert [bar[0] for bar in bars] == ["rank 2 node-0", "3 others"]
     assert "late" in bars[0][-1]
+    # All bars have one scale.
+    assert len(set(scales)) == 1
     assert spans == [["late: rank 2", 61, 249], ["NaN: rank 3", 290, 299]]
 
 
@@ -314,9 +317,9 @@ def test_the_first_screen_of_a_run_that_goes_on_says_what_to_do_next(
         trouble = page.get_by_role("region", name="Rank 37").inner_text()
         bars = page.locator(".wait > span:first-child").all_inner_texts()
         strip = page.locator("canvas.strip").get_attribute("aria-label") or ""
-        page.get_by_role("button", name="Copy profile command").click()
+        page.get_by_role("button", name="Profile command").click()
         page.get_by_text("otel-ddp profile --rank 37").wait_for()
-        page.get_by_role("button", name="Stack of rank 37").click()
+        page.get_by_role("button", name="Its stack").click()
         page.get_by_text("forward (train.py:7)").wait_for()
         check_accessibility(page)
         # The page would go on asking a server that is gone.

@@ -54,8 +54,8 @@ export class Troubles {
       "section", { class: isOpen ? "trouble" : "trouble over", "aria-label": first },
       el("div", { class: "what" }, el("h2", {}, first, " ", el("span", { class: "quiet" }, when)), el("p", { title: verdict.sentence }, rest, advice ? ` ${advice}` : "")),
       el(
-        "div", { class: "acts" }, rank && isOpen && head.agent ? button("stack", `Stack of rank ${rank}`, rank) : null,
-        rank && isOpen ? button("copy", "Copy profile command", command) : null, at || isSaved ? null : button("copy", "Copy link", location.href),
+        "div", { class: "acts" }, rank && isOpen && head.agent ? button("stack", "Its stack", rank) : null,
+        rank && isOpen ? button("copy", "Profile command", command) : null, at || isSaved ? null : button("copy", "Link", location.href),
         others && !at ? el("a", { href: "#verdicts" }, `${others} other ${others === 1 ? "verdict" : "verdicts"}`) : null,
       ),
       el("div", { class: "size" }, el("strong", {}, by), el("span", { class: "quiet" }, spent)),
