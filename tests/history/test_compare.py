@@ -14,7 +14,8 @@ from histories import write_history
 from history.noisy_runs import noisy_side
 from otel_ddp.cli.compare import lines, titles
 from otel_ddp.history import blocks
-from otel_ddp.history.compare import Comparison, Row, Side, load, of_run, percent
+from otel_ddp.history.blocks import Difference
+from otel_ddp.history.compare import Comparison, Row, Side, Used, load, of_run, percent
 from otel_ddp.history.compare import compare as compare_runs
 from otel_ddp.history.directory import NotFound, find_run
 
@@ -98,6 +99,19 @@ def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
     assert [verdicts(each) for each in wild if verdicts(each)] == []
     # Nothing takes less than no time.
     assert "-100.0 % to +" in " ".join(" ".join(lines(each)) for each in wild)
+
+
+def test_a_large_change_that_may_be_chance_is_told_with_the_reason() -> None:
+    may_be = Difference(0.0395, 0.0729, -0.01, 0.08, 0.2, 64)
+    rows = [Row("step_time", "s", 0.0395, 0.0729, "min", may_be, 0.2)]
+    used = Used(100, 10, 0, 0)
+
+    found = Comparison([], [], (used, used), rows, [], [])
+
+    assert found.conclusion == (
+        "no significant difference: step_time +84.6 % may be chance, as the pace within these runs "
+        "varies"
+    )
 
 
 def test_the_pace_of_a_machine_is_not_told_as_a_change_of_the_code() -> None:

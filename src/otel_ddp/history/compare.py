@@ -23,6 +23,8 @@ SCHEMA = 3
 _SIGNIFICANT_P = 0.01
 # Below it a change is not worth a word, however certain it is.
 _LEAST_CHANGE = 0.01
+# A change that is large and not significant is told with the reason.
+_LARGE_CHANGE = 0.1
 # A phase that is less of a step than this in both runs is listed, and not tested.
 _LEAST_SHARE = 0.01
 # A phase that changes by less than this share of a step is not told of.
@@ -369,9 +371,16 @@ class Comparison(NamedTuple):
             told = [row for row in self.rows if row.verdict == verdict]
             changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
             parts += [f"{verdict}: {changes}"] if told else []
-        tested = any(row.difference for row in self.rows)
-        nothing = "no significant difference" if tested else "nothing could be tested"
-        return "; ".join(parts) or nothing
+        tested = [row for row in self.rows if row.difference]
+        if parts or not tested:
+            return "; ".join(parts) or "nothing could be tested"
+        large = ", ".join(
+            f"{row.shown} {percent(row.change)}"
+            for row in tested
+            if row.matters and row.change is not None and abs(row.change) >= _LARGE_CHANGE
+        )
+        may_be = f": {large} may be chance, as the pace within these runs varies" if large else ""
+        return f"no significant difference{may_be}"
 
     @property
     def is_worse(self) -> bool:
