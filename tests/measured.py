@@ -79,8 +79,12 @@ class OneOf(Budget):
 
     def __init__(self, every: int) -> None:
         super().__init__(1.0)
-        self.every = every
+        self._one_of = every
         self.affords = False
+
+    @property
+    def every(self) -> int:
+        return self._one_of
 
     def step_ended(self, took_ns: float, measured: bool) -> None:
         pass
