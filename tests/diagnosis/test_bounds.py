@@ -1,16 +1,13 @@
-"""What a run's time goes to, and memory that creeps."""
+"""What a run's time goes to."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from make import labels_of, step_facts
+from make import step_facts
 from otel_ddp.diagnosis.bounds import Bounds
-from otel_ddp.diagnosis.detector import Memory, Observation, RankState
-from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
@@ -19,8 +16,6 @@ from ranks import Told
 S = 1_000_000_000
 MS = 1_000_000
 NOW = 1_700_000_000 * S
-MB = 1 << 20
-GB = 1 << 30
 COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5, "comm_wait": 5}
 
 
@@ -230,169 +225,3 @@ def test_waits_that_are_not_known_are_mentioned() -> None:
     (change,) = run.steps(500, COMPUTE)
 
     assert "A phase may hold waits for other ranks" in change.verdict.sentence
-
-
-# --- Memory ---------------------------------------------------------------------------------------
-
-
-def watched(used: Callable[[float], float], minutes: float, limit: float = 16 * GB) -> list[Change]:
-    return fed(MemoryCreep(), used, 0, minutes, limit)
-
-
-def fed(
-    creep: MemoryCreep,
-    used: Callable[[float], float],
-    start: float,
-    minutes: float,
-    limit: float = 16 * GB,
-    whose: str = "memory",
-    **beside: Memory,
-) -> list[Change]:
-    changes: list[Change] = []
-    for tick in range(round(start * 12), round((start + minutes) * 12)):
-        memory = Memory(round(used(tick / 12)), round(limit))
-        seen = Observation(NOW + tick * 5 * S, **{whose: memory}, **beside)
-        creep.feed(RankState(labels_of(0)), seen)
-        changes += creep.poll(0)
-    return changes
-
-
-def leak(minute: float) -> float:
-    """Of 20 MiB a minute, within a training step's ups and downs of 2 GiB."""
-    return (
-        4 * GB + 20 * MB * minute + random.Random(minute).uniform(0, 2 * GB) * (minute % 0.5 > 0.1)
-    )
-
-
-def test_a_steady_leak_is_reported_once_after_ten_minutes() -> None:
-    assert watched(leak, 10) == []
-    (change,) = watched(leak, 60)
-
-    assert (change.verdict.kind, change.opened) == ("creep", True)
-    assert change.verdict.evidence["bytes_per_s"] == pytest.approx(20 * MB / 60, rel=0.1)
-    assert change.verdict.evidence["full_in_s"] == pytest.approx(12 * GB / (20 * MB / 60), rel=0.1)
-    assert "rank 0 (n1)" in change.verdict.sentence
-
-
-def test_the_memory_of_a_device_is_judged_as_well_and_named_as_such() -> None:
-    steady = Memory(4 * GB, 64 * GB)
-    (change,) = fed(MemoryCreep(), leak, 0, 60, 24 * GB, "device_memory", memory=steady)
-
-    assert change.verdict.sentence.startswith("the memory of the device of rank 0 (n1) has grown")
-    assert "its limit of 24 GiB" in change.verdict.sentence
-    assert change.verdict.evidence["memory_of"] == "device"
-
-
-def quick_leak(minute: float) -> float:
-    """Of 1.2 GiB a minute, with the least of each reading within 60 MiB."""
-    return 4 * GB + 1.2 * GB * minute + random.Random(minute).uniform(0, 60 * MB)
-
-
-def test_a_device_that_is_full_within_minutes_is_told_before_it_is() -> None:
-    assert fed(MemoryCreep(), quick_leak, 0, 1.5, whose="device_memory") == []
-    (change,) = fed(MemoryCreep(), quick_leak, 0, 2.5, whose="device_memory")
-
-    assert change.verdict.evidence["bytes_per_s"] == pytest.approx(1.2 * GB / 60, rel=0.1)
-    assert change.verdict.evidence["full_in_s"] == pytest.approx(500, rel=0.1)
-
-
-def test_a_device_that_is_full_later_is_told_after_ten_minutes() -> None:
-    assert fed(MemoryCreep(), quick_leak, 0, 10, 48 * GB, "device_memory") == []
-    assert len(fed(MemoryCreep(), quick_leak, 0, 12, 48 * GB, "device_memory")) == 1
-
-
-def test_the_memory_of_a_host_may_grow_as_fast_while_a_data_set_is_read() -> None:
-    assert fed(MemoryCreep(), quick_leak, 0, 9) == []
-
-
-@pytest.mark.parametrize("whose", ["memory", "device_memory"])
-@pytest.mark.parametrize("seed", range(20))
-def test_memory_that_varies_below_its_limit_is_no_creep(whose: str, seed: int) -> None:
-    restless = random.Random(seed)
-    used = [15.5 * GB + restless.uniform(-2 * GB, 0) for _ in range(720)]
-
-    assert fed(MemoryCreep(), lambda minute: used[round(minute * 12)], 0, 60, whose=whose) == []
-
-
-@pytest.mark.parametrize(("limit", "first"), [(8 * GB, "device"), (64 * GB, "host")])
-def test_of_two_memories_that_grow_the_one_that_is_full_first_is_told(
-    limit: float, first: str
-) -> None:
-    creep = MemoryCreep()
-    for tick in range(60 * 12):
-        used = round(4 * GB + 20 * MB * tick / 12)
-        host, device = Memory(used, 16 * GB), Memory(used, round(limit))
-        seen = Observation(NOW + tick * 5 * S, memory=host, device_memory=device)
-        creep.feed(RankState(labels_of(0)), seen)
-
-    assert [each.opened for each in creep.poll(0)] == [True]
-    (present,) = creep.present()
-    assert present.evidence["memory_of"] == first
-
-
-@pytest.mark.parametrize(
-    "used",
-    [
-        lambda minute: 4 * GB,
-        lambda minute: 4 * GB + random.Random(minute).uniform(0, 2 * GB),
-        lambda minute: 4 * GB + (4 * GB if minute > 6 else 0),
-        lambda minute: 8 * GB - 4 * GB * 2.718 ** (-minute / 3),
-        lambda minute: 4 * GB + 1 * MB * minute,
-        lambda minute: 15.9 * GB + 0.5 * MB * minute,
-        lambda minute: 4 * GB - 20 * MB * minute,
-    ],
-    ids=[
-        "constant",
-        "restless",
-        "one step up",
-        "a cache that fills",
-        "full in days",
-        "a trifle",
-        "shrinking",
-    ],
-)
-def test_what_does_not_grow_without_end_is_nothing(used: Callable[[float], float]) -> None:
-    assert watched(used, 60) == []
-
-
-def test_an_open_creep_has_the_present_figures_without_a_further_change() -> None:
-    creep = MemoryCreep()
-    ((opened, _),) = fed(creep, leak, 0, 60)
-
-    changes = fed(creep, lambda minute: leak(60) + 40 * MB * (minute - 60), 60, 60)
-    (present,) = creep.present()
-
-    assert changes == []
-    assert present.evidence["bytes_per_s"] == pytest.approx(40 * MB / 60, rel=0.1)
-    assert "steadily for 119 minutes" in present.sentence
-    assert present.evidence["full_in_s"] < opened.evidence["full_in_s"] / 2
-    assert present.since_ns == opened.since_ns
-    creep.forget(labels_of(0))
-    assert creep.present() == []
-
-
-def test_without_a_limit_there_is_no_verdict() -> None:
-    assert watched(leak, 60, limit=0) == []
-
-
-def test_it_is_over_when_it_no_longer_grows() -> None:
-    creep = MemoryCreep()
-    fed(creep, leak, 0, 30)
-
-    changes = fed(creep, lambda minute: leak(30), 30, 30)
-    assert [each.opened for each in changes] == [False]
-
-
-def test_a_gap_in_what_is_known_is_not_bridged() -> None:
-    creep = MemoryCreep()
-
-    assert fed(creep, leak, 0, 8) == []
-    assert fed(creep, leak, 30, 8) == []
-
-
-def test_a_process_that_has_ended_does_not_creep() -> None:
-    creep = MemoryCreep()
-    fed(creep, leak, 0, 30)
-    creep.forget(labels_of(0))
-
-    assert [each.opened for each in creep.poll(0)] == [False]

@@ -49,14 +49,6 @@ class RankState(NamedTuple):
         return frozenset(self.own_collectives) if self.waits_known else None
 
 
-class Memory(NamedTuple):
-    """What a process holds of its host's memory, or of its device's, and its limit."""
-
-    used_bytes: int
-    """Of the host without shared pages: the kernel takes back mapped ones when memory is short."""
-    limit_bytes: int
-
-
 class NonfiniteValue(NamedTuple):
     """A name whose values were finite once, with the first value that was not."""
 
@@ -94,8 +86,6 @@ class Observation(NamedTuple):
     position: Position | None = None
     evidence: Evidence = Evidence()
     """What it has answered, and what the kernel says of it, where a detector has asked."""
-    memory: Memory | None = None
-    device_memory: Memory | None = None
     nonfinite: Sequence[NonfiniteValue] | None = None
     """The values that are not finite now; None: they were not looked at."""
     ended: EndedProcess | None = None

@@ -104,7 +104,6 @@ Kind = Literal[
     "stall",  # no rank moves any more
     "nonfinite",  # a logged value became NaN or infinite
     "straggler",  # one rank keeps the others waiting
-    "creep",  # memory that grows without end
     "imbalance",  # one rank has more to do than the others
     "recurring",  # one rank stalls again and again
     "bound",  # what most of the step goes to

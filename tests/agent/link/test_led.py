@@ -16,7 +16,6 @@ from otel_ddp.agent.link.known import Senseless
 from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.straggler.finding import Report
-from otel_ddp.vocabulary import catalog
 
 VERDICT = {
     "kind": "stall",
@@ -247,23 +246,6 @@ def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAg
     # No step comes twice, and the other rank goes on.
     ended, going = sorted(agents.leading.sources(), key=lambda each: each.is_at_work)
     assert (steps, len(ended.new.steps), going.is_at_work) == (50, 0, True)
-
-
-def test_growing_memory_of_a_device_behind_the_link_is_told_with_its_node(
-    agents: TwoAgents,
-) -> None:
-    writer = agents.led.ranks[1].writer
-    held = writer.counter(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED.name)
-    writer.set(writer.counter(catalog.TRAINING_DEVICE_MEMORY_LIMIT.name), 16 * 2.0**30)
-    for number in range(15 * 6):
-        writer.set(held, 2.0**30 + number * 2.0**23)
-        for each in (agents.lead, agents.led):
-            each.now_ns += 9_000_000_000
-        agents.train(25, late=-1)
-
-    (found,) = agents.lead.of_kind("creep")
-    assert found["evidence"]["memory_of"] == "device"
-    assert found["sentence"].startswith("the memory of the device of rank 3 (node-1) has grown")
 
 
 @pytest.mark.parametrize(

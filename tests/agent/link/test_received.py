@@ -21,12 +21,9 @@ from otel_ddp.agent.link.known import _MOST_MEMBERS
 from otel_ddp.agent.link.leading import _Node
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import content_of, evidence_of
-from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Frame, Group
 from otel_ddp.journal import layout
 from otel_ddp.vocabulary import catalog
-
-MIB = 2.0**20
 
 
 class Told:
@@ -87,8 +84,6 @@ def write(rank: ReadRank) -> None:
     rank.log({"loss": math.inf}, 41)
     rank.enter("backward")
     rank.writer.add(rank.writer.counter(catalog.TRAINING_STEPS.name), 39.0)
-    rank.writer.set(rank.writer.counter(catalog.TRAINING_DEVICE_MEMORY_ALLOCATED.name), MIB)
-    rank.writer.set(rank.writer.counter(catalog.TRAINING_DEVICE_MEMORY_LIMIT.name), 7 * MIB)
     rank.writer.words[layout.IN_MARK // 8] = 1
 
 
@@ -101,7 +96,6 @@ def test_all_that_a_judge_reads_is_the_same_on_the_other_node(told: Told) -> Non
     assert there.new.device_steps == here.process.new.device_steps
     assert there.state() == here.process.state()
     assert there.labels == here.process.labels
-    assert there.device_memory() == Memory(2**20, 7 * 2**20)
     assert there.position(told.ahead_ns) == here.process.position(told.ahead_ns)
     shown = [replace(each.describe(), seen_alive_ns=0) for each in (there, here.process)]
     assert shown[0] == shown[1]
@@ -197,7 +191,7 @@ def test_foreign_bytes_never_raise_and_cost_no_more_than_they_are(told: Told, da
 
     there = told.take(message, message, ahead_ns=ahead_ns)
 
-    there.state(), there.position(0), there.describe(), there.device_memory(), there.host.memory()
+    there.state(), there.position(0), there.describe()
     there.nonfinite(0), there.host.evidence(0), there.end()
     assert 0 <= there.began_ns < 2**62
     assert len(told.node.hosts) <= 3

@@ -87,7 +87,6 @@ TITLES: dict[Kind, tuple[Labels, float, str, str]] = {
     "stall": (RUN, 30, "error", "run r hangs"),
     "nonfinite": (RANK, 0, "error", "run r: rank 1 (n1) has a value that is not finite"),
     "straggler": (RANK, 30, "warn", "run r: rank 1 (n1) keeps the others waiting"),
-    "creep": (RANK, 30, "warn", "run r: rank 1 (n1) needs more and more memory"),
 }
 
 

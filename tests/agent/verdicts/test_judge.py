@@ -22,7 +22,6 @@ from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.agent.verdicts.reports import Judgement, Named
-from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, run_labels
@@ -715,23 +714,6 @@ def test_calls_do_not_tell_who_waits_for_another_replica_group(
     bench.poll()
 
     assert rank.process.state().calls_noted is noted
-
-
-def test_growing_memory_is_asked_for_every_two_seconds(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def memory(*_: Any) -> Memory:
-        asked.append(bench.now_ns)
-        return Memory((1 << 30) + len(asked) * (2 << 20), 64 << 30)
-
-    monkeypatch.setattr(ExitCauses, "memory", memory)
-    bench.join(0)
-    for _ in range(400):
-        bench.poll(later_s=2)
-
-    assert of("creep", bench.reported()) == [("opened", "WARN")]
 
 
 def test_a_loss_that_is_lost_with_the_last_value_of_a_process_is_told(bench: Bench) -> None:

@@ -52,7 +52,7 @@ History = Callable[[str], Readings]
 _ASKED_NS = 30_000_000_000
 # The lead asks less often; what it asks beyond that is not answered.
 _ASK_EVERY_NS, _MOST_AT_ONCE = 1_000_000_000, 256
-# Memory changes all the time.
+# The step of the last logged value changes all the time.
 _KNOWN_EVERY_NS = 2_000_000_000
 _TELL_AGAIN_NS = 10_000_000_000
 

@@ -12,7 +12,7 @@ from otel_ddp import files, plain
 from otel_ddp.agent.history.kept_run import Readings, Sample
 from otel_ddp.agent.reading.process import Host, Life, Process
 from otel_ddp.agent.verdicts.answers import content_of, evidence_of
-from otel_ddp.diagnosis.detector import Memory, NonfiniteValue
+from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Question
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import state_of
@@ -56,7 +56,6 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
         "node": dict(process.labels).get("node", ""),
         "step": process.logged_step,
         "started_ns": _rounded(process.started_ns - origin_ns),
-        "memory": process.host.memory(),
         # JSON has no such numbers.
         "nonfinite": [
             each._replace(value=str(each.value), time_ns=each.time_ns - origin_ns)  # type: ignore[arg-type]
@@ -172,10 +171,6 @@ class Elsewhere(Host):
 
     def nonfinite(self) -> Sequence[NonfiniteValue]:
         return self._nonfinite
-
-    def memory(self) -> Memory | None:
-        numbers = plain.list_of(int, self._told.get("memory"))
-        return Memory(*numbers) if len(numbers) == len(Memory._fields) else None
 
     def ask(self, question: Question, now_ns: int) -> None:
         if now_ns - self.heard_ns <= _HEARD_NS and question not in self.questions:

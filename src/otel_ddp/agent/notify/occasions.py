@@ -39,7 +39,6 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "stall": ("error", "hangs", _STOOD_S),
     "nonfinite": ("error", "has a value that is not finite", 0.0),
     "straggler": ("warn", "keeps the others waiting", _STOOD_S),
-    "creep": ("warn", "needs more and more memory", _STOOD_S),
 }
 # Of a step: what a late rank or node must cost.
 _COSTS = 0.05

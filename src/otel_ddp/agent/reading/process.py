@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from otel_ddp.agent.reading.pace import Pace
 from otel_ddp.agent.reading.phase_shares import PhaseShares
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.death.cause import EndedProcess
-from otel_ddp.diagnosis.detector import Memory, NonfiniteValue, RankState
+from otel_ddp.diagnosis.detector import NonfiniteValue, RankState
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import END, EVENT
@@ -29,7 +28,6 @@ from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent,
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import with_texts
 from otel_ddp.journal.values import Extremes, described
-from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
 log = logging.getLogger("otel_ddp.agent")
@@ -112,9 +110,6 @@ class Host:
 
     def watch(self) -> None:
         """Note what can only be read while it lives."""
-
-    def memory(self) -> Memory | None:
-        return None
 
     def ask(self, question: Question, now_ns: int) -> None:
         """Ask it a question, where it can receive one."""
@@ -490,13 +485,6 @@ class Process:
             return told
         return self._nonfinite.find(self.reader.names, now_ns, ended=not self.is_at_work)
 
-    def device_memory(self) -> Memory | None:
-        used, limit = (self._last_total(each) for each in _DEVICE_MEMORY)
-        return Memory(round(used), round(limit)) if math.isfinite(used + limit) else None
-
-    def _last_total(self, metric: catalog.Metric) -> float:
-        return next((each.values[0] for each in self.reader.totals(metric.name)[-1:]), math.nan)
-
     # -- its end
 
     @property
@@ -528,9 +516,6 @@ class Process:
             cause=self.host.cause(),
             world_size=self.world_size,
         )
-
-
-_DEVICE_MEMORY = catalog.TRAINING_DEVICE_MEMORY_ALLOCATED, catalog.TRAINING_DEVICE_MEMORY_LIMIT
 
 
 def _whole(value: Any) -> int | None:

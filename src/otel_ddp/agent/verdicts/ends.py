@@ -13,7 +13,6 @@ from otel_ddp.agent.reading.process import Host, Process
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
-from otel_ddp.diagnosis.detector import Memory
 from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import process_state
@@ -216,9 +215,6 @@ class Here(Host):
 
     def watch(self) -> None:
         self._causes.watch(*self._process)
-
-    def memory(self) -> Memory | None:
-        return self._causes.memory(*self._process)
 
     def ask(self, question: Question, now_ns: int) -> None:
         self._answers.ask(question, now_ns)

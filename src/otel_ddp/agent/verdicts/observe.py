@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from otel_ddp import errors, files
 from otel_ddp.agent.node.cgroups import Cgroups, Group
 from otel_ddp.agent.node.source import KernelFiles
-from otel_ddp.diagnosis.detector import Memory
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0
@@ -60,7 +59,6 @@ class _Watched:
         # Times, and how many out-of-memory kills its cgroup had counted by then.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
-        self.private_bytes = 0
         self.resident_at = 0.0
         self.limit_bytes: int | None = None
         self.limit_of = ""
@@ -106,13 +104,6 @@ class ExitCauses:
             watched.sampled_at = now
             self._sample(pid, watched, now)
 
-    def memory(self, pid: int, start_ticks: int) -> Memory | None:
-        """The memory when the process was last watched; None where that is not known."""
-        watched = self._watched.get((pid, start_ticks))
-        if watched is None or watched.resident_bytes is None or watched.limit_bytes is None:
-            return None
-        return Memory(watched.private_bytes, watched.limit_bytes)
-
     def handles(self) -> list[int]:
         """Descriptors that become readable when a process dies: the agent sleeps on them."""
         return [
@@ -146,10 +137,10 @@ class ExitCauses:
 
     def _sample(self, pid: int, watched: _Watched, now: float) -> None:
         self._log.poll(now)
-        held = self._memory.held(pid)
-        if held is None:
+        resident_bytes = self._memory.resident_bytes(pid)
+        if not resident_bytes:
             return  # it has ended or is about to: the last sample is the last there was
-        watched.resident_bytes, watched.private_bytes = held
+        watched.resident_bytes = resident_bytes
         watched.resident_at = now
         group = self._memory.group(pid)
         if group != watched.group:
@@ -260,14 +251,10 @@ class ProcessMemory:
         self._proc = root / "proc"
         self._cgroups = Cgroups(KernelFiles(), proc=self._proc, root=root)
 
-    def held(self, pid: int) -> tuple[int, int] | None:
-        """Bytes in memory, and those of them that no other process shares."""
+    def resident_bytes(self, pid: int) -> int:
+        """0: a dying process has given its memory back."""
         fields = (files.read_text(self._proc / str(pid) / "statm") or "").split()
-        # A dying process has given its memory back already.
-        if len(fields) < 3 or not int(fields[1]):
-            return None
-        resident, shared = int(fields[1]), int(fields[2])
-        return resident * _PAGE, max(resident - shared, 0) * _PAGE
+        return int(fields[1]) * _PAGE if len(fields) > 1 else 0
 
     def group(self, pid: int) -> Group | None:
         """The memory cgroup of the process, if it counts kills."""

@@ -17,7 +17,6 @@ from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.hardware import Cores, core_hint
-from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Evidence
@@ -164,7 +163,7 @@ class RunCase:
         self._ras = Ras(env)
         bounds = Bounds()
         self.stragglers = Stragglers(hint, bounds)
-        self._others: Sequence[Detector] = (bounds, MemoryCreep(), Nonfinite())
+        self._others: Sequence[Detector] = (bounds, Nonfinite())
         self._detectors: Sequence[Detector] = (
             self._deaths,
             self._silence,
@@ -238,7 +237,6 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if watch and source.is_at_work:
             source.host.watch()
-            seen = seen._replace(memory=source.host.memory(), device_memory=source.device_memory())
         if due and source.is_at_work:
             # This reads a file for each thread: only where there is a suspicion.
             asked = labels in self.stalls.suspects

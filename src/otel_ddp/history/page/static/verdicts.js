@@ -5,8 +5,8 @@ import { seconds, share } from "./shown.js";
 export const OVER = ["finished", "failed", "killed"];
 const LATE = ["straggler", "imbalance"];
 const TITLES = {
-  death: "died", silence: "not heard", stall: "hang", nonfinite: "NaN", straggler: "late", creep: "memory grows",
-  regression: "slower", imbalance: "unequal work", recurring: "stalls again", bound: "bound",
+  death: "died", silence: "not heard", stall: "hang", nonfinite: "NaN", straggler: "late",
+  imbalance: "unequal work", recurring: "stalls again", bound: "bound",
 };
 
 /** What is wrong at this moment. */
@@ -54,9 +54,7 @@ export function isLate({ kind, evidence }) {
 export function size({ kind, evidence, step, since_ns, until_ns }, now_ns) {
   const of = evidence || {};
   if (LATE.includes(kind) && of.step_s && of.step_without_s) return times(of.step_s / of.step_without_s);
-  if (kind === "regression" && of.slower) return times(1 + of.slower);
   if (kind === "recurring" && of.stall_s) return `+${seconds(of.stall_s)}`;
-  if (kind === "creep" && of.full_in_s) return `full in ${seconds(of.full_in_s)}`;
   if (kind === "stall" && (until_ns || now_ns)) return seconds(((until_ns || now_ns) - since_ns) / 1e9);
   return Number.isInteger(step) ? `step ${step.toLocaleString("en-US")}` : "";
 }
