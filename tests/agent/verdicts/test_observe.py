@@ -280,7 +280,7 @@ def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
 
 
 @pytest.mark.parametrize(
-    ("pages", "later_s"), [(0, 1.0), (7, 0.5)], ids=["it gave its memory back", "read just now"]
+    ("pages", "later_s"), [(0, 2.0), (7, 1.5)], ids=["it gave its memory back", "read just now"]
 )
 def test_a_reading_of_memory_stays(
     pages: int, later_s: float, machine: Machine, start: Start
@@ -305,7 +305,7 @@ def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_pr
     xid = "3,9,9,-;NVRM: Xid (PCI:0000:65:00): {}, {}\n"
     found = start(machine)
     machine.says(xid.format(13, f"pid={PID}, name=python"))
-    machine.now += 1
+    machine.now += 2
     found.watch(PID, TICKS)
 
     machine.now += 31

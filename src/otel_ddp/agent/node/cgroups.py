@@ -26,6 +26,11 @@ class Group(NamedTuple):
             path = os.path.dirname(path)
             yield path
 
+    @property
+    def limit_name(self) -> str:
+        """The file with its memory limit."""
+        return "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+
     def in_container(self) -> bool:
         """Whether the highest visible cgroup is a container's: only the machine's lacks this file.
 
@@ -68,6 +73,13 @@ class Cgroups:
             if path == top or path.startswith(f"{top}/"):
                 below = path[len(top) :].rstrip("/")
                 yield Group(f"{mount.point}{below}", mount.point, mount.version)
+
+    def memory_limits(self, group: Group) -> Iterator[tuple[int, str]]:
+        """Those of this cgroup and of those above it, in bytes, each with its folder."""
+        for path in group.upward():
+            limit = self._files.read(f"{path}/{group.limit_name}", _limit)
+            if limit and limit < _NO_LIMIT:
+                yield limit, path
 
     def _mounts_of(self, text: str) -> list[_Mount]:
         found = []
@@ -133,14 +145,12 @@ class Limits:
     def memory(self, node_bytes: int | None) -> Share | None:
         """None if the training may use all memory of the node."""
         for group in self._groups("memory"):
-            name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-            read = ((self._files.read(f"{path}/{name}", _limit), path) for path in group.upward())
             most = node_bytes or _NO_LIMIT
-            found = [(limit, path) for limit, path in read if limit and limit < most]
+            found = [each for each in self._cgroups.memory_limits(group) if each[0] < most]
             if found:
                 limit_bytes, path = min(reversed(found), key=itemgetter(0))
                 return Share(path, group.version, limit_bytes)
-            if group.in_container() and os.path.exists(f"{group.top}/{name}"):
+            if group.in_container() and os.path.exists(f"{group.top}/{group.limit_name}"):
                 return Share(group.top, group.version, None)
         return None
 

@@ -20,7 +20,6 @@ from otel_ddp.journal.parser import Document
 _POLL_EVERY_NS = 500_000_000
 # Of more processes than this it takes a tenth of a second.
 _MANY, _POLL_MANY_EVERY_NS = 2000, 1_000_000_000
-_WATCH_EVERY_NS = 2_000_000_000
 _MOST_SHOWN = 100
 
 
@@ -49,7 +48,7 @@ class Judge:
         self._cases: dict[Labels, RunCase] = {}
         self._cores = cores
         self._present: Sequence[Process] = []
-        self._poll_at = self._watch_at = 0
+        self._poll_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
         self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus)
@@ -69,18 +68,16 @@ class Judge:
         if present != self._present:
             self._present = present
             self._divide(present)
-        watch = now_ns >= self._watch_at
         due = now_ns >= self._poll_at or any(each.has_new_end() for each in self._cases.values())
-        self._watch_at = now_ns + _WATCH_EVERY_NS if watch else self._watch_at
         every_ns = _POLL_EVERY_NS if len(present) <= _MANY else _POLL_MANY_EVERY_NS
         self._poll_at = now_ns + every_ns if due else self._poll_at
         for case in self._cases.values():
             for source in case.sources:
                 if source.is_here:
-                    case.feed(source, now_ns, watch=watch, due=due)
+                    case.feed(source, now_ns, due=due)
                 elif source.has_news:
                     # It comes once a second, and all at once.
-                    case.feed(source, now_ns, watch=True, due=True)
+                    case.feed(source, now_ns, due=True)
             if due:
                 self._poll_case(case, now_ns, (judgements or {}).get(case.run))
 

@@ -14,17 +14,17 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.node.cgroups import Cgroups, Group
-from otel_ddp.agent.node.source import KernelFiles
+from otel_ddp.agent.node.source import KernelFiles, numbers
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0
-_SAMPLE_EVERY_S = 1.0
+_SAMPLE_EVERY_S = 2.0
 _MOST_XIDS = 3
 _LONGEST_TEXT = 300
 
@@ -39,8 +39,6 @@ _OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? pro
 _OOM_RESIDENT = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
 _XID = re.compile(r"NVRM: Xid \(.*?\): \d+")
 _XID_PROCESS = re.compile(r"\bpid=(\d+)")
-# A cgroup of version 1 without a limit says so with a number near 2^63.
-_NO_LIMIT = 1 << 60
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), whose first version has 64 bytes.
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
@@ -73,7 +71,8 @@ class ExitCauses:
         # By process id and start: in another PID namespace the id may be another process's.
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._log = KernelLog(root / "dev/kmsg")
-        self._memory = ProcessMemory(root)
+        self._files = KernelFiles()
+        self._cgroups = Cgroups(self._files, proc=root / "proc", root=root)
         self._in_first_namespace = False
         with contextlib.suppress(OSError):
             namespace = os.readlink(root / "proc/self/ns/pid")
@@ -137,22 +136,37 @@ class ExitCauses:
 
     def _sample(self, pid: int, watched: _Watched, now: float) -> None:
         self._log.poll(now)
-        resident_bytes = self._memory.resident_bytes(pid)
+        resident_bytes = self._files.read(f"{self._root}/proc/{pid}/statm", _resident, "statm")
         if not resident_bytes:
-            return  # it has ended or is about to: the last sample is the last there was
+            return  # a dying process has given its memory back: the last sample is what it held
         watched.resident_bytes = resident_bytes
         watched.resident_at = now
-        group = self._memory.group(pid)
+        groups = self._cgroups.groups(pid, "memory")
+        group = next((each for each in groups if self._count_kills(each) is not None), None)
         if group != watched.group:
             watched.group = group
             watched.kills.clear()
-        watched.limit_bytes, watched.limit_of = self._memory.limit(group)
-        count = None if group is None else self._memory.count_kills(group)
+        watched.limit_bytes, watched.limit_of = self._limit(group)
+        count = None if group is None else self._count_kills(group)
         if count is not None:
             watched.kills.append((now, count))
             # The first entry that stays is the last one before the time that is remembered.
             while len(watched.kills) > 1 and now - watched.kills[1][0] >= _REMEMBERED_S:
                 watched.kills.popleft()
+
+    def _count_kills(self, group: Group) -> int | None:
+        """How many out-of-memory kills the cgroup has counted."""
+        name = "memory.oom_control" if group.version == 1 else "memory.events"
+        return (self._files.read(f"{group.path}/{name}", numbers) or {}).get("oom_kill")
+
+    def _limit(self, group: Group | None) -> tuple[int | None, str]:
+        """The smallest limit above this process, and what sets it."""
+        node = self._files.read(f"{self._root}/proc/meminfo", numbers) or {}
+        found = [(node["MemTotal"] * 1024, "node")] if "MemTotal" in node else []
+        if group is not None:
+            limits = self._cgroups.memory_limits(group)
+            found += [(limit, "memory cgroup") for limit, _ in limits]
+        return min(found) if found else (None, "")
 
     # -- when it has ended
 
@@ -195,7 +209,7 @@ class ExitCauses:
             return {}  # the log names every process that the kernel kills, and not this one
         if not watched.kills or watched.group is None:
             return {}
-        count = self._memory.count_kills(watched.group)
+        count = self._count_kills(watched.group)
         last = watched.kills[-1][1] if count is None else count
         rise = last - watched.kills[0][1]
         if rise <= 0:
@@ -234,60 +248,15 @@ class ExitCauses:
         return None
 
 
+def _resident(statm: str) -> int:
+    return int(statm.split()[1]) * _PAGE
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-# -- its memory
-
-
-class ProcessMemory:
-    """Memory of any process under this root."""
-
-    def __init__(self, root: Path) -> None:
-        self._proc = root / "proc"
-        self._cgroups = Cgroups(KernelFiles(), proc=self._proc, root=root)
-
-    def resident_bytes(self, pid: int) -> int:
-        """0: a dying process has given its memory back."""
-        fields = (files.read_text(self._proc / str(pid) / "statm") or "").split()
-        return int(fields[1]) * _PAGE if len(fields) > 1 else 0
-
-    def group(self, pid: int) -> Group | None:
-        """The memory cgroup of the process, if it counts kills."""
-        for group in self._cgroups.groups(pid, "memory"):
-            if self.count_kills(group) is not None:
-                return group
-        return None
-
-    def count_kills(self, group: Group) -> int | None:
-        """How many out-of-memory kills the cgroup has counted."""
-        name = "memory.oom_control" if group.version == 1 else "memory.events"
-        return _numbers_by_word(files.read_text(Path(group.path, name))).get("oom_kill")
-
-    def limit(self, group: Group | None) -> tuple[int | None, str]:
-        """The smallest limit above this process, and what sets it."""
-        found: list[tuple[int, str]] = []
-        memory = (files.read_text(self._proc / "meminfo") or "").replace(":", "")
-        total = _numbers_by_word(memory).get("MemTotal")
-        if total is not None:
-            found.append((total * 1024, "node"))
-        if group is not None:
-            name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-            for path in group.upward():
-                limit = (files.read_text(Path(path, name)) or "").strip()
-                if limit.isdigit() and int(limit) < _NO_LIMIT:
-                    found.append((int(limit), "memory cgroup"))
-        return min(found) if found else (None, "")
-
-
-def _numbers_by_word(text: str | None) -> Mapping[str, int]:
-    """The lines that are a word and a number."""
-    rows = (line.split() for line in (text or "").splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 # -- the kernel's log

@@ -217,10 +217,10 @@ class RunCase:
         return any(not (each.is_at_work or process.end_is_known) for each, process in known)
 
     @errors.contained()
-    def feed(self, source: Process, now_ns: int, *, watch: bool, due: bool) -> None:
+    def feed(self, source: Process, now_ns: int, *, due: bool) -> None:
         """Feed what is new of a process to all detectors.
 
-        *watch*: also what changes slowly; *due*: also where it is, since they are polled next.
+        *due*: also where it is, since they are polled next.
         """
         process, labels = self._processes.known[source], source.labels
         if process.end_is_known:
@@ -235,9 +235,8 @@ class RunCase:
         self._has_news |= bool(seen.facts) or rank != process.rank
         process.rank = rank
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
-        if watch and source.is_at_work:
-            source.host.watch()
         if due and source.is_at_work:
+            source.host.watch()
             # This reads a file for each thread: only where there is a suspicion.
             asked = labels in self.stalls.suspects
             evidence = source.host.evidence(now_ns) if asked else Evidence()
