@@ -823,7 +823,6 @@ def verdict_times() -> list[Row]:
 def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Row]:
     from tools.diagnosis_cases import Case, labels_of, simulated
 
-    from otel_ddp.diagnosis.bounds import Bounds
     from otel_ddp.diagnosis.detector import Detector, Observation, RankState
     from otel_ddp.diagnosis.stall.detector import Stalls
     from otel_ddp.diagnosis.step_facts import facts_of
@@ -833,7 +832,7 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     recorded = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
     best_s = float("inf")
     for _ in range(5):
-        stragglers = Stragglers(bounds=Bounds())
+        stragglers = Stragglers()
         detectors: list[Detector] = [Stalls(), stragglers]
         states = [RankState(labels_of(rank), ranks) for rank in range(ranks)]
         before = time.process_time()

@@ -21,7 +21,6 @@ from tools.device_training.training import Piece, WordStream, trained
 from tools.diagnosis_cases import labels_of
 
 from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -158,8 +157,7 @@ def replayed(case: Case) -> Found:
         for rank in range(ranks)
     ]
     readers = [_Rank() for _ in range(ranks)]
-    bounds = Bounds()
-    stragglers = Stragglers(bounds=bounds)
+    stragglers = Stragglers()
     named: dict[int | str, Named] = {}
     verdicts, bound = 0, ""
     pieces: list[list[Piece]] = []
@@ -178,7 +176,7 @@ def replayed(case: Case) -> Found:
                 labels = dict(verdict.labels)
                 who = int(labels["rank"]) if "rank" in labels else labels["node"]
                 named.setdefault(who, Named(verdict.kind, verdict.phase, side_of(verdict), after))
-        for verdict, opened in bounds.poll(0):
+        for verdict, opened in stragglers.bounds.poll(0):
             bound = verdict.phase if opened else ""
     return Found(named, verdicts, bound, stragglers.report().insufficient)
 

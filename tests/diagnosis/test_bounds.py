@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from make import step_facts
-from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change
@@ -21,8 +20,8 @@ COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5
 
 class Run:
     def __init__(self, at_once: int = 1) -> None:
-        self.bounds = Bounds()
-        self.told = Told(Stragglers(bounds=self.bounds))
+        stragglers = Stragglers()
+        self.bounds, self.told = stragglers.bounds, Told(stragglers)
         self.number = 0
         self.now_ns = NOW
         # How many steps of one rank are read before the next.

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from make import labels_of, step_facts
-from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.steps import Call, Calls
@@ -41,8 +40,8 @@ class Program:
 
         *waits*: at once in each call; else behind the last one.
         """
-        self.bounds = Bounds()
-        self.detector = Stragglers(bounds=self.bounds)
+        self.detector = Stragglers()
+        self.bounds = self.detector.bounds
         given = {"world_size": len(calls), "waits_known": False, "calls_noted": True, **known}
         self.told = Told(self.detector, **given)
         self.calls = {rank: tuple(each) for rank, each in calls.items()}

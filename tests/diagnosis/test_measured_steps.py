@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from make import is_measured, step_facts
-from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import EndedProcess, how_it_ended
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
@@ -104,15 +103,15 @@ def test_stalls_that_recur_are_looked_for_where_every_step_is_measured_alone() -
 
 
 def test_what_bounds_a_run_is_told_from_its_measured_steps() -> None:
-    bounds = Bounds()
-    told, changes = Told(Stragglers(bounds=bounds)), list[Change]()
+    stragglers, changes = Stragglers(), list[Change]()
+    told = Told(stragglers)
     for number in range(1, 2400):
         for rank in range(2):
             facts = step_facts(number, number * 100 * MS, {"data": 40, "forward": 60})
             if not is_measured(number, 4):
                 facts = step_facts(number, number * 100 * MS, {}, 100, wait_ns=0, measured=False)
             told.feed(rank, [facts])
-        changes += bounds.poll(0)
+        changes += stragglers.bounds.poll(0)
 
     assert opened(changes) == [("bound", "", "data")]
     assert changes[0].verdict.evidence["shares"]["data"] == pytest.approx(0.4)

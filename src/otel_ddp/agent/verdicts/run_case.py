@@ -12,11 +12,10 @@ from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.ras import Ras, remark
 from otel_ddp.agent.verdicts.reports import Incident, Judgement, Led, RunReports
-from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.hardware import Cores, core_hint
+from otel_ddp.diagnosis.hardware import Cores
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Evidence
@@ -146,12 +145,6 @@ class RunCase:
 
         *cores*: for how long the ranks have waited for a core lately.
         """
-
-        def hint(
-            ranks: Sequence[RankState], phase: str, evidence: Mapping[str, Any]
-        ) -> tuple[str, Mapping[str, Any]]:
-            return core_hint(ranks, phase, evidence, cores())
-
         self.run = run
         self._origin_ns = origin_ns
         self._world = _Worlds()
@@ -161,9 +154,8 @@ class RunCase:
         self._silence = Silence()
         self.stalls = Stalls(floor_s)
         self._ras = Ras(env)
-        bounds = Bounds()
-        self.stragglers = Stragglers(hint, bounds)
-        self._others: Sequence[Detector] = (bounds, Nonfinite())
+        self.stragglers = Stragglers(cores)
+        self._others: Sequence[Detector] = (self.stragglers.bounds, Nonfinite())
         self._detectors: Sequence[Detector] = (
             self._deaths,
             self._silence,

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from otel_ddp.diagnosis.detector import RankState
+from otel_ddp.diagnosis.hardware import Cores, core_hint
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
@@ -22,13 +22,6 @@ from otel_ddp.diagnosis.straggler.window import (
 )
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import Kind
-
-Hint = Callable[[Sequence[RankState], str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
-"""Asked for a late rank, or for all ranks of a late node, with the phase and the evidence.
-
-It has better advice, or none, and more evidence.
-"""
-
 
 Where = Callable[[Sequence[int]], str]
 """Asked in which calls the others wait for the ranks at these places; empty: that is not known."""
@@ -117,8 +110,8 @@ class _Look:
 class Cases:
     """The late ranks and nodes of one run."""
 
-    def __init__(self, hint: Hint | None, where: Where) -> None:
-        self._hint, self._where = hint, where
+    def __init__(self, cores: Callable[[], Cores], where: Where) -> None:
+        self._cores, self._where = cores, where
         self.window = Window()
         self.ranks = ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
@@ -366,7 +359,7 @@ class Cases:
         )
         evidence = finding.evidence()
         states = [self._states[labels] for labels in ranks]
-        advice, more = self._hint(states, phase, evidence) if self._hint else ("", {})
+        advice, more = core_hint(states, phase, evidence, self._cores())
         sentence = finding.sentence(advice if kind == "straggler" else "")
         evidence = {**evidence, **more}
         step = self.window.last(1)[0].number

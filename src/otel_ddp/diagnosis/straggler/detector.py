@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
+from otel_ddp.diagnosis.hardware import Cores
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_numbers, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits, rule
-from otel_ddp.diagnosis.straggler.cases import Cases, Hint
+from otel_ddp.diagnosis.straggler.cases import Cases
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
@@ -39,13 +40,14 @@ class _Present(NamedTuple):
 class Stragglers(Detector):
     """The ranks of one run."""
 
-    def __init__(self, hint: Hint | None = None, bounds: Bounds | None = None) -> None:
-        """*bounds*: is fed with the steps that are put side by side."""
+    def __init__(self, cores: Callable[[], Cores] = dict) -> None:
+        """*cores*: for how long the ranks have waited for a core lately."""
         self._recurring = RecurringStalls()
         self._recurs = False
         self._waits = Waits()
-        self._cases = Cases(hint, self._waits.where)
-        self._bounds = bounds
+        self._cases = Cases(cores, self._waits.where)
+        self.bounds = Bounds()
+        """Fed with the steps that are put side by side; polled by itself."""
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
@@ -164,9 +166,7 @@ class Stragglers(Detector):
         self._cases.start_again(ranks, self._not_compared, self._stages)
         self._pace.start_again(ranks)
         self._recurring.start_again(ranks, self._not_compared)
-        if self._bounds is not None:
-            states = [self._ranks[labels] for labels in ranks]
-            self._bounds.start_again(states, self._stages)
+        self.bounds.start_again([self._ranks[labels] for labels in ranks], self._stages)
 
     # -- steps
 
@@ -189,8 +189,8 @@ class Stragglers(Detector):
         elif self._waits_unknown or self._by_calls:
             # What ranks wait for each other looks like work.
             comparable = False
-        if measured and self._bounds is not None:
-            self._bounds.feed_row(facts, taken and taken.bubble_ns, first=row.first)
+        if measured:
+            self.bounds.feed_row(facts, taken and taken.bubble_ns, first=row.first)
         if row.first:
             if measured:
                 self._pace.follow(facts)
