@@ -33,8 +33,8 @@ class Launch:
         for node in self.nodes.values():
             life.enter_context(node)
             node.export_to(collector.http)
-        self.training = Training(folder / "train", self.nodes, group="g", run="r")
-        self.training.train(step_s=0.1)
+        self.training = Training(folder / "train", self.nodes)
+        self.training.train()
         until(lambda: self.prometheus.query("training_scalar"), "the first values in Prometheus")
 
         self.prometheus.kill()

@@ -26,9 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 from training import Stop
 
-folder, step_s, late_rank, late_s = sys.argv[1], *map(float, sys.argv[2:])
+folder = sys.argv[1]
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-step_s += late_s * (rank == late_rank)
 torch.set_num_threads(1)
 dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
 
@@ -38,7 +37,7 @@ def steps():
     while not last:
         step += 1
         last = stop.after(step)
-        time.sleep(step_s)
+        time.sleep(0.1)
         yield step, torch.ones(4, 4)
 
 
@@ -81,14 +80,13 @@ class Point(NamedTuple):
 class Training:
     """One run; `labels` are those of its ranks, by rank."""
 
-    def __init__(self, folder: Path, nodes: Mapping[str, Node], *, group: str, run: str) -> None:
+    def __init__(self, folder: Path, nodes: Mapping[str, Node]) -> None:
         folder.mkdir()
-        self.run = run
         self._folder, self._nodes = folder, nodes
         self.labels = {
             rank: {
-                "group": group,
-                "run": run,
+                "group": "g",
+                "run": "r",
                 "job_type": "train",
                 "node": node,
                 "rank": str(rank),
@@ -98,12 +96,10 @@ class Training:
         }
         self._processes: list[Popen[str]] = []
 
-    def train(self, *, step_s: float = 0.02, late_rank: int = -1, late_s: float = 0.0) -> None:
-        """Real ranks, until `end`; one of them is late in each step."""
+    def train(self) -> None:
+        """Real ranks, until `end`."""
         script = self._folder / "train.py"
         script.write_text(_TRAIN)
-        told = map(str, (self._folder, step_s, late_rank, late_s))
-        arguments = [str(script), *told]
         for rank, labels in self.labels.items():
             env = {
                 "RANK": str(rank),
@@ -115,7 +111,9 @@ class Training:
                 "OTEL_DDP_RUN": labels["run"],
                 "PYTHONPATH": str(Path(__file__).parents[1]),
             }
-            self._processes.append(self._nodes[labels["node"]].warm(*arguments, env=env))
+            self._processes.append(
+                self._nodes[labels["node"]].warm(str(script), str(self._folder), env=env)
+            )
 
     def known(self, rank: int) -> list[Known]:
         """All that a rank has logged by now."""
@@ -147,7 +145,7 @@ class Training:
     def goes_on(self, steps: int) -> None:
         """Wait until all ranks have made so many steps more."""
         wanted = self.steps() + steps
-        until(lambda: self.steps() >= wanted, f"step {wanted} of {self.run}")
+        until(lambda: self.steps() >= wanted, f"step {wanted}")
 
     def goes_on_for(self, seconds: float) -> None:
         """Wait until what all ranks log reaches so far beyond what they have logged by now."""
@@ -157,10 +155,11 @@ class Training:
     def _logged_until_ns(self) -> int:
         return min(self._last(rank).after_ns for rank in self.labels)
 
-    def end(self) -> list[str]:
-        """Let it come to its end, and see that it was a good one; what the ranks printed."""
+    def end(self) -> None:
+        """Let it come to its end, and see that it was a good one."""
         (self._folder / "run.enough").touch()
-        return [finished(process) for process in self._processes]
+        for process in self._processes:
+            finished(process)
 
     def series(self) -> Iterator[tuple[dict[str, str], list[Known]]]:
         """The labels of each series, with all that was logged."""
