@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpu import device
-from node import Node, finished, until
+from node import Node, until
 from otlp_receiver import Point
 from watched import Watched, assert_nobody_named, opened
 
@@ -339,26 +339,6 @@ def hang(chosen: dict[str, int], record_property: Record, **env: str) -> dict[st
         os.killpg(process.pid, signal.SIGKILL)
     record_property("seen", verdict["sentence"])
     return dict(verdict)
-
-
-# The short ones are the dearest: here a step is what the host takes to launch it. It asks for its
-# loss in the last step, so that this is the end of them.
-SHORT = {"forward_s": 1e-4, "backward_s": 1e-4, "optimizer_s": 0.0}
-SHORT |= {"steps": 2000, "asks_every": 500}
-
-
-@pytest.mark.parametrize("timing", ["0", "1"])
-def test_what_timing_of_collectives_costs(timing: str, record_property: Record) -> None:
-    if MACHINE.name != "cuda":
-        pytest.skip("its collectives are not timed by a variable")
-    with Node(**{**MACHINE.env, "TORCH_NCCL_ENABLE_TIMING": timing}) as node:
-        finished(
-            node.torchrun(
-                2, str(PROGRAM), str(node.root), json.dumps([{"name": "timing", "all": SHORT}])
-            )
-        )
-        said = json.loads((node.root / "timing.0.device").read_text())
-        record_property("ms a step", round(said["step_s"] * 1000, 4))
 
 
 # With a name like NCCL's, without its recorder of collectives.

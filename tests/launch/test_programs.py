@@ -126,12 +126,6 @@ def test_the_loss_is_read_where_the_run_comes_before_the_optimizer(tmp_path: Pat
     assert steps(only, "loss") == list(range(2, 9))
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("program", ["funnel", "share", "sweep"])
-def test_a_program_that_imports_no_torch_has_no_run(program: str) -> None:
-    assert journals(str(EXAMPLES / f"from_wandb_guide/{program}_before.py")) == []
-
-
 POOL = """
 import multiprocessing, sys
 import torch
