@@ -90,25 +90,6 @@ def pipeline():
     return model, lambda: schedule.step(target=batch) if place else schedule.step(batch)
 
 
-def one_gives_work_to_the_others():
-    model, work = Block(), torch.ones(WIDTH)
-
-    def forward_and_backward():
-        if rank == 0:
-            for other in range(1, RANKS):
-                dist.send(work, other)
-        else:
-            dist.recv(work, 0)
-        model(work).sum().backward()
-        if rank == 0:
-            for other in range(1, RANKS):
-                dist.recv(work, other)
-        else:
-            dist.send(work, 0)
-
-    return model, forward_and_backward
-
-
 model, forward_and_backward = globals()[how]()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 run = otel_ddp.instrument(model, group="g", run=how, optimizer=optimizer)
@@ -122,7 +103,6 @@ while True:
 HOW = {
     "tensor_parallel": ("forward", "3"),
     "pipeline": ("backward", "2"),
-    "one_gives_work_to_the_others": ("forward", "0"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,10 +13,8 @@ from typing import Any
 import pytest
 from tools.stack.server import free_port
 
-from documents import check
 from node import Node, until
 from otel_ddp.cli import main
-from otel_ddp.history.directory import find_run
 
 # A late rank is named, and none but it.
 pytestmark = pytest.mark.timed
@@ -156,38 +153,6 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         assert each["evidence"]["culprits"] == ["3"]
         assert "rank 3 (node-1) is in data" in each["sentence"]
         assert "train.py:" in each["sentence"]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_what_programs_are_told_on_each_node_is_what_the_schemas_describe(
-    run: TwoNodes, capsys: pytest.CaptureFixture[str], number: int
-) -> None:
-    node = run.nodes[number]
-    os.environ["OTEL_DDP_HISTORY_DIR"] = node.env["OTEL_DDP_HISTORY_DIR"]
-    here = ("--dir", str(node.place.directory))
-
-    def is_written() -> bool:
-        with find_run("", Path(node.env["OTEL_DDP_HISTORY_DIR"])) as known:
-            kinds = {each["kind"] for each in known.verdicts()}
-            return len(known.nodes) == 2 - number and {"straggler", "stall"} <= kinds
-
-    # An agent writes each 1 to 5 seconds.
-    until(is_written, "the histories, on node-0 those of both nodes, and what they say")
-    found = {}
-    for document, *words in (
-        ("status", *here),
-        ("stacks", "--rank", "3", *here),
-        ("runs",),
-        ("report",),
-        ("compare", "two-agents", "two-agents"),
-    ):
-        assert main([document, *words, "--json"]) == 0
-        found[document] = json.loads(capsys.readouterr().out)
-        check(document, found[document])
-
-    assert found["stacks"]["processes"][0]["node"] == ("node-1" if number == 0 else "")
-    assert len(found["runs"]["runs"][0]["nodes"]) == 2 - number
-    assert {"straggler", "stall"} <= {each["kind"] for each in found["report"]["verdicts"]}
 
 
 def test_an_agent_that_is_ended_with_its_job_tells_the_lead_how_its_ranks_ended(
