@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from tools.stack import versions
 from tools.stack.build import Binaries
-from tools.stack.server import NotUp, free_port
+from tools.stack.server import NotUp
 
 from deploy.files import SERVICES, with_environment
 from node import Node, new_certificate, until
@@ -317,40 +317,16 @@ def test_prometheus_looks_for_the_collectors_own_numbers_where_they_are() -> Non
 def watching(binaries: Binaries, folder: Path, collector: Collector) -> Iterator[Prometheus]:
     """Prometheus as it is deployed, with the rules on collectors alone, and in a hurry."""
     folder.mkdir()
-    for kind in ("rules", "alerts"):
-        rules = (DEPLOY / "prometheus" / kind / "collector.yml").read_text()
-        (folder / f"{kind}.yml").write_text(rules.replace("interval: 30s", "interval: 1s"))
+    rules = (DEPLOY / "prometheus" / "rules" / "collector.yml").read_text()
+    (folder / "rules.yml").write_text(rules.replace("interval: 30s", "interval: 1s"))
     targets = [{"targets": [collector.telemetry.split("/")[2]]}]
     (folder / "collectors").mkdir()
     (folder / "collectors" / "here.yml").write_text(yaml.safe_dump(targets))
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     config["global"]["scrape_interval"] = "1s"
-    config["rule_files"] = ["rules.yml", "alerts.yml"]
+    config["rule_files"] = ["rules.yml"]
     with Prometheus(binaries, folder, config=yaml.safe_dump(config)) as prometheus:
         yield prometheus
-
-
-def test_a_backend_that_is_away_shows_in_the_queue_and_fails_nothing(
-    binaries: Binaries, tmp_path: Path
-) -> None:
-    env = {"METRICS_URL": f"http://127.0.0.1:{free_port()}/"}
-    with (
-        Collector(binaries, tmp_path / "collector", ALL_IN_ONE, **env) as collector,
-        watching(binaries, tmp_path / "prometheus", collector) as prometheus,
-    ):
-        assert posted(collector.http, one_point()) == 200
-
-        def alert() -> dict[str, Any] | None:
-            return next(iter(prometheus.api("alerts")["alerts"]), None)
-
-        labels = until(alert, "the alert to be on its way")["labels"]
-
-        (waiting,) = prometheus.query("collector:otelcol_exporter_queue:used_ratio")
-        failed = prometheus.query("collector:otelcol_exporter_send_failed:sum > 0")
-    assert labels["alertname"] == "TelemetryCollectorBacklog"
-    assert (labels["exporter"], labels["data_type"]) == ("otlp_http/metrics", "metrics")
-    assert waiting.value > 0
-    assert failed == []
 
 
 def test_what_backends_refuse_is_counted_under_the_names_that_the_rules_ask_for(
