@@ -17,7 +17,6 @@ import pytest
 
 import warm
 from node import Node, finished, until
-from otel_ddp.history.directory import find_run
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import survey
@@ -270,42 +269,6 @@ for line in sys.stdin:
         assert node.value("training_nonfinite_total", name="bad") == 1.0
         assert node.value("otel_ddp_records_lost_total", why="overwritten") == 0.0
         assert receiver.wait_for(lambda r: losses(r, "r") == [float(n) for n in range(100 * told)])
-
-
-def test_killed_agents_leave_each_value_once_in_the_history() -> None:
-    code = """
-import sys, otel_ddp
-run = otel_ddp.init(run="r")
-for step, _ in enumerate(sys.stdin):
-    run.log({"loss": float(step)}, step=step)
-    print("logged", flush=True)
-"""
-    with Node() as node:
-        process = node.python(code)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        logged = 0
-
-        def log() -> bool:
-            nonlocal logged
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "logged\n"
-            logged += 1
-            return node.place.agent_is_alive()
-
-        for _ in range(3):
-            until(log, "an agent")
-            until(lambda: is_drained(node.place.journals()[0]), "the value to be committed")
-            node.kill_agent()
-        until(log, "the last agent")
-        finished(process)
-
-        def kept() -> list[float]:
-            with find_run("r", node.root / "history") as run:
-                return [each.total for each in run.values["loss", "train"]]
-
-        until(lambda: kept() == [float(each) for each in range(logged)], "each value")
 
 
 def is_drained(journal: Path) -> bool:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,32 +48,6 @@ run.finish()
 
 def _losses(receiver: Receiver) -> set[float]:
     return {p.value for p in receiver.points() if p.metric == "training.scalar"}
-
-
-@contextmanager
-def _held_port() -> Iterator[int]:
-    """A port on which nobody listens, and that nobody else is given meanwhile."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
-def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -> None:
-    with (
-        _held_port() as port,
-        Node(OTEL_DDP_SPOOL_DIR="/proc/nope") as node,
-        Receiver() as receiver,
-    ):
-        node.export_to(f"http://127.0.0.1:{port}")
-
-        node.run(TRAIN)
-
-        until(lambda: node.value("training_state") == 2.0, "the end to be seen")
-        assert node.value("training_scalar", name="loss") == 499.0
-        # The collector comes back, and the values were kept in memory.
-        receiver.start_http(port)
-        assert receiver.wait_for(lambda r: len(_losses(r)) == 500)
 
 
 def _first_step(node: Node) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,27 +30,6 @@ with run.phase("backward"):
     print("there", flush=True)
     sys.stdin.read()
 """
-# What two ranks do that torchrun starts; rank 1 ends in the middle of it.
-TRAINS = """
-import os, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import otel_ddp
-
-dist.init_process_group("gloo")
-run = otel_ddp.init(run="r")
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-for step in range(100):
-    if step == 20:
-        # The agent is to know both while they live.
-        with open(os.environ["GO"], "rb", buffering=0) as go:
-            go.read(1)
-        if dist.get_rank() == 1:
-            raise RuntimeError("bad batch in shard 7")
-    model(torch.ones(2, 4)).sum().backward()
-    run.log({"loss": 0.5}, step=step)
-"""
 
 
 class Ward(Node):
@@ -70,17 +47,8 @@ class Ward(Node):
         assert len(found) < 2, found
         return json.loads(found[0].read_text()) if found else None
 
-    def report_on(self, count: int) -> dict[str, Any]:
-        """The post-mortem, once it tells of so many ended processes."""
-
-        def whole() -> dict[str, Any] | None:
-            said = self.report()
-            return said if said and len(said["verdict"]["evidence"]["ended"]) == count else None
-
-        return dict(until(whole, f"a post-mortem of {count}"))
-
-    def status(self, *options: str) -> str:
-        return finished(self.start(sys.executable, "-m", "otel_ddp", "status", *options))
+    def status(self) -> str:
+        return finished(self.start(sys.executable, "-m", "otel_ddp", "status"))
 
 
 class Killed(NamedTuple):
@@ -123,8 +91,10 @@ def killed() -> Killed:
 
         def shown() -> tuple[dict[str, Any], str] | None:
             # The sentence says more once the kernel has.
-            verdict, status = node.report_on(1)["verdict"], node.status()
-            return (verdict, status) if verdict["sentence"] in status else None
+            report, status = node.report(), node.status()
+            if report is None or report["verdict"]["sentence"] not in status:
+                return None
+            return report["verdict"], status
 
         verdict, status = until(shown, "the verdict in the status")
         text = node.written()[0].with_suffix(".txt").read_text()
@@ -202,30 +172,3 @@ def test_an_agent_that_need_not_linger_stays_until_people_are_told() -> None:
     (died,), (ended,) = webhook.of_kind("death"), webhook.of_kind("ended")
     assert "no data" in died["text"]
     assert ended["title"].startswith("run r failed after ")
-
-
-def test_what_ended_a_rank_under_torchrun_is_told_with_its_rank_and_written_down() -> None:
-    with Ward() as node:
-        script, go = node.root / "train.py", node.root / "go"
-        script.write_text(TRAINS)
-        os.mkfifo(go)
-        node.env.update(CUDA_VISIBLE_DEVICES="", GO=str(go))
-        launcher = node.torchrun(2, str(script))
-        until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks")
-        # A letter for each of them, kept until both have come for it.
-        with go.open("r+b", buffering=0) as written:
-            written.write(b"go")
-            assert launcher.wait(timeout=300) == 1
-
-        words = ": RuntimeError: bad batch in shard 7. "
-        until(lambda: words in str(node.report()), "the cause")
-        verdict = node.report_on(2)["verdict"]
-        assert verdict["who"]["rank"] == "1"
-        assert verdict["step"] == 19
-        text = node.written()[0].with_suffix(".txt").read_text()
-        assert text.splitlines()[0] == verdict["sentence"]
-
-        def told() -> list[str]:
-            return re.findall(r"^  ! \d\d:\d\d:\d\d: (.*)", node.status(), re.MULTILINE)
-
-        until(lambda: told() == [verdict["sentence"]], "the verdict in the status")
