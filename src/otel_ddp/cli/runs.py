@@ -14,7 +14,7 @@ from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import ENDED_STATES
 
-SCHEMA = 1
+SCHEMA = 2
 """The number of its JSON; docs/json.md describes each key."""
 _OF_RUN = ("group", "run", "job_type", "project", "name", "tags", "state", "silent")
 _HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
