@@ -6,7 +6,6 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.artifacts import artifacts
 from tools.dashboards.board import Row, board
-from tools.dashboards.data_sets import data_sets
 from tools.dashboards.links import of_row, of_series
 from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
@@ -72,7 +71,7 @@ def build() -> str:
             Row("Logs and events (needs Loki)", _logs(), collapsed=True),
             Row("Memory", _memory(), collapsed=True),
             Row("Checkpoints, restarts and errors", _events(), collapsed=True),
-            Row("Data, inputs and outputs", [*data_sets(), *artifacts()], collapsed=True),
+            Row("Inputs and outputs", artifacts(), collapsed=True),
             Row("Single ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
             Row("Sampled steps (needs Tempo)", _steps(), collapsed=True),
         ],

@@ -267,19 +267,6 @@ TRAINING_MICRO_BATCHES = _speed.counter("training.micro_batches", "{micro_batch}
 TRAINING_STEPS_SKIPPED = _speed.counter("training.steps.skipped", "{step}", "reason")(
     "How many optimizer steps left the weights as they were, for instance after an overflow."
 )
-TRAINING_SET_SIZE = _speed.gauge("training.set.size", "{sample}", "split")(
-    "How many samples a data set has, by torch's loader; `split` is `train`, or `eval` where a "
-    "loader was used without a step."
-)
-TRAINING_SET_BATCHES = _speed.gauge("training.set.batches", "{batch}", "split")(
-    "How many batches the rank takes of it in an epoch."
-)
-TRAINING_SET_RANK_SAMPLES = _speed.gauge("training.set.rank_samples", "{sample}", "split")(
-    "How many samples the rank takes of it in an epoch."
-)
-TRAINING_EPOCH_SAMPLES = _speed.gauge("training.epoch.samples", "{sample}")(
-    "How many samples the rank has trained on in the last epoch whose loader came to its end."
-)
 TRAINING_STEP_DURATION = _speed.histogram("training.step.duration", "s", bounds=_STEP_BOUNDS)(
     "How long a step took, from the end of the one before it to its own end."
 )
