@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,91 +108,67 @@ def test_of_very_many_that_are_missing_some_are_named() -> None:
 # -- asking
 
 
-class StandIn:
-    """One client after the other; what it has been asked."""
-
-    def __init__(self, *answers: bytes) -> None:
-        self.asked: list[bytes] = []
-        self._answers = answers
-        self._goes_on = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.env = {"NCCL_RAS_ADDR": f"127.0.0.1:{self._listening.getsockname()[1]}"}
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        for answer in self._answers:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            with client, client.makefile("rb") as lines:
-                self.asked.append(lines.readline() + lines.readline())
-                half = len(answer) // 2
-                client.sendall(answer[:half])
-                self._goes_on.wait()
-                client.sendall(answer[half:])
-
-    def go_on(self) -> None:
-        self._goes_on.set()
-
-    def close(self) -> None:
-        self.go_on()
-        # Whoever waits in `accept` is woken.
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listening.close()
-
-
 @pytest.fixture
-def stand_in() -> Iterator[StandIn]:
-    answer = json.dumps(document([member(0)], [lost(1)]), indent=2).encode()
-    text = b"ERROR: Unknown command set format json\nJob summary\n===========\n"
-    found = StandIn(b"OK\n" + answer, text)
-    yield found
-    found.close()
+def listening() -> Iterator[socket.socket]:
+    """Where NCCL would listen."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        found.settimeout(10.0)
+        yield found
 
 
-def test_an_answer_that_comes_in_parts_is_waited_for_and_told_once(stand_in: StandIn) -> None:
-    ras = Ras(stand_in.env)
+def ras_at(listening: socket.socket) -> Ras:
+    return Ras({"NCCL_RAS_ADDR": f"127.0.0.1:{listening.getsockname()[1]}"})
+
+
+def asked(listening: socket.socket) -> socket.socket:
+    """The connection of the question that has been sent."""
+    client, _ = listening.accept()
+    assert client.recv(100) == b"set format json\nverbose status\n"
+    return client
+
+
+def test_an_answer_that_comes_in_parts_is_waited_for_and_told_once(
+    listening: socket.socket,
+) -> None:
+    answer = b"OK\n" + json.dumps(document([member(0)], [lost(1)]), indent=2).encode()
+    ras = ras_at(listening)
 
     assert ras.poll(0) == {}
-    until(lambda: stand_in.asked, "the question")
-    assert ras.poll(S) == {}
-    stand_in.go_on()
+    with asked(listening) as client:
+        client.sendall(answer[:100])
+        assert ras.poll(S) == {}
+        client.sendall(answer[100:])
     found = until(lambda: ras.poll(2 * S), "the answer")
     assert found["communicators"][0]["missing_ranks"] == [lost(1)]
     assert ras.poll(3 * S) == {}
-    assert stand_in.asked == [b"set format json\nverbose status\n"]
 
     # The next stall is another question: an older NCCL answers in words alone.
     ras.forget()
     ras.poll(4 * S)
+    with asked(listening) as client:
+        client.sendall(b"ERROR: Unknown command set format json\nJob summary\n===========\n")
     until(lambda: not ras.poll(5 * S) and ras._socket is None, "the end of the answer")
-    assert len(stand_in.asked) == 2
 
 
-def test_nobody_who_listens_is_no_failure_and_not_asked_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    ras = Ras({"NCCL_RAS_ADDR": f"127.0.0.1:{port}"})
+def test_nobody_who_listens_is_no_failure_and_not_asked_again(listening: socket.socket) -> None:
+    ras, address = ras_at(listening), listening.getsockname()
+    listening.close()
 
     assert ras.poll(0) == {}
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        listening.setblocking(False)
+    with socket.create_server(address) as later:
+        later.setblocking(False)
         assert ras.poll(S) == {}
         with pytest.raises(BlockingIOError):
-            listening.accept()
+            later.accept()
 
 
-def test_an_answer_without_an_end_is_not_waited_for(stand_in: StandIn) -> None:
-    ras = Ras(stand_in.env)
+def test_an_answer_without_an_end_is_not_waited_for(listening: socket.socket) -> None:
+    ras = ras_at(listening)
     ras.poll(0)
-    until(lambda: stand_in.asked, "the question")
+    with asked(listening):
+        ras.poll(31 * S)
 
-    ras.poll(31 * S)
-
-    assert ras._socket is None
+        assert ras._socket is None
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:x", "[::1]:1"])
