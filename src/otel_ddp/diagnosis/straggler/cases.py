@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 
 from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.hardware import Cores, core_hint
@@ -81,17 +82,10 @@ class _Look:
     """One look at the last steps: what several verdicts need of them."""
 
     def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
-        self._table = table
-        self._tables: dict[tuple[ExcessHistory, int], PhaseTable] = {}
+        self.table = cache(table)
         self.late: list[Late] = []
         self._excesses_s: dict[int, dict[Labels, float]] = {}
         self._without_s: dict[int, float] = {}
-
-    def table(self, history: ExcessHistory, length: int) -> PhaseTable:
-        key = history, length
-        if key not in self._tables:
-            self._tables[key] = self._table(history, length)
-        return self._tables[key]
 
     def excesses_s(self, length: int) -> Mapping[Labels, float]:
         """Those of all late ones."""
