@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -153,21 +152,3 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         assert each["evidence"]["culprits"] == ["3"]
         assert "rank 3 (node-1) is in data" in each["sentence"]
         assert "train.py:" in each["sentence"]
-
-
-def test_an_agent_that_is_ended_with_its_job_tells_the_lead_how_its_ranks_ended(
-    run: TwoNodes,
-) -> None:
-    lead, other = run.nodes
-    agent = int(other.agent()["pid"])
-    pids = [each["pid"] for each in other.processes() if each["state"] == "running"]
-    assert len(pids) == 2
-
-    for pid in (agent, *pids):
-        os.kill(pid, signal.SIGTERM)
-    until(lambda: other.place.agent_pid() != agent, "the end of the agent")
-
-    def ends() -> dict[int, str]:
-        return {each["rank"]: each["state"] for each in lead.processes() if each["rank"] > 1}
-
-    until(lambda: ends() == {2: "killed", 3: "killed"}, "the ends of its ranks on node-0")

@@ -12,7 +12,6 @@ import tempfile
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import pytest
@@ -129,13 +128,8 @@ class Rig:
             self._life = life.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._life.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._life.close()
 
     def _lay_cables(self) -> None:
         for node in self.nodes:
