@@ -21,7 +21,6 @@ from deploy.files import (
     pods,
     with_environment,
 )
-from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, binaries, validated
 
 
@@ -107,14 +106,3 @@ def test_paths_and_variables_that_a_deployment_names_are_there(path: Path) -> No
 
     assert not {each for each in paths if not (ROOT / each).exists()}
     assert set(re.findall(r"\bOTEL_[A-Z_]*[A-Z]\b", text)) <= known
-
-
-def test_the_queries_of_the_guide_name_metrics_that_there_are() -> None:
-    text = GUIDE.read_text()
-    known = {metric.prometheus for metric in catalog.METRICS}
-
-    queries = "\n".join(re.findall(r"```promql\n(.*?)```", text, re.S))
-    named = re.findall(r"\(((?:training|otel_ddp)_\w+)\)", queries)
-
-    assert named
-    assert set(named) <= known
