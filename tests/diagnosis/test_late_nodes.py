@@ -20,7 +20,7 @@ def late(*ranks: int, more: Mapping[str, float] = LATE) -> dict[int, Mapping[str
 
 def summary(changes: list[Change]) -> list[tuple[str, str, bool]]:
     """Rank or node, phase, opened."""
-    return [(who, phase, opened) for _, who, phase, opened in ranks.summary(changes)]
+    return [each[1:] for each in ranks.summary(changes)]
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,10 @@ from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Verdict
 from otel_ddp.vocabulary.words import PHASES
-from ranks import PLAIN_S, STEP_S, Job, Told
+from ranks import PLAIN_S, STEP_S, Job, Told, summary
 
 MS = 1_000_000
 NOW = 1_700_000_000_000_000_000
-
-
-def opened(changes: list[Change]) -> list[tuple[str, str, str]]:
-    """Kind, rank and phase."""
-    return [
-        (each.kind, dict(each.labels).get("rank", ""), each.phase)
-        for each, is_open in changes
-        if is_open
-    ]
 
 
 class Measuring(Job):
@@ -55,7 +46,7 @@ def test_a_late_rank_is_named_with_its_phase_and_what_it_costs_in_all_steps(
     job.steps(100 * 8)
     changes = job.steps(150 * 8, {2: {phase: 0.03}})
 
-    assert opened(changes) == [("straggler", "2", phase)]
+    assert summary(changes) == [("straggler", "2", phase, True)]
     assert not job.report().insufficient
     verdict = job.verdict()
     assert verdict.evidence["one_of"] == 8
@@ -73,7 +64,7 @@ def test_where_measured_steps_lie_far_apart_a_clear_case_is_named_after_12_secon
     job.steps(90 * 16)
     changes = job.steps(16 * 16, {1: {"data": 0.05}})
 
-    assert opened(changes) == [("straggler", "1", "data")]
+    assert summary(changes) == [("straggler", "1", "data", True)]
     assert job.verdict().evidence["steps"] < 20
 
 
@@ -96,8 +87,8 @@ def test_stalls_that_recur_are_looked_for_where_every_step_is_measured_alone() -
 
     some, every = Measuring(2, 2), Measuring(1, 1)
 
-    assert opened(train(some, 600)) == []
-    assert opened(train(every, 400)) == [("recurring", "1", "data")]
+    assert summary(train(some, 600)) == []
+    assert summary(train(every, 400)) == [("recurring", "1", "data", True)]
     every.one_of = {0: 2, 1: 2}
     assert [each.opened for each in train(every, 10)] == [False]
 
@@ -113,7 +104,7 @@ def test_what_bounds_a_run_is_told_from_its_measured_steps() -> None:
             told.feed(rank, [facts])
         changes += stragglers.bounds.poll(0)
 
-    assert opened(changes) == [("bound", "", "data")]
+    assert summary(changes) == [("bound", "", "data", True)]
     assert changes[0].verdict.evidence["shares"]["data"] == pytest.approx(0.4)
 
 

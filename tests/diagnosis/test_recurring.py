@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from otel_ddp.diagnosis.verdict import Change
-from ranks import PLAIN_S, STEP_S, Job
+from ranks import PLAIN_S, STEP_S, Job, summary
 
 # What each rank needs more than usual in a step, in seconds by phase.
 Trouble = Callable[[int], dict[int, dict[str, float]]]
@@ -20,11 +20,7 @@ def train(job: Job, steps: int, trouble: Trouble) -> list[Change]:
 
 def recurring(changes: list[Change]) -> list[tuple[str, str, bool]]:
     """Rank, phase, and whether it was opened."""
-    return [
-        (dict(each.labels)["rank"], each.phase, opened)
-        for each, opened in changes
-        if each.kind == "recurring"
-    ]
+    return [each[1:] for each in summary(changes) if each[0] == "recurring"]
 
 
 def balanced(number: int) -> dict[int, dict[str, float]]:

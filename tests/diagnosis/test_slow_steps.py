@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from otel_ddp.diagnosis.verdict import Change
-from ranks import Job
+from ranks import Job, summary
 
 
 def late(*ranks: int, share: float, of: Job) -> Mapping[int, Mapping[str, float]]:
@@ -16,13 +16,9 @@ def late(*ranks: int, share: float, of: Job) -> Mapping[int, Mapping[str, float]
 
 def named(changes: list[Change], began: int) -> list[tuple[str, str, int]]:
     """Rank or node, phase, and after how many steps."""
-    found = []
-    for verdict, opened in changes:
-        labels = dict(verdict.labels)
-        assert opened
-        who = labels.get("rank") or labels["node"]
-        found.append((who, verdict.phase, (verdict.step or 0) - began))
-    return found
+    assert all(each.opened for each in changes)
+    steps = [(each.verdict.step or 0) - began for each in changes]
+    return [(who, phase, n) for (_, who, phase, _), n in zip(summary(changes), steps, strict=True)]
 
 
 @pytest.mark.parametrize(
