@@ -210,7 +210,7 @@ def of_the_run(seen: Seen) -> Iterator[tuple[str, Figure]]:
         **{face: each["attempts"][-1]["last_step"] for face, each in goodputs.items()},
         **seen.written("the last is step #", "card", "webhook"),
         **seen.exported(catalog.TRAINING_STEP, rank="0"),
-        "page": page["ranks"][0]["step"],
+        "page": page["step"],
         "report": report["last_step"],
     }
     yield "last step", Figure(STEPS - 1, last)

@@ -120,7 +120,6 @@ def train(part: Part, orders: Orders) -> None:
     run = otel_ddp.instrument(model, config=part.config, scaler=scaler)
     if saved.exists() and rank == 0:
         run.artifact(saved, name="checkpoint", type="model", direction="input")
-    tell_of_data(run)
     loader = batches(first, rank, orders)
     for step, batch in otel_ddp.data(loader) if part.times_data else loader:
         loss = loss_of(model, batch)
@@ -179,16 +178,6 @@ def save(run: otel_ddp.Run, model: DistributedDataParallel, step: int, saved: Pa
         torch.save({"step": step, "model": model.module.state_dict()}, fresh)
         fresh.replace(saved)
     run.artifact(saved, name="checkpoint", type="model")
-
-
-def tell_of_data(run: otel_ddp.Run) -> None:
-    """What the hooks read of a loader of torch's."""
-    recorder = run._records.recorder
-    assert recorder is not None
-    recorder.totals.stamp(catalog.TRAINING_SET_SIZE, 4.0 * EPOCH * BATCH, split="train")
-    recorder.totals.stamp(catalog.TRAINING_SET_BATCHES, float(EPOCH), split="train")
-    recorder.totals.stamp(catalog.TRAINING_SET_RANK_SAMPLES, float(EPOCH * BATCH), split="train")
-    recorder.totals.stamp(catalog.TRAINING_EPOCH_SAMPLES, float(EPOCH * BATCH))
 
 
 def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
