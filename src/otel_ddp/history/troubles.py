@@ -14,8 +14,8 @@ Verdict = Mapping[str, Any]
 def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]:
     """Those that go on before those that are over; harmless ones come last.
 
-    Without those that a restart has ended, if the newest attempt *began_ns*: why earlier attempts
-    ended is told with these.
+    Without those of earlier attempts that are over, if the newest attempt began at *began_ns*: the
+    list of attempts shows why each ended.
     """
     return sorted(
         (
@@ -40,7 +40,7 @@ def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
 
 
 def named_ranks(verdict: Verdict) -> Sequence[str]:
-    """Whom a verdict names: a rank, or those of a node."""
+    """The ranks that a verdict names: one, or all of a node."""
     rank = plain.mapping(verdict.get("who")).get("rank")
     of_node = plain.mapping(verdict.get("evidence")).get("ranks")
     return [str(rank)] if rank else [*map(str, of_node)] if isinstance(of_node, list) else []

@@ -1,4 +1,4 @@
-"""Who waits for whom: the ranks that the others wait for, all others as one, and how that went."""
+"""Who waits for whom: the suspect ranks, all others as one bar, and lateness over steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
 # Rows and columns of the strip, and the numbers that may be read for it.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
-# Nobody looks for the culprit of less than this share of a step.
+# A rank that is late by less than this share of a step is no suspect.
 _LATE = 0.05
 _WORK = " + ".join(f"{word}_ns" for word in WORK_PHASES)
 _SUMS = ("steps", "took_ns", "work", _WORK, *(f"{word}_ns" for word in MEASURED_PHASES))
@@ -51,7 +51,7 @@ class _Rank(NamedTuple):
 def _sums(
     series: _Series, sums: Sequence[str], wide: int, first: int, until: int
 ) -> dict[str, dict[int, tuple[Any, ...]]]:
-    """Of each rank, by its name."""
+    """Sums of columns over *wide* steps each, by rank."""
     found: dict[str, dict[int, tuple[Any, ...]]] = {}
     for history, several in by_history(series.values()).items():
         of = history.sums_of_each(several, sums, wide, first, until)

@@ -52,7 +52,7 @@ open_journals: set[Path] = set()
 class Gate:
     """The gate to a journal: one thread writes at a time, and no signal handler in between.
 
-    Plain attributes, for `quick_log` goes through it by itself.
+    Plain attributes: `quick_log` of the recorder reads them on the hot path.
     """
 
     __slots__ = (

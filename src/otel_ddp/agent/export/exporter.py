@@ -55,9 +55,9 @@ class Exporter:
         host: str,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """*marks*: how far each journal is read; a journal keeps what is not committed.
-        *commit*: what was read up to here is delivered or on disk. *documents*: the spans and
-        events that are new since the last call."""
+        """*marks*: the read offset of each journal. *commit*: stores the offsets up to which
+        records are delivered or on disk; a successor reads on from there. *documents*: the
+        spans and events since the last call."""
         self._conf = conf
         self._place = place
         self._ledger = ledger
@@ -134,7 +134,7 @@ class Exporter:
             self._commit_marks(self._marks)
 
     def commit(self) -> None:
-        """Commit the journals up to what was delivered, spooled or dropped."""
+        """Commit the offsets of all records that are delivered, spooled or dropped."""
         if self._delivery is None or not self._delivery.is_under_way():
             self._commit_marks(self._marks)
 

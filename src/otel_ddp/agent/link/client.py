@@ -191,7 +191,7 @@ class LinkClient:
             except OSError as error:
                 why.setdefault(_text(error), []).append(host)
                 continue
-            # What is likeliest comes first.
+            # The likeliest address first.
             places = [Place(address, port) for port in self._ports for address in found]
             if await self._tried(places, why):
                 return

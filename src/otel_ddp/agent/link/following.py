@@ -48,9 +48,9 @@ QUESTIONS: Mapping[int, Question] = {
 History = Callable[[str], Readings]
 """What is new of this node for the history that the agent of another node, the lead's, writes."""
 
-# For so long after a question the lead is told what the kernel says of the process.
+# For this long after a question, reports include the kernel's evidence on the process.
 _ASKED_NS = 30_000_000_000
-# The lead asks less often; what it asks beyond that is not answered.
+# Limits on questions: a correct lead stays below them, and the rest is not answered.
 _ASK_EVERY_NS, _MOST_AT_ONCE = 1_000_000_000, 256
 # The step of the last logged value changes all the time.
 _KNOWN_EVERY_NS = 2_000_000_000
@@ -86,7 +86,7 @@ class Outflow:
 
     @errors.contained()
     def look(self, now_ns: int) -> None:
-        """What is new of it, beside its journal. *now_ns*: by the monotonic clock."""
+        """Read the state of the process that is not in its journal. *now_ns*: monotonic."""
         process = self.process
         if self._is_asked(now_ns):
             before, self._evidence = self._evidence, process.host.evidence(now_ns)
@@ -142,7 +142,7 @@ class Outflow:
         if self._ended is not None:
             message.reason = self._journal.reason()
             known["end"] = self._ended
-            # What is known of it grows, until the kernel is asked no more.
+            # The kernel reveals more over time, and then nothing any more: keep the longest answer.
             cause = process.host.cause()
             self._cause = cause if len(cause) >= len(self._cause) else self._cause
             known["cause"] = dict(self._cause)
@@ -182,7 +182,7 @@ class Following:
         self._client.start()
 
     def take_over(self, before: Following) -> None:
-        """Go on with the processes of the last attempt: the next lead asks for what it lacks."""
+        """Adopt the processes of the previous attempt: the next lead requests what it lacks."""
         self._processes, before._processes = before._processes, {}
         self._numbers, self._unlinked_ns = before._numbers, before._now_ns
 

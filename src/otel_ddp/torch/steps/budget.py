@@ -61,7 +61,7 @@ class Budget:
         return max(self._every, self._least)
 
     def measure_at_most_one_of(self, least: int) -> None:
-        """Whatever it costs here. *least*: a power of two; somewhat fewer are left as they are."""
+        """A bound beside the cost. *least*: a power of two; halving it once changes nothing."""
         if least > self._least or 2 * least < self._least:
             self._least = least
 
@@ -172,7 +172,7 @@ _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 
 
 class Cost:
-    """What our hooks and `log` take of the training thread, and what that leaves to be measured."""
+    """Accounts for the thread time of our hooks and `log`, and decides which steps are measured."""
 
     def __init__(self, progress: Progress, sampled: SampledSteps, calls: GroupCalls) -> None:
         self._progress, self._sampled, self._calls = progress, sampled, calls
@@ -182,18 +182,18 @@ class Cost:
         """None: each step is measured, whatever that takes."""
         self.every = 1
         self._calibration = Calibration()
-        # When the last step ended that was looked at, and how many there were by then; how long
-        # steps take of late, and when `every` changed.
+        # End and number of the last step that was accounted for; the recent step time; when `every`
+        # changed.
         self.ended_ns = self._looked_at = self.usual_ns = self._changed_ns = 0
         self._reports, self._reported = 0, False
-        # What hooks have seen that they took, and `log`, and was not paid yet; and in this step.
+        # Measured time of hooks and `log` that is not yet charged to the budget; and in this step.
         self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
-        # The step that a hook has ended was measured; None: it has ended none.
+        # Whether the step that a hook has ended was measured; None: no hook has ended one.
         self._ended_measured: bool | None = None
-        # What the thread had taken at the end of the last step, and in the last measured one, with
-        # what its hooks have seen; 0 where that is not known.
+        # Thread time at the end of the last step; thread time of the last measured step, and of its
+        # hooks. 0: unknown.
         self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
-        # What a hook takes that decides about the next step, and one that only counts: medians.
+        # Median cost of a hook that decides about the next step, and of one that only counts.
         self._decide_ns, self._count_ns = 10_000, 2_500
 
     def keep_to(self, share: float) -> None:
@@ -204,12 +204,12 @@ class Cost:
             self._looked_at = self._steps.count
 
     def took(self, took_ns: int) -> None:
-        """A hook took so long, as it has seen itself."""
+        """Add the time that a hook measured of itself."""
         self._work.hook_ns += took_ns
         self._seen_ns += took_ns
 
     def decided(self, took_ns: int) -> None:
-        """As `took`, of a hook that has decided, beside a clock that others stop as well."""
+        """As `took`, for a hook that has decided about the next step."""
         usual_ns = self._decide_ns
         self._decide_ns = _towards(usual_ns, took_ns)
         # What takes twice as long was interrupted.
@@ -246,7 +246,7 @@ class Cost:
         return measures, took_ns > ODD * usual_ns
 
     def _pay(self, budget: Budget, measured: bool) -> None:
-        """Take what hooks and `log` took out of the bucket. The first steps cost nothing."""
+        """Charge hooks and `log` to the token bucket. The first steps are free."""
         seen_ns, self._seen_ns = self._seen_ns, 0
         took_ns = int(seen_ns * self._calibration.factor)
         if measured:

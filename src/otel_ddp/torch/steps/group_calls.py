@@ -73,7 +73,7 @@ class GroupCalls:
         self._look_at = _OFF
         # Whether all calls of the step so far are noted, and when it began.
         self._complete, self._began_ns = False, 0
-        # At the last call, or the beginning: when that was, and what the thread had taken.
+        # Wall and thread time at the last call, or at the beginning of the step.
         self._last_ns = self._last_cpu_ns = 0
         self._have_been = False
         self._left = progress.recorder.writer.areas.definitions[1] // _ROOM_BYTES
@@ -91,9 +91,9 @@ class GroupCalls:
         return self._have_been and not self._given_up
 
     def least_every(self, step_ns: int) -> int:
-        """Of so many steps one is noted at most, for the sake of the lead of very many ranks.
+        """Note one in so many steps at most, to bound the load on the lead of very many ranks.
 
-        It is a power of two.
+        A power of two.
         """
         most = _MOST_OF_ALL * max(step_ns, 1)
         return 1 << (self._count * self._ranks * 10**9 // most).bit_length()
@@ -217,7 +217,7 @@ class GroupCalls:
         self._each_ns += (took_ns - self._each_ns) // 8
 
     def _idle(self, now: int) -> int:
-        """Of the time since the last call, the share in which this thread did not run."""
+        """The share of the time since the last call in which this thread did not run."""
         cpu_ns = thread_time_ns()
         took_ns, ran_ns = now - self._last_ns, cpu_ns - self._last_cpu_ns
         self._last_ns, self._last_cpu_ns = now, cpu_ns

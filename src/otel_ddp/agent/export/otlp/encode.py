@@ -217,7 +217,7 @@ def request(resource: bytes, scopes: Iterable[bytes]) -> bytes:
     return element(1, resource + b"".join(scopes) + _SCHEMA)
 
 
-# A point, a span or a log record: its bytes, its time, and what it belongs to.
+# An encoded point, span or log record: its bytes, timestamp and scope.
 Part = TypeVar("Part", bound=tuple[bytes, int, Any])
 
 

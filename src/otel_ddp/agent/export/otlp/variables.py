@@ -1,4 +1,4 @@
-"""What the variables of OpenTelemetry say: what is sent, where to, and how."""
+"""Reads the `OTEL_*` variables: the signals to export, endpoints, protocols, headers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Variables:
         return variable, self._env.get(variable, "").strip()
 
 
-# -- addresses: what is shown of them, and what is a secret
+# -- addresses without their credentials
 
 
 def without_credentials(url: str, with_path: bool = False) -> str:
