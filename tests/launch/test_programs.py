@@ -165,6 +165,25 @@ def test_each_task_of_a_pool_is_a_run(method: str, tmp_path: Path) -> None:
     assert [each.total(catalog.TRAINING_STEPS) for each in runs] == [20, 20, 20]
 
 
+SERVED = """
+import os
+import torch
+import torch.distributed.autograd as autograd
+from torch.distributed import rpc
+from torch.distributed.optim import DistributedOptimizer
+
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+rpc.init_rpc("only", rank=0, world_size=1)
+weight = torch.ones(4, requires_grad=True)
+optimizer = DistributedOptimizer(torch.optim.SGD, [rpc.RRef(weight)], lr=0.01)
+for _ in range(110):
+    with autograd.context() as context:
+        autograd.backward(context, [(torch.ones(8, 4) * weight).sum()])
+        optimizer.step(context)
+rpc.shutdown()
+"""
+
+
 COMPILED = """
 import torch
 
@@ -186,12 +205,13 @@ for _ in range(110):
 """
 
 
+@pytest.mark.parametrize("program", [COMPILED, SERVED], ids=["compiled step", "RPC"])
 def test_a_training_of_which_backwards_alone_are_seen_is_a_run_and_one_line_says_why(
-    tmp_path: Path,
+    program: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(COMPILED)
-    with Node(OTEL_DDP_AGENT="off") as node:
+    script.write_text(program)
+    with Node(MASTER_PORT=str(free_port()), OTEL_DDP_AGENT="off") as node:
         command = (sys.executable, "-m", "otel_ddp", "run", "--", sys.executable, str(script))
         output = finished(node.start(*command))
         (journal,) = Here(node.place.directory).read()

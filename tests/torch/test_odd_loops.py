@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from contextlib import closing
@@ -22,10 +23,37 @@ from conftest import Here, Journal
 from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train, watched
 from measured import Measured
 from measured import Slow as SlowByClock
+from node import Node, finished
 from otel_ddp.journal.place import Place
 from otel_ddp.torch import measure
+from otel_ddp.vocabulary import catalog
 
 pytestmark = pytest.mark.timed
+
+
+REPLACED = """
+import os, sys
+import torch
+import otel_ddp
+otel_ddp.init(run=f"part-{sys.argv[1]}")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+otel_ddp.instrument(model)
+for _ in range(75):
+    model(torch.ones(8, 4)).mean().backward()
+    optimizer.step()
+if sys.argv[1] == "1":
+    os.execl(sys.executable, sys.executable, __file__, "2")
+"""
+
+
+def test_a_program_that_another_one_replaces_has_counted_all_its_samples(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPLACED)
+    with Node(OTEL_DDP_AGENT="off") as node:
+        finished(node.start(sys.executable, str(tmp_path / "train.py"), "1"))
+        found = Here(node.place.directory).read()
+
+    assert [each.total(catalog.TRAINING_SAMPLES) for each in found] == [600, 600]
 
 
 def test_a_checkpoint_that_fills_the_state_of_an_optimizer_makes_no_step(

@@ -6,7 +6,7 @@ again once another optimizer comes.
 
 Some models train in evaluation mode, and of a function that is compiled no call of a module is
 seen. There the run begins with the second step of an optimizer. Where the step is compiled as well,
-it begins with the third backward.
+or made by a DistributedOptimizer, it begins with the third backward.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class _Announced:
 
     def end(self) -> None:
         """Look no more."""
-        self._backwards.take_off()
+        for each in self._backwards:
+            each.take_off()
         if self._training_mode is not None:
             self._training_mode.take_off()
         optimizer_hooks.tell_of_steps(None)
@@ -193,7 +194,7 @@ class _Search(Search):
         # How often a graph was compiled outside of any module while the hook was on.
         self._compiled_outside = 0
         # While no model is known, and how many there were.
-        self._backwards: Called | None = None
+        self._backwards: list[Called] = []
         self._unknown_backwards = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
         self.next_begins: Callable[[], None] | None = None
@@ -250,9 +251,9 @@ class _Search(Search):
         return self.stepper.end.has_model and self.stepper.seen.steps < self._rests_until
 
     def _expect_no_backward(self) -> None:
-        if self._backwards is not None:
-            self._backwards.take_off()
-        self._backwards = None
+        for each in self._backwards:
+            each.take_off()
+        self._backwards = []
 
     def between_calls(self) -> None:
         """This thread is in no module: put the hook on, unless another thread is in one."""
@@ -424,7 +425,8 @@ class _Search(Search):
             "discovery",
             "In %s no model was seen that is called and trains, so no steps are measured: name the "
             "model by otel_ddp.instrument(model), after whatever wraps or compiles it. Where the "
-            "whole step is compiled, compile the model in its place.",
+            "whole step is compiled, compile the model in its place. Optimizers of other processes "
+            "(RPC) are not seen.",
             seen,
         )
 

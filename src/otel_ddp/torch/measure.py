@@ -33,6 +33,8 @@ class _Measuring:
         self.stepper.switch_hooks = self._switch
         # A loop's evaluation is measured, in whatever step it comes.
         self.evaluates = Called(nn.Module, "eval", self._evaluates)
+        # All functions of `os` that replace the program call one of these.
+        self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
 
     def _switch(self, on: bool) -> None:
         model_hooks.switch(on)
@@ -47,6 +49,14 @@ class _Measuring:
 
 
 _current: _Measuring | None = None
+
+
+@errors.contained()
+def _replaced(*_: Any) -> None:
+    """Another program is about to replace this one: records that are not written would be lost."""
+    # None in a forked child, which has a lock of its parent.
+    if (current := _current) is not None:
+        current.stepper.progress.flush()
 
 
 def start(
@@ -139,7 +149,7 @@ def _take_off(but_of_optimizers: bool = False) -> None:
     ours: list[Callable[[], None]] = []
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
-        ours.append(current.evaluates.take_off)
+        ours += [each.take_off for each in (current.evaluates, *current.replaces)]
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
         *ours,

@@ -22,7 +22,7 @@ def wait(begin: Callable[[], None]) -> None:
     """Call *begin* once, right before the first call of a model that trains."""
     stop()
     _replaced.append(Called(Optimizer, "__init__", lambda *_, **__: _announced(begin)))
-    _replaced.append(backwards(lambda *_, **__: _announced(begin, backwards_seen=1)))
+    _replaced.extend(backwards(lambda *_, **__: _announced(begin, backwards_seen=1)))
 
 
 def stop() -> None:

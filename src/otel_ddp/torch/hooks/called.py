@@ -52,8 +52,9 @@ class Called:
             setattr(self._owner, self._name, function.__wrapped__)
 
 
-def backwards(called: Callable[..., None]) -> Called:
-    """Learns of each backward of autograd."""
+def backwards(called: Callable[..., None]) -> list[Called]:
+    """Learns of each backward: of autograd, and of that which spans processes (RPC)."""
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         called = dynamo.disable(called)
-    return Called(sys.modules["torch.autograd"], "backward", called)
+    owners = (sys.modules.get(f"torch.{name}") for name in ("autograd", "distributed.autograd"))
+    return [Called(each, "backward", called) for each in owners if hasattr(each, "backward")]
