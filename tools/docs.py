@@ -21,7 +21,6 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "alert", "artifact", "config", "finish")
-_RUN = ("log", "logs", *_RECORDING[1:])
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 # Options that say the same in every command.
 _SHARED = ("`--json`", "`--dir`")
@@ -49,7 +48,7 @@ def _api() -> Iterator[str]:
     )
     yield "## otel_ddp.Run"
     yield _text(otel_ddp.Run)
-    for name in _RUN:
+    for name in _RECORDING:
         yield from _call(f"run.{name}", getattr(otel_ddp.Run, name))
     yield "### Properties"
     yield _table(

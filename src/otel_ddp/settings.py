@@ -168,30 +168,6 @@ def _one_of(*words: str) -> _Parse:
     return _parsed(f"one of {', '.join(words)}", convert)
 
 
-LogChoice = tuple[int, int, tuple[str, ...]]
-"""Which lines of Python's logging are asked for: from which level on, on rank 0 and on the others,
-and of which loggers; without any, those of the program."""
-
-
-def log_choice(variable: str, text: str) -> LogChoice:
-    """A level, maybe that of the other ranks, maybe names of loggers."""
-    # Imported here: not every process needs it.
-    import logging
-
-    words = [word.strip() for word in text.split(",")]
-    synonyms = {"WARN": "WARNING", "FATAL": "CRITICAL"}
-    known = [logging.getLevelName(synonyms.get(e.upper(), e.upper())) for e in words[:2]]
-    levels = [each for each in known if isinstance(each, int)]
-    if not isinstance(known[0], int) or "" in words:
-        raise ConfigError(
-            f"{variable} must begin with a level of logging, such as info, and may go on with the "
-            f"other ranks' level and names of loggers, as in info,warning,root; got {text!r}. "
-            f"{_ADVICE}"
-        )
-    others = levels[1] if len(levels) > 1 else logging.WARNING
-    return levels[0], others, tuple(words[len(levels) :])
-
-
 def _truth(variable: str, text: str) -> bool:
     # By the specification only "true" is true.
     return bool(_one_of("true", "false")(variable, text) == "true")
@@ -243,11 +219,6 @@ class Settings:
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )
     """Size of a process's journal. More bridges a longer absence of the agent."""
-    logs: tuple[int, int, tuple[str, ...]] | None = _setting("OTEL_DDP_LOGS", None, log_choice)
-    """Record what the program logs by Python's `logging`, from this level on: `info`. It is the
-    level of rank 0; the others begin at `warning`, or at a second level: `info,info`. Further words
-    are names of loggers, `root` among them: `info,root`. By default those of the program
-    ([logs](logs.md))."""
     say: str = _setting("OTEL_DDP_SAY", "auto", _one_of("auto", "all", "nothing"))
     """What the first rank says on stderr. `auto`: at the beginning where to look, at the end of a
     run of 10 seconds or more how it went; `all`: both of each run; `nothing`: neither."""

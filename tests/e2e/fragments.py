@@ -95,7 +95,6 @@ def train():
 """,
         "",
     ),
-    ("docs/logs.md", 0): ("", ""),
     ("docs/notifications.md", 0): (_RUN, ""),
     ("docs/opentelemetry.md", 0): (
         f"""{_RUN}

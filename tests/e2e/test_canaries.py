@@ -15,10 +15,9 @@ from otlp_receiver import Receiver
 
 CANARY = "canary7x"
 PROGRAM = f"""
-import argparse, logging, sys
+import argparse, sys
 import otel_ddp
 
-log = logging.getLogger("login")
 parser = argparse.ArgumentParser()
 parser.add_argument("--api_key")
 parser.add_argument("--data")
@@ -38,19 +37,15 @@ with otel_ddp.init(group="g", run="canaries", config=config) as run:
     otel_ddp.event("upload", to="https://me:{CANARY}4@host/x", token="{CANARY}5")
     with run.span("load", path="s3://me:{CANARY}6@bucket/x"):
         pass
+    said = r'password="a\\"{CANARY}12" argv: ' + str(sys.argv)
+    run.alert("login with --password {CANARY}11 failed", said)
     try:
         # The traceback quotes this line.
-        int("x", **dict(password="{CANARY}18")) if log else None
+        int("x", **dict(password="{CANARY}18"))
     except TypeError:
-        log.exception("password => {CANARY}19")
-    try:
-        raise ValueError("no token={CANARY}10")
-    except ValueError:
-        log.exception(
-            "login with --password %s failed", "{CANARY}11", extra={{"api_key": "{CANARY}12"}}
+        raise RuntimeError(
+            "refused by https://me:{CANARY}7@host/x?sig={CANARY}8, password={CANARY}9"
         )
-    log.warning(r'password="a\\"{CANARY}20" argv: %s', sys.argv)
-    raise RuntimeError("refused by https://me:{CANARY}7@host/x?sig={CANARY}8, password={CANARY}9")
 """
 
 
@@ -80,7 +75,7 @@ def everything(node: Node, receiver: Receiver, run: str) -> str:
 
 
 def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
-    with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env", OTEL_DDP_LOGS="info") as node:
+    with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env") as node:
         node.export_to(receiver.start_http())
         node.env["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{CANARY}-header"
         arguments = ("--api_key", f"{CANARY}-key", "--data", f"https://me:{CANARY}-data@host/x")

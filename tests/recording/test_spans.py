@@ -1,8 +1,10 @@
-"""Spans, events and phases: who is inside whom, how long it took, and what went wrong."""
+"""Spans, events, exceptions and phases: who is inside whom, how long it took, what went wrong."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +15,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from odd_values import Rude
+from otel_ddp.errors import ConfigError
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
@@ -318,6 +321,56 @@ def test_how_long_a_phase_may_take_is_known_while_it_lasts(place: Here) -> None:
 
     expected = [each.expect_ms for each in (within, inside, again, after, senseless)]
     assert expected == [90_000, 0, 90_000, 0, 0]
+
+
+def test_the_exception_that_ends_a_run_is_recorded_once_with_its_stack_trace(place: Here) -> None:
+    def train() -> None:
+        with otel_ddp.init() as run:
+            run.log({"loss": 1.0}, step=3)
+            raise ConfigError("of password=abcdefgh")
+
+    with pytest.raises(ConfigError):
+        train()
+
+    journal = place.only()
+    (record,) = journal.events.values()
+    assert (record["name"], record["body"]) == ("exception", "ConfigError: of password=[hidden]")
+    assert (record["severity"], record["step"], record["trace"]) == ("FATAL", 3, "step/3")
+    attributes = record["attributes"]
+    assert attributes["exception.type"] == "otel_ddp.errors.ConfigError"
+    assert attributes["exception.message"] == "of password=[hidden]"
+    trace = attributes["exception.stacktrace"]
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith("ConfigError: of password=[hidden]\n")
+    assert (journal.state, journal.reason) == ("failed", record["body"])
+
+
+def test_a_long_stack_trace_is_cut_in_the_middle_and_fits_into_the_smallest_journal(
+    place: Here,
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+
+    def deep(calls: int) -> None:
+        if not calls:
+            raise ValueError("\N{PILE OF POO}" * 9000 + "z")
+        deep(calls - 1)
+
+    with pytest.raises(ValueError, match="z"), otel_ddp.init():
+        deep(200)
+
+    attributes = place.only().events["exception"]["attributes"]
+    trace = attributes["exception.stacktrace"]
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert "\n[...]\n" in trace
+    assert trace.endswith("z\n")
+    assert len(trace) <= 8000
+
+
+def test_a_process_that_leaves_by_sys_exit_has_no_exception(place: Here) -> None:
+    with pytest.raises(SystemExit), otel_ddp.init():
+        sys.exit(3)
+
+    assert place.only().events == {}
 
 
 def test_an_alert_is_an_event_with_its_words_and_without_secrets(place: Here) -> None:

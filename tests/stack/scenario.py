@@ -305,7 +305,6 @@ def node(name: str, gpus: Mapping[str, str]) -> Node:
         OTEL_DDP_NODE=name,
         OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_TIMEOUT_S:g}",
         OTEL_DDP_SAMPLE_STEPS="20",
-        OTEL_DDP_LOGS="info",
         # One that a rank can fill before the agent looks.
         OTEL_DDP_JOURNAL_BYTES="128k",
         OTEL_METRIC_EXPORT_INTERVAL=f"{EXPORT_EVERY_S * 1000:g}",

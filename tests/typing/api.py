@@ -33,7 +33,6 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
         run.log({"loss": loss, "lr": 0.1, "scale": np.float32(1), "share": Decimal("0.5")})
         run.log({"loss": 0.5}, step=step, epoch=step / 10, split="val")
         otel_ddp.log(OrderedDict(loss=0.5), step=step, epoch=1)
-    run.logs("debug,info,root")
     with run.phase("eval"), run.span("load", shard=3, name="a"):
         run.event("lr drop", factor=0.1)
     with otel_ddp.phase("checkpoint"), otel_ddp.span("save"):

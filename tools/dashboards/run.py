@@ -68,7 +68,7 @@ def build() -> str:
             Row("Learning", _learning()),
             Row("Speed, and where the time goes", _speed()),
             Row("Balance", _balance()),
-            Row("Logs and events (needs Loki)", _logs(), collapsed=True),
+            Row("Events (needs Loki)", _logs(), collapsed=True),
             Row("Memory", _memory(), collapsed=True),
             Row("Checkpoints, restarts and errors", _events(), collapsed=True),
             Row("Inputs and outputs", artifacts(), collapsed=True),
@@ -532,10 +532,9 @@ def _logs() -> list[Panel]:
     return [
         log_bars(
             Text(
-                "Lines by severity",
-                "How many log lines and events there were. Marks are alerts, verdicts and "
-                "restarts.",
-                "Drag over a burst to see its lines below.",
+                "Events by severity",
+                "How many events there were. Marks are alerts, verdicts and restarts.",
+                "Drag over a burst to see its events below.",
             ),
             f"sum by (detected_level) (count_over_time({LINES_OF_RUN} [$__auto]))",
             "{{detected_level}}",
@@ -562,10 +561,10 @@ def _logs() -> list[Panel]:
         ),
         log_lines(
             Text(
-                "Log lines, verdicts, checkpoints and events",
-                "What the script has logged (OTEL_DDP_LOGS=info), what it recorded as an event, "
-                "saved checkpoints, the exception that ended a rank, and the agents' verdicts.",
-                "Choose ranks and severity above. A click on a line shows its logger, file and "
+                "Verdicts, checkpoints and events",
+                "What the script recorded as an event, saved checkpoints, the exception that "
+                "ended a rank, and the agents' verdicts.",
+                "Choose ranks and severity above. A click on a line shows its attributes and "
                 "trace.",
             ),
             f"{LINES_OF_RUN} | line_format `{_LINE}`",

@@ -64,7 +64,7 @@ def severity() -> build.CustomVariable:
         ("errors", errors),
         ("everything", ".*"),
     ]
-    return choice("severity", "Severity", options, "Of log lines and events.")
+    return choice("severity", "Severity", options, "Of events.")
 
 
 def _query(

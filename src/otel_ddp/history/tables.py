@@ -130,7 +130,7 @@ class SeriesKey(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A log line, an exception, a checkpoint."""
+    """An event of the script, an exception, a checkpoint."""
 
     time_ns: int
     step: int | None

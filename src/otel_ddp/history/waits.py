@@ -162,7 +162,7 @@ def _checkpoint(run: WholeRun) -> dict[str, Any] | None:
     found = [
         event
         for each in run.histories
-        # A log line may have the word as well.
+        # Another event's text may have the word as well.
         for event in each.events(10, like=CHECKPOINT_EVENT)
         if event.name == CHECKPOINT_EVENT
     ]

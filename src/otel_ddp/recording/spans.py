@@ -1,12 +1,14 @@
-"""Spans, events and artifacts: what is open around each, and how they are recorded."""
+"""Spans, events, exceptions and artifacts: what is open around each, and how it is recorded."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
@@ -211,6 +213,46 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
     body = f"{clean}: {said}" if said else clean
     attributes = {"title": clean, "text": said, "level": word}
     _happened(recorder, catalog.ALERT_EVENT, attributes, body=body, severity=word.upper())
+
+
+# -- the exception that ends a run
+
+# In characters of JSON, so that a record fits into the smallest journal, whatever its letters are.
+_LONGEST_TRACE, _LONGEST_MESSAGE = 8000, 1000
+# A traceback of more frames is that of an endless recursion.
+_MOST_FRAMES = 40
+
+
+def record_exception(recorder: Recorder, error: BaseException) -> None:
+    """Records the exception that ends a run, with its stack trace."""
+
+    def stacktrace() -> str:
+        return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
+
+    # An exception's own text may raise.
+    message = errors.attempt(lambda: str(error), "")
+    trace = errors.attempt(stacktrace, type(error).__qualname__)
+    attributes = {
+        "exception.type": values.exception_names(error)[1],
+        "exception.message": _bounded(message, _LONGEST_MESSAGE),
+        "exception.stacktrace": _bounded(trace, _LONGEST_TRACE),
+    }
+    body = _bounded(values.error_line(error), _LONGEST_MESSAGE)
+    _happened(recorder, "exception", attributes, body=body, severity="FATAL")
+
+
+def _bounded(text: str, longest: int) -> str:
+    """The text without secrets; of a long one its beginning and its end."""
+    if len(text) > 4 * longest:
+        # Cut first: looking through megabytes takes time.
+        text = f"{text[: 2 * longest]}\n[...]\n{text[-2 * longest :]}"
+    text = without_secrets(text.encode("utf-8", "replace").decode())
+    size = len(json.dumps(text))
+    if size <= longest:
+        return text
+    kept = max(1, int(len(text) * longest / size) - 10)
+    # The last lines of a stack trace say most.
+    return f"{text[: kept // 3]}\n[...]\n{text[-(kept - kept // 3) :]}"
 
 
 # -- artifacts

@@ -139,11 +139,6 @@ class StepNumbers:
         return self.last
 
     @property
-    def have_begun(self) -> bool:
-        """Whether there was a step."""
-        return self.began or self.last >= 0
-
-    @property
     def have_ended(self) -> bool:
         """Whether a step has ended: with hooks one that they counted."""
         return self.count > 0 if self.began else self.last >= 0

@@ -17,8 +17,7 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses, identity, run_names
 from otel_ddp.identity.identity import Choice, Identity
 from otel_ddp.journal import layout, place
-from otel_ddp.recording import agent_start, log_lines, spans, values
-from otel_ddp.recording.log_lines import LogLines
+from otel_ddp.recording import agent_start, spans, values
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.run import announcements, current_run, opening
@@ -60,15 +59,8 @@ class Records:
         """None: the rank is not known yet."""
         self.settled = process.settled
         """Whether the journal has the final identity."""
-        self.log_lines: LogLines | None = None
         self.said_where = False
         """Whether people were told where to look at the run."""
-
-    def unhook_logs(self) -> None:
-        """Record no log lines from here on."""
-        hooked, self.log_lines = self.log_lines, None
-        if hooked is not None:
-            hooked.close()
 
 
 class Run:
@@ -132,7 +124,6 @@ class Run:
         self._log_by_run()
         if records is not None:
             records.recorder.disown(partial(Run.log, self))
-            records.unhook_logs()
         self._ending, self._lead = Ending(), LeadSearch()
         self._opened = not joinable
         return joinable
@@ -206,8 +197,6 @@ class Run:
         records.place.wake_agent()
         if config is not None:
             self.config(config)
-        if conf.logs:
-            self._hook_logs(conf.logs)
 
     def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
         exported = self._choice.exports(process)
@@ -290,11 +279,9 @@ class Run:
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
     def _look_again(self, records: Records) -> None:
-        """Asks the process group what it may know by now, and finds loggers that have come."""
+        """Asks the process group what it may know by now."""
         if not records.settled or self.identity.may_have_others:
             self._settle(records)
-        if records.log_lines is not None and records.recorder.steps.have_begun:
-            records.log_lines.check_levels()
         is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
         if is_due and self.identity.may_have_other_nodes:
             self._ask_group(self.identity)
@@ -526,39 +513,13 @@ class Run:
         """
         self._record("alert", spans.record_alert, title, text, level)
 
-    def logs(self, words: str = "info") -> None:
-        """Record what this program logs by Python's `logging`: `run.logs("info")`.
-
-        *words* are those of `OTEL_DDP_LOGS`: the level of rank 0, maybe that of the other ranks,
-        which is `warning`, and maybe names of loggers, as in `info,info,root`. By default they are
-        those of the program. A logger still decides by its own level which lines there are.
-        """
-        try:
-            choice = settings.log_choice("logs", words)
-        except ConfigError as why:
-            # After the first step nothing raises any more.
-            if self._records is None or not self._records.recorder.steps.have_begun:
-                raise
-            errors.warn_once("logs", "Log lines are recorded as before: %s", why)
-            return
-        if self._ready() is not None:
-            self._hook_logs(choice)
-
-    @errors.contained()
-    def _hook_logs(self, choice: settings.LogChoice) -> None:
-        if (records := self._records) is not None:
-            records.unhook_logs()
-            recorder = records.recorder
-            records.log_lines = LogLines(recorder, choice, lambda: self.identity.global_rank == 0)
-
     @errors.contained()
     def ended_by(self, error: BaseException) -> None:
         """Records the exception that ends this run, with its stack trace."""
         records = self._records
         # A program that calls sys.exit has said why before.
         if records is not None and not isinstance(error, SystemExit):
-            content = log_lines.from_exception(error) | spans.moment(records.recorder)
-            records.recorder.documents.append(layout.EVENT, content)
+            spans.record_exception(records.recorder, error)
 
     def artifact(
         self,
@@ -653,7 +614,6 @@ class Run:
         recorder, progress = records.recorder, records.progress
         acts: list[Act] = [] if records.settled else [partial(self._settle, records)]
         acts += [
-            records.unhook_logs,
             partial(_unwatch, progress),
             partial(recorder.poll_copies, wait=True),
         ]

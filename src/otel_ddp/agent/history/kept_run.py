@@ -410,7 +410,7 @@ class KeptRun:
                 int(content["time"]),
                 None if step is None else int(step),
                 rank,
-                str(content.get("name") or "log")[:200],
+                str(content.get("name") or "")[:200],
                 str(content.get("severity") or "INFO")[:40],
                 str(content.get("body") or content.get("name") or "")[:_LONGEST_BODY],
                 content["attributes"] if isinstance(content.get("attributes"), dict) else {},

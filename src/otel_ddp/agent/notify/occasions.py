@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from hashlib import blake2s
@@ -44,7 +43,6 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
 _COSTS = 0.05
 # A shorter run that ends well is not told: tests, and sweeps of thousands.
 _SHORTEST_S = 10.0
-_LAST_LINES = 5
 
 
 class _Run:
@@ -54,7 +52,6 @@ class _Run:
         self.since: dict[tuple[Kind, Labels], float] = {}
         """When each open verdict was first seen here."""
         self.told: set[tuple[Kind, Labels]] = set()
-        self.last_lines: dict[Labels, deque[str]] = defaultdict(lambda: deque(maxlen=_LAST_LINES))
         self.card: Card | None = None
         self.over_since: float | None = None
         self.began_ns = 0
@@ -104,14 +101,12 @@ class Occasions:
         }
 
     def _read(self, feed: Process, run: _Run, page: str) -> Iterator[Message]:
-        """Alerts; and what the verdict on a death and the end of the run will say."""
+        """Alerts; and what the end of the run will say."""
         for document in feed.new.events:
             content = document.content
             if content.get("name") == catalog.ALERT_EVENT:
                 key = f"{feed.reader.path.name}/{document.position}"
                 yield _alert(key, feed.labels, content.get("attributes"), page)
-            elif content.get("scope") or content.get("name") == "exception":
-                run.last_lines[feed.labels].append(printable(str(content.get("body")), most=300))
         of_first = feed.identity.get("global_rank") == 0
         if of_first and feed.ended_at is not None and feed not in self._carded:
             self._carded.add(feed)
@@ -141,8 +136,6 @@ class Occasions:
         of_run = "rank" not in labels and "node" not in labels
         who = "" if of_run else f": {unit_name(verdict.labels)}"
         text = [verdict.sentence]
-        if verdict.kind == "death" and (last := run.last_lines.get(verdict.labels)):
-            text += ["", f"The last lines of {unit_name(verdict.labels)}:", *last]
         if incident.postmortem is not None:
             text += ["", f"Post-mortem: {incident.postmortem}"]
         if board := addresses.board(self._grafana, "Run", labels, verdict.since_ns):

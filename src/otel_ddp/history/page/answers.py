@@ -40,7 +40,7 @@ def _names(run: WholeRun, question: Question) -> dict[str, Any]:
 
 
 def _events(run: WholeRun, question: Question) -> dict[str, Any]:
-    """Log lines, exceptions and checkpoints, the latest first. `more`: there are older ones."""
+    """Events, exceptions and checkpoints, the latest first. `more`: there are older ones."""
     most = question.whole("most", 100, 1, _MOST_EVENTS)
     before_ns = question.whole("before_ns", 2**62, 0, 2**62)
     found: list[dict[str, Any]] = [

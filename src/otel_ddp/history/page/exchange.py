@@ -94,7 +94,7 @@ def json_text(content: Any, **how: Any) -> str:
 
 def as_json(status: int, content: Any) -> Answer:
     text = json_text(content, separators=(",", ":"))
-    # Half a character, as in a log line that was cut.
+    # Half a character, as in a text that was cut.
     body = text.encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)
 

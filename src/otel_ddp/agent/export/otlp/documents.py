@@ -32,7 +32,7 @@ from otel_ddp.journal.parser import Document
 _MOST_MESSAGES = 500
 _MOST_STEP_TRACES = 4096
 _S = 10**9
-# In steps of four, as the specification has them. Another level has the program's own word.
+# In steps of four, as the specification has them.
 _SEVERITIES = {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
 
@@ -42,14 +42,10 @@ class _Message(NamedTuple):
     content: bytes
     """As an element of its scope."""
     time_ns: int
-    scope: str = ""
-    """The logger of a line; it has no version of ours."""
 
 
-def _message(
-    time_ns: int, content: trace_pb2.Span | logs_pb2.LogRecord, scope: str = ""
-) -> _Message:
-    return _Message(element(2, bytes(content.SerializeToString())), time_ns, scope)
+def _message(time_ns: int, content: trace_pb2.Span | logs_pb2.LogRecord) -> _Message:
+    return _Message(element(2, bytes(content.SerializeToString())), time_ns)
 
 
 class Documents:
@@ -100,14 +96,8 @@ class Documents:
         yield _message(span.start_time_unix_nano, span)
 
     def _body(self, project: str, messages: Sequence[_Message]) -> bytes:
-        of_scopes: dict[str, list[bytes]] = {}
-        for each in messages:
-            of_scopes.setdefault(each.scope, []).append(each.content)
-        scopes = [
-            in_scope(scope or SCOPE, "" if scope else __version__, contents)
-            for scope, contents in of_scopes.items()
-        ]
-        return request(resource_bytes(resource.with_project(self._attributes, project)), scopes)
+        scope = in_scope(SCOPE, __version__, [each.content for each in messages])
+        return request(resource_bytes(resource.with_project(self._attributes, project)), [scope])
 
 
 def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trace_pb2.Span:
@@ -152,12 +142,11 @@ def _events(content: dict[str, Any]) -> Iterator[tuple[Any, Any, dict[str, Any]]
 
 def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Message]:
     trace, time_ns = str(content.get("trace") or ""), _time_ns(content["time"])
-    severity, number = str(content.get("severity") or "INFO"), content.get("severity_number")
-    own = isinstance(number, int) and 1 <= number <= 24
+    severity = str(content.get("severity") or "INFO")
     record = logs_pb2.LogRecord(
         time_unix_nano=time_ns,
         observed_time_unix_nano=time_ns,
-        severity_number=number if own else _SEVERITIES.get(severity, 9),  # type: ignore[arg-type]
+        severity_number=_SEVERITIES.get(severity, 9),  # type: ignore[arg-type]
         severity_text=_clean(severity),
         event_name=_clean(content["name"]),
         trace_id=layout.trace_id(dict(labels).get("run", ""), trace) if trace else b"",
@@ -165,7 +154,7 @@ def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Message]:
     )
     record.body.string_value = _clean(content.get("body") or content["name"])
     record.MergeFromString(attribute_bytes(_attributes(labels, content), LOG_ATTRIBUTES))
-    yield _message(time_ns, record, str(content.get("scope") or ""))
+    yield _message(time_ns, record)
 
 
 def _clean(text: Any) -> str:

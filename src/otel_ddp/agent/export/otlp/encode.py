@@ -217,8 +217,8 @@ def request(resource: bytes, scopes: Iterable[bytes]) -> bytes:
     return element(1, resource + b"".join(scopes) + _SCHEMA)
 
 
-# An encoded point, span or log record: its bytes, timestamp and scope.
-Part = TypeVar("Part", bound=tuple[bytes, int, Any])
+# An encoded point, span or log record: its bytes first.
+Part = TypeVar("Part", bound=tuple[Any, ...])
 
 
 def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:

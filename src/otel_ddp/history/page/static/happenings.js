@@ -1,4 +1,4 @@
-// What happened in a run: verdicts, post-mortems, profiles, events and log lines.
+// What happened in a run: verdicts, post-mortems, profiles and events.
 
 import { address, ask } from "./api.js";
 import { choose, chosen } from "./address.js";
@@ -94,7 +94,7 @@ export class Events {
     });
     this.filter = filter;
     this.element = el(
-      "section", { "aria-labelledby": "events", hidden: true }, el("h2", { id: "events" }, "Events and log lines"),
+      "section", { "aria-labelledby": "events", hidden: true }, el("h2", { id: "events" }, "Events"),
       el("div", { class: "controls" }, labelled("Filter events", filter)), this.list, this.more,
     );
   }
