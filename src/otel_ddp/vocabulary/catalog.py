@@ -523,7 +523,7 @@ SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")(
     "Memory that the node, or the container, has."
 )
 SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "disk.io.direction")(
-    "Bytes that were read from and written to the disks of the node."
+    "Bytes that the node's file systems have read from and written to block devices."
 )
 SYSTEM_NETWORK_IO = _host.counter("system.network.io", "By", "network.io.direction")(
     "Bytes that the node has received and sent, without loopback and RDMA."

@@ -30,9 +30,8 @@ class NodeTree:
         self.memory()
         self.write("proc/self/cgroup", "")
         self.write("proc/self/mountinfo", "22 27 0:21 / /proc rw - proc proc rw\n")
-        self._disks: dict[str, str] = {}
         self._interfaces: dict[str, str] = {}
-        self._write_devices()
+        self._write_interfaces()
 
     def host(self) -> Host:
         return Host(
@@ -104,24 +103,10 @@ class NodeTree:
 
     # -- devices
 
-    def disk(
-        self, name: str, *, read: int = 0, written: int = 0, device: bool = True, hidden: str = ""
-    ) -> None:
-        """In sectors; the same name again is the same disk later."""
-        self._disks[name] = f" 8 0 {name} 7 7 {read} 7 7 7 {written} 7 7 7 7\n"
-        self._write_devices()
-        (self.sys / "block" / name).mkdir(parents=True, exist_ok=True)
-        if device:
-            (self.sys / "block" / name / "device").mkdir(exist_ok=True)
-        if hidden:
-            self.write(f"sys/block/{name}/hidden", f"{hidden}\n")
+    def disks(self, read_kib: int, written_kib: int) -> None:
+        self.write("proc/vmstat", f"nr_free_pages 7\npgpgin {read_kib}\npgpgout {written_kib}\n")
 
-    def remove_disk(self, name: str) -> None:
-        del self._disks[name]
-        self._write_devices()
-
-    def _write_devices(self) -> None:
-        self.write("proc/diskstats", "".join(self._disks.values()))
+    def _write_interfaces(self) -> None:
         self.write("proc/net/dev", _NO_INTERFACE + "".join(self._interfaces.values()))
 
     def interface(
@@ -136,7 +121,7 @@ class NodeTree:
         """Bytes received and sent; the same name again is the same interface later."""
         received, sent = counts
         self._interfaces[name] = f"{name:>6}: {received} 7 7 7 7 7 7 7 {sent} 7 7 7 7 7 7 7\n"
-        self._write_devices()
+        self._write_interfaces()
         folder = self.sys / "class/net" / name
         folder.mkdir(parents=True, exist_ok=True)
         if device:

@@ -69,46 +69,6 @@ def test_memory_is_used_cached_or_free_and_adds_up_to_the_limit(node: NodeTree) 
     assert values(measurements, catalog.SYSTEM_MEMORY_LIMIT) == {"": sum(found.values())}
 
 
-# -- disks
-
-
-def test_whole_disks_with_hardware_behind_them_are_counted_and_nothing_twice(
-    node: NodeTree,
-) -> None:
-    host = node.host()
-    for moved in (0, 10):
-        node.disk("nvme0n1", read=100 + moved, written=200 + 2 * moved)
-        node.disk("nvme0c0n1", read=moved, written=moved, hidden="1")
-        node.disk("sda", read=moved, written=moved, hidden="0")
-        for inner in ("nvme0n1p1", "dm-0", "md127", "loop0", "ram0", "zram0"):
-            node.disk(inner, read=moved, written=moved, device=False)
-        for other in ("sr0", "fd0", "mmcblk0boot0"):
-            node.disk(other, read=moved)
-        measurements = host.read()
-
-    assert values(measurements, catalog.SYSTEM_DISK_IO) == {
-        "read": (110 + 10) * 512,
-        "write": (220 + 10) * 512,
-    }
-
-
-def test_a_disk_that_comes_or_goes_moves_nothing(node: NodeTree) -> None:
-    node.disk("sda", read=1000)
-    node.disk("sdb", read=5000)
-    host = node.host()
-    host.read()
-
-    node.disk("sda", read=1001)
-    node.disk("sdb", read=5003)
-    node.disk("sdc", read=9000)
-    both = values(host.read(), catalog.SYSTEM_DISK_IO)
-    node.remove_disk("sdb")
-    node.disk("sdc", read=9005)
-    after = values(host.read(), catalog.SYSTEM_DISK_IO)
-
-    assert (both["read"], after["read"]) == (6004 * 512, 6009 * 512)
-
-
 # -- network
 
 
@@ -194,7 +154,7 @@ def test_a_machine_that_shows_nothing_at_all_gives_nothing(tmp_path: Path) -> No
 def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
     node: NodeTree,
 ) -> None:
-    node.disk("sda")
+    node.disks(3, 5)
     node.interface("lo", counts=(5, 5))
     node.interface("eth0", counts=(1000, 2000), device=True)
     node.port("mlx5_0", 1, received="1", sent="1")
@@ -207,6 +167,7 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
     measurements = host.read()
 
     assert {each.metric.name for each in measurements} == rows("Host")
+    assert values(measurements, catalog.SYSTEM_DISK_IO) == {"read": 3072, "write": 5120}
     assert values(measurements, catalog.SYSTEM_NETWORK_IO) == {"receive": 1000, "transmit": 2000}
     for each in measurements:
         counts = each.metric.kind is Kind.COUNTER
@@ -218,7 +179,7 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
     [
         ("stat", "\0\0\0", catalog.SYSTEM_CPU_UTILIZATION, 1),
         ("meminfo", "MemTotal\n" + "x" * 5000, catalog.SYSTEM_MEMORY_LIMIT, 2),
-        ("diskstats", "8 0 sda 1 1 5 1 1 1 9e9 1\n", catalog.SYSTEM_DISK_IO, 1),
+        ("vmstat", "pgpgin 5\npgpgout 9e9\n", catalog.SYSTEM_DISK_IO, 1),
         ("net/dev", "eth0: 9 1\n", catalog.SYSTEM_NETWORK_IO, 1),
         ("pressure/io", "some total=\n", catalog.OTEL_DDP_HOST_PRESSURE, 1),
     ],
@@ -226,7 +187,7 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
 def test_a_corrupt_file_costs_only_its_own_numbers(
     path: str, content: str, lost: catalog.Metric, errors: int, node: NodeTree
 ) -> None:
-    node.disk("sda", read=1)
+    node.disks(1, 1)
     node.interface("eth0", device=True)
     node.write("proc/pressure/io", PRESSURE.format(1, 1))
     node.write(f"proc/{path}", content)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -89,103 +87,42 @@ def _stalled(text: str) -> dict[str, float]:
 
 # -- what disks, network interfaces and InfiniBand ports have moved
 
-# Hardware, but no disks: drives for media, and parts of a flash chip.
-_NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")
-# The unit of /proc/diskstats, whatever the sectors of the disk.
-_SECTOR_BYTES = 512
 _WORD_BYTES = 4
 # What container runtimes call a container's own interface, which has no hardware behind it.
 _OF_CONTAINER = "eth0"
 
-Moved = Mapping[str, Mapping[str, int]]
-"""The bytes that each device has moved, by direction."""
+
+def _of_disks(vmstat: str) -> dict[str, int]:
+    """The kernel's own total, as `vmstat` shows it: a RAID and its disks count once."""
+    found = numbers(vmstat)
+    return {"read": found["pgpgin"] * 1024, "write": found["pgpgout"] * 1024}
 
 
-class Total:
-    """The bytes that all devices of one kind have moved, by direction.
-
-    It begins with what the kernel has counted, and goes on by what each device moves between two
-    reads. The sum of the kernel's counters would fall when a device goes, and jump when it is back.
-    """
-
-    def __init__(
-        self,
-        files: KernelFiles,
-        metric: catalog.Metric,
-        path: str,
-        parse: Callable[[str], Moved],
-        counts: Callable[[str], bool],
-        boot_ns: int,
-    ) -> None:
-        """*path*: what the kernel counts. *counts*: whether a device is counted, by its name."""
-        self._files = files
-        self._metric = metric
-        self._path = path
-        self._parse = parse
-        self._counts = counts
-        self._boot_ns = boot_ns
-        self._seen: Collection[str] = ()
-        self._counted: list[str] = []
-        self._before: Moved | None = None
-        self._moved: Counter[str] = Counter()
-
-    def read(self) -> list[Measurement]:
-        rows = self._files.read(self._path, self._parse)
-        if rows is None:
-            return []
-        if rows.keys() != self._seen:
-            self._seen = rows.keys()
-            self._counted = [name for name in rows if self._counts(name)]
-        now = {name: rows[name] for name in self._counted}
-        for name, counted in now.items():
-            before = {} if self._before is None else self._before.get(name, counted)
-            for direction, count in counted.items():
-                self._moved[direction] += max(count - before.get(direction, 0), 0)
-        self._before = now
-        (attribute,) = self._metric.attributes
-        return [
-            Measurement(self._metric, moved, ((attribute, direction),), self._boot_ns)
-            for direction, moved in self._moved.items()
-        ]
-
-
-def disks(files: KernelFiles, proc: Path, sys: Path, boot_ns: int) -> Total:
-    """Whole disks with hardware behind them.
-
-    Partitions, RAIDs and logical volumes would count the same bytes again; loop, RAM and
-    compressed disks are files and memory.
-    """
-
-    def parse(text: str) -> Moved:
-        rows = [line.split() for line in text.splitlines()]
-        return {
-            row[2]: {"read": int(row[5]) * _SECTOR_BYTES, "write": int(row[9]) * _SECTOR_BYTES}
-            for row in rows
-        }
-
-    def counts(name: str) -> bool:
-        folder = f"{sys}/block/{name.replace('/', '!')}"
-        if _NO_DISK.fullmatch(name) or not os.path.exists(f"{folder}/device"):
-            return False
-        # A hidden one is one of several paths to an NVMe disk, which is counted itself.
-        return files.read(f"{folder}/hidden", int) != 1
-
-    metric = catalog.SYSTEM_DISK_IO
-    return Total(files, metric, f"{proc}/diskstats", parse, counts, boot_ns)
-
-
-def network(files: KernelFiles, proc: Path, sys: Path, boot_ns: int) -> Total:
+class Network:
     """Interfaces with hardware behind them, and a container's own one."""
 
-    def parse(text: str) -> Moved:
-        lines = (line.rpartition(":") for line in text.splitlines())
-        rows = {name.strip(): counts.split() for name, colon, counts in lines if colon}
-        return {
-            name: {"receive": int(row[0]), "transmit": int(row[8])} for name, row in rows.items()
-        }
+    def __init__(self, files: KernelFiles, proc: Path, sys: Path) -> None:
+        self._files = files
+        self._path = f"{proc}/net/dev"
+        self._folder = f"{sys}/class/net"
+        self._counts: dict[str, bool] = {}
+        """Whether an interface counts, by its name."""
 
-    def counts(name: str) -> bool:
-        folder = f"{sys}/class/net/{name}"
+    def moved(self) -> dict[str, int] | None:
+        """By direction; None if they cannot be read. They fall when an interface is removed."""
+        rows = self._files.read(self._path, _rows)
+        if rows is None:
+            return None
+        if rows.keys() != self._counts.keys():
+            self._counts = {name: self._leads_out(name) for name in rows}
+        moved = [row for name, row in rows.items() if self._counts[name]]
+        if not moved:
+            return None
+        received, sent = map(sum, zip(*moved, strict=True))
+        return {"receive": received, "transmit": sent}
+
+    def _leads_out(self, name: str) -> bool:
+        folder = f"{self._folder}/{name}"
         if name == _OF_CONTAINER:
             return True
         if not os.path.exists(f"{folder}/device"):
@@ -194,10 +131,15 @@ def network(files: KernelFiles, proc: Path, sys: Path, boot_ns: int) -> Total:
         if os.path.exists(f"{folder}/master/device"):
             return False
         # A switch in a network card shows a representor for each of its virtual functions.
-        port = files.read(f"{folder}/phys_port_name", str) or ""
+        port = self._files.read(f"{folder}/phys_port_name", str) or ""
         return "vf" not in port and "sf" not in port
 
-    return Total(files, catalog.SYSTEM_NETWORK_IO, f"{proc}/net/dev", parse, counts, boot_ns)
+
+def _rows(text: str) -> dict[str, tuple[int, int]]:
+    """Bytes that each interface has received and sent."""
+    lines = (line.rpartition(":") for line in text.splitlines())
+    rows = {name.strip(): counts.split() for name, colon, counts in lines if colon}
+    return {name: (int(row[0]), int(row[8])) for name, row in rows.items()}
 
 
 def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]:
@@ -236,15 +178,14 @@ class Host:
         """*pids*: the processes whose common limits count as the node's."""
         self._files = KernelFiles()
         self._proc, self._sys = proc, sys
-        self._meminfo = f"{proc}/meminfo"
+        self._meminfo, self._vmstat = f"{proc}/meminfo", f"{proc}/vmstat"
         self._cores = cores
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
         self._clock = clock
         # The cgroup, the moment, and what the processors had spent by then.
         self._before: tuple[str, float, SpentS] | None = None
         self._boot_ns = boot_ns()
-        self._disks = disks(self._files, proc, sys, self._boot_ns)
-        self._network = network(self._files, proc, sys, self._boot_ns)
+        self._network = Network(self._files, proc, sys)
 
     @property
     def errors(self) -> int:
@@ -264,9 +205,17 @@ class Host:
             *self._shares(processors, online),
             *self._memory(node_bytes, memory),
             *self._pressure(groups),
-            *self._disks.read(),
-            *self._network.read(),
+            *self._moved(catalog.SYSTEM_DISK_IO, self._files.read(self._vmstat, _of_disks)),
+            *self._moved(catalog.SYSTEM_NETWORK_IO, self._network.moved()),
             *infiniband(self._files, self._sys, self._boot_ns),
+        ]
+
+    def _moved(self, metric: catalog.Metric, moved: Mapping[str, int] | None) -> list[Measurement]:
+        """*moved*: bytes by direction; None where there are none."""
+        (attribute,) = metric.attributes
+        return [
+            Measurement(metric, count, ((attribute, direction),), self._boot_ns)
+            for direction, count in (moved or {}).items()
         ]
 
     def _shares(self, share: Share | None, online: int) -> list[Measurement]:
