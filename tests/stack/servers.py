@@ -104,7 +104,6 @@ class Prometheus(_Shown):
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
                 "--web.enable-otlp-receiver",
-                "--enable-feature=exemplar-storage",
                 "--web.enable-remote-write-receiver",
                 "--web.enable-lifecycle",
                 *flags,

@@ -46,7 +46,6 @@ class Query(NamedTuple):
     ref: str = ""
     instant: bool = False
     form: p.PromQueryFormat = p.PromQueryFormat.TIME_SERIES
-    exemplars: bool = False
 
 
 def over_time(expr: str, legend: str = "__auto", ref: str = "") -> Query:
@@ -103,8 +102,6 @@ def _dressed(panel: Any, text: Text, asked: Sequence[Query], size: tuple[int, in
             .editor_mode(p.QueryEditorMode.CODE)
             .datasource(PROMETHEUS)
         )
-        if query.exemplars:
-            target = target.exemplar(True)
         panel = panel.with_target(target.instant() if query.instant else target.range())
     return panel
 
@@ -381,9 +378,9 @@ def rank_heatmap(
 
 
 def bucket_heatmap(text: Text, *asked: Query, unit: str, size: tuple[int, int] = (12, 8)) -> Panel:
-    """Rows are the buckets of a histogram, with a dot for each of its exemplars."""
+    """Rows are the buckets of a histogram."""
     form = p.PromQueryFormat.HEATMAP
-    asked = tuple(query._replace(form=form, exemplars=True) for query in asked)
+    asked = tuple(query._replace(form=form) for query in asked)
     panel = _valued(_dressed(heatmap.Panel(), text, asked, size), unit, (), None)
     return (
         panel.max_data_points(150)

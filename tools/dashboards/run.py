@@ -642,9 +642,9 @@ def _events() -> list[Panel]:
         bucket_heatmap(
             Text(
                 "Lengths of steps",
-                "How the steps of rank 0 are spread over lengths; a dot is a step with a trace.",
-                "A second band: something that every so many steps has more to do. A dot in it "
-                "leads to the trace of such a step.",
+                "How the steps of rank 0 are spread over lengths.",
+                "A second band: something that every so many steps has more to do. The traces "
+                "of slow steps say what.",
             ),
             over_time(f"sum by (le) (max by ({BY_RANK}, le) ({of_length}))", "{{le}}"),
             unit="s",

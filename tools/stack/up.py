@@ -124,7 +124,6 @@ def _prometheus(binaries: Binaries, data: Path, ports: Ports) -> tuple[Server, s
         f"--storage.tsdb.path={data / 'prometheus'}",
         f"--web.listen-address=127.0.0.1:{ports.prometheus}",
         "--web.enable-otlp-receiver",
-        "--enable-feature=exemplar-storage",
     ]
     log = data / "prometheus.log"
     server = Server("Prometheus", command, ready=f"{url}/-/ready", log=log, env=environment())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from otel_ddp.vocabulary.catalog import Kind, Metric
@@ -22,22 +21,11 @@ _MOST_LATE_NS = 60 * 10**9
 _REFUSED_NS = 600 * 10**9
 
 
-class Exemplar(NamedTuple):
-    """One measurement of a histogram, and the span in which it was made."""
-
-    value: float
-    time_ns: int
-    trace_id: bytes
-    span_id: bytes
-
-
 class Buckets(NamedTuple):
     """The value of a histogram: the count of each bucket, not cumulative, and the sum."""
 
     counts: tuple[float, ...]
     total: float
-    exemplars: Mapping[int, Exemplar] = MappingProxyType({})
-    """The last one of each bucket that has any."""
 
 
 class Series:
@@ -46,7 +34,6 @@ class Series:
     __slots__ = (
         "__weakref__",
         "encoded",
-        "exemplars_ns",
         "history",
         "labels",
         "metric",
@@ -67,8 +54,6 @@ class Series:
         self.history: list[tuple[int, float]] | None = None
         # Its attributes; empty until it is exported.
         self.encoded = b""
-        # Up to when exemplars were exported.
-        self.exemplars_ns = 0
 
 
 class Ledger:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from agent.scrape.serving import serving
 from make import labels_of
 from otel_ddp import errors
-from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger
+from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page.app import App
 from otel_ddp.vocabulary import catalog
@@ -67,31 +67,6 @@ def test_the_exposed_text_is_the_snapshot(served: tuple[Ledger, Endpoint]) -> No
 
     assert kind.startswith("text/plain")
     assert SNAPSHOT.read_text() == text
-
-
-def test_openmetrics_has_the_exemplars_and_the_classic_text_does_not(
-    served: tuple[Ledger, Endpoint],
-) -> None:
-    ledger, endpoint = served
-    duration = catalog.TRAINING_STEP_DURATION
-    counts = (0.0, 0.0, 1.0, *[0.0] * (len(duration.bounds) - 2))
-    exemplar = Exemplar(0.004, 7_000_000_000, b"t" * 16, b"s" * 8)
-    ledger.put(duration, RANK, Buckets(counts, 0.004, {2: exemplar}), 1_000_000_000, 5)
-
-    kind, text = get(endpoint, "/metrics", "application/openmetrics-text; version=1.0.0")
-    _, classic = get(endpoint, "/metrics")
-
-    found = {
-        sample.labels["le"]: sample.exemplar
-        for family in parse_openmetrics(text)
-        for sample in family.samples
-        if sample.name == "training_step_duration_seconds_bucket" and sample.exemplar
-    }
-    assert kind.startswith("application/openmetrics-text")
-    assert found.keys() == {"0.005"}
-    assert found["0.005"].labels == {"trace_id": "74" * 16, "span_id": "73" * 8}
-    assert (found["0.005"].value, float(found["0.005"].timestamp)) == (0.004, 7.0)
-    assert "trace_id" not in classic
 
 
 @pytest.mark.parametrize("odd", ['a"b', "a\nb", "a\\b", "ü√ 漢", "", "{}", "a,b=c"])

@@ -126,12 +126,7 @@ def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int)
         dict(series.labels), encode.HISTOGRAM_ATTRIBUTES
     )
     series.encoded = attributes
-    # Those that were not exported before, in the order of their times.
-    new = [each for each in value.exemplars.values() if each.time_ns > series.exemplars_ns]
-    new.sort(key=lambda each: each.time_ns)
-    if new:
-        series.exemplars_ns = new[-1].time_ns
     counts = [int(count) for count in value.counts]
     return encode.histogram_point(
-        attributes, now_ns, start_ns, value.total, series.metric.bounds, counts, new
+        attributes, now_ns, start_ns, value.total, series.metric.bounds, counts
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
+from otel_ddp.agent.ledger import Buckets, Labels, Ledger
 from otel_ddp.agent.reading.documents import (
     StepSpans,
     context_of,
@@ -18,8 +17,7 @@ from otel_ddp.agent.reading.documents import (
 )
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process import News, Process
-from otel_ddp.diagnosis.steps import Step
-from otel_ddp.journal.layout import SPAN, trace_id
+from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.parser import Document, Total
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
@@ -57,8 +55,6 @@ class Exports:
         self._has_run_span = False
         # Of metrics whose labels say what is true now: the labels that were shown last.
         self._shown: dict[catalog.Metric, set[Labels]] = {}
-        # Of the duration of steps: bucket -> the last step in it that has a span.
-        self._exemplars: dict[int, Exemplar] = {}
 
     @property
     def is_sent(self) -> bool:
@@ -89,7 +85,6 @@ class Exports:
             if spans := self._step_spans.spans(step, self._labels, every):
                 spans[0]["link"] = context_of(reader)
                 self.documents += [Document(SPAN, each, reader.position) for each in spans]
-                self._exemplify(step, spans[0])
         self.documents += [*new.spans, *new.events]
         ended = not process.is_at_work
         # What the run says of itself, its rank 0 says.
@@ -103,13 +98,6 @@ class Exports:
         """Those that wait; none waits any more."""
         taken, self.documents = self.documents, []
         return taken
-
-    def _exemplify(self, step: Step, span: Mapping[str, Any]) -> None:
-        """This step has a span, and so stands for its bucket."""
-        took_s = step.took_ns / 1e9
-        bucket = bisect_left(catalog.TRAINING_STEP_DURATION.bounds, took_s)
-        trace = trace_id(dict(self._labels).get("run", ""), span["trace"])
-        self._exemplars[bucket] = Exemplar(took_s, step.ended_ns, trace, bytes.fromhex(span["id"]))
 
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
         """Write into the ledger what is true of it now.
@@ -194,9 +182,7 @@ class Exports:
             if total.bounds is None:
                 self._put(metric, total.values[0], now_ns, *more)
             elif len(total.bounds) == len(metric.bounds):
-                found = self._exemplars if metric is catalog.TRAINING_STEP_DURATION else {}
-                buckets = Buckets(total.values[1:], total.values[0], found.copy())
-                self._put(metric, buckets, now_ns, *more)
+                self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
 
     def _put_run(self, now_ns: int) -> None:
         reader, described = self.reader, self.process.description

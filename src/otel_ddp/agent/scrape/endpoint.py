@@ -12,7 +12,6 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.samples import Exemplar as ShownExemplar
 
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
@@ -80,13 +79,7 @@ def _add_histogram(
     for bucket, count in enumerate(value.counts):
         total += count
         edge = repr(float(bounds[bucket])) if bucket < len(bounds) else "+Inf"
-        shown = None
-        if exemplar := value.exemplars.get(bucket):
-            ids = {"trace_id": exemplar.trace_id.hex(), "span_id": exemplar.span_id.hex()}
-            shown = ShownExemplar(ids, exemplar.value, exemplar.time_ns / 1e9)
-        # Only a scraper that asks for OpenMetrics gets it.
-        of_bucket = {**labels, "le": edge}
-        family.add_sample(f"{family.name}_bucket", of_bucket, total, exemplar=shown)
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": edge}, total)
     family.add_sample(f"{family.name}_count", labels, total)
     family.add_sample(f"{family.name}_sum", labels, value.total)
 

@@ -26,7 +26,6 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 )
 
 from otel_ddp.agent.export.otlp.variables import one_line
-from otel_ddp.agent.ledger import Exemplar
 from otel_ddp.agent.queue.delivery import Outcome
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
@@ -144,7 +143,6 @@ def histogram_point(
     total: float,
     bounds: Sequence[float],
     bucket_counts: Sequence[int],
-    exemplars: Iterable[Exemplar] = (),
 ) -> bytes:
     """One point of a histogram; there is one more bucket than there are bounds."""
     point = HistogramDataPoint(
@@ -155,13 +153,6 @@ def histogram_point(
         bucket_counts=bucket_counts,
         explicit_bounds=bounds,
     )
-    for each in exemplars:
-        point.exemplars.add(
-            time_unix_nano=each.time_ns,
-            as_double=each.value,
-            span_id=each.span_id,
-            trace_id=each.trace_id,
-        )
     return element(1, point.SerializeToString() + attributes)
 
 
