@@ -83,7 +83,8 @@ class GrpcSender:
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
-        text = one_line(details)
+        # What comes before it says how the channel has tried.
+        text = one_line(details.rpartition("last error: ")[2])
         where = without_credentials(self._url)
         why = f"{code.name} from {where}"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
@@ -93,8 +94,7 @@ class GrpcSender:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Outcome("retry", f"no answer from {where} within {self._timeout_s:g} s")
         if code is grpc.StatusCode.UNAVAILABLE:
-            why = _unavailable(details, where)
-            return Outcome("retry", why, retry_after_s=_retry_after_s(error))
+            return Outcome("retry", f"{why}: {text}", retry_after_s=_retry_after_s(error))
         if code is grpc.StatusCode.INTERNAL and details == "Invalid metadata":
             return _BAD_HEADER
         if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -110,26 +110,6 @@ class GrpcSender:
             retry_after_s=_retry_after_s(error),
             doubtful=doubtful,
         )
-
-
-def _unavailable(details: str, where: str) -> str:
-    """The reason behind UNAVAILABLE, which has one code for many; its text tells them apart."""
-    low, text = details.lower(), one_line(details)
-    if "certificate_verify_failed" in low or "certificate verify failed" in low:
-        # The reason stands behind it, and is shown as over HTTP.
-        _, _, reason = low.partition("verify_failed: ")
-        return f"TLS to {where} failed: certificate verify failed" + (
-            f": {one_line(reason.removesuffix(': ok'))}" if reason else ""
-        )
-    if "handshake" in low or "ssl" in low:
-        return f"TLS to {where} failed: {text}"
-    if "refused" in low:
-        return f"connection refused by {where}"
-    if low.endswith("socket closed") and where.startswith("http://"):
-        return f"connection closed by {where}; it may want https:// (OTEL_EXPORTER_OTLP_ENDPOINT)"
-    if "resolution" in low or "resolve" in low:
-        return f"the host name of {where} does not resolve"
-    return f"UNAVAILABLE from {where}: {text}" if text else f"UNAVAILABLE from {where}"
 
 
 def _retry_after_s(error: Any) -> float:
