@@ -93,32 +93,6 @@ def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
                 break
 
 
-def test_a_client_whose_answer_is_being_made_keeps_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
-    asked, answering = threading.Semaphore(0), threading.Event()
-
-    def problems() -> list[str]:
-        asked.release()
-        answering.wait(60)
-        return []
-
-    with (
-        serving(problems=problems) as endpoint,
-        connect(endpoint) as first,
-        connect(endpoint) as second,
-    ):
-        for each in (first, second):
-            each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            assert asked.acquire(timeout=60)
-
-        with connect(endpoint) as third:
-            assert third.recv(1) == b""
-        answering.set()
-        assert [each.recv(15) for each in (first, second)] == [b"HTTP/1.0 200 OK"] * 2
-
-
 def test_clients_for_whom_there_is_no_thread_are_answered_one_after_the_other(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

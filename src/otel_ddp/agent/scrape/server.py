@@ -43,10 +43,8 @@ class BoundedServer(ThreadingHTTPServer):
         self.address_family = family
         self.answer, self.any_name = answer, any_name
         self.answering: WeakSet[threading.Thread] = WeakSet()
-        # Each with when it came, the one that is awaited longest first; and those whose answer is
-        # being made.
+        # Each with when it came, the oldest first.
         self._clients: dict[Any, float] = {}
-        self._worked_for: WeakSet[Any] = WeakSet()
         super().__init__(address, Handler)
 
     def server_bind(self) -> None:
@@ -64,13 +62,10 @@ class BoundedServer(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._clients) >= _MOST_CLIENTS:
-            waits = (each for each in list(self._clients) if each not in self._worked_for)
-            slow = next(waits, None)
-            if slow is None:
-                self.shutdown_request(request)
-                return
-            self._cut_off(slow)
+        clients = list(self._clients)
+        if len(clients) >= _MOST_CLIENTS:
+            # An answer takes milliseconds: the oldest is one that sends or reads slowly.
+            self._cut_off(clients[0])
         self._clients[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
@@ -81,17 +76,6 @@ class BoundedServer(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self.answering.add(threading.current_thread())
         super().process_request_thread(request, client_address)
-
-    def has_asked(self, request: Any) -> None:
-        """Called once its request is there: it keeps its place until the answer is ready."""
-        self._worked_for.add(request)
-
-    def is_answered(self, request: Any) -> None:
-        """Called once its answer is ready to be sent."""
-        self._worked_for.discard(request)
-        # Behind those that are awaited longer.
-        if since := self._clients.pop(request, None):
-            self._clients[request] = since
 
     def _cut_off(self, request: Any) -> None:
         """Its thread closes it; its place is free at once."""
@@ -141,13 +125,11 @@ class Handler(BaseHTTPRequestHandler):
         return access.is_own(peer[:2], own[:2])
 
     def do_GET(self) -> None:
-        self.server.has_asked(self.connection)
         try:
             guard.check(self.path, self.headers, any_name=self.server.any_name)
             given = self.server.answer(self)
         except Refused as why:
             given = as_text(why.status, f"{why}\n")
-        self.server.is_answered(self.connection)
         self.send_response(given.status)
         for name, value in given.headers.items():
             self.send_header(name, value)
