@@ -18,7 +18,7 @@ from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.files import private_directory
 from otel_ddp.journal import place
-from otel_ddp.journal.place import Place, candidates, existing, find, is_in_memory
+from otel_ddp.journal.place import Place, candidates, existing, find
 from shortages import descriptors_below, locked_elsewhere
 
 NOBODY = 65534
@@ -183,22 +183,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Candidates of the test's own, instead of this machine's."""
     paths = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
     monkeypatch.setattr(place, "candidates", lambda env, offline: iter(paths))
-    monkeypatch.setattr(place, "is_in_memory", lambda path: path == paths[0])
+    monkeypatch.setattr(place, "_SHARED_MEMORY", tmp_path / "first")
     return paths
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_memory_goes_before_disk_without_a_remark(
-    here: list[Path], monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    monkeypatch.setattr(place, "is_in_memory", lambda path: path == here[first])
-    for path in here:
-        path.parent.mkdir()
-
-    places, remark = find("", {})
-
-    assert [here[first], here[1 - first]] == [each.directory for each in places]
-    assert remark == ""
 
 
 @pytest.mark.parametrize("there", ["nothing", "a link", "another user's"])
@@ -219,8 +205,7 @@ def test_what_cannot_be_used_is_passed_over_with_one_remark(
 
     assert [here[1]] == [each.directory for each in places]
     assert remark == (
-        f"no tmpfs for the journal ({here[0]} cannot be used: {why}), "
-        f"so it lies on a disk: {here[1]}"
+        f"no shared memory for the journal ({here[0]} cannot be used: {why}), so it lies in {here[1]}"
     )
 
 
@@ -232,60 +217,6 @@ def test_without_a_usable_place_a_remark_says_so_and_nothing_is_raised(here: lis
         f"{here[0]} cannot be used: No such file or directory: this process is not recorded; name "
         "a writable directory in OTEL_DDP_DIR"
     )
-
-
-def test_a_disk_in_place_of_shared_memory_gives_a_remark(
-    here: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(place, "is_in_memory", lambda path: False)
-    for path in here:
-        path.parent.mkdir()
-
-    _, remark = find("", {})
-
-    assert f"no tmpfs for the journal (there is none), so it lies on a disk: {here[0]}" == remark
-
-
-MOUNTS = """\
-/dev/vda / ext4 rw 0 0
-proc /proc proc rw 0 0
-tmpfs /dev/shm tmpfs rw 0 0
-/dev/vdb /dev/shm/disk xfs rw 0 0
-tmpfs /with\\040space tmpfs rw 0 0
-tmpfs /größe tmpfs rw 0 0
-tmpfs /back\\134slash ramfs rw 0 0
-tmpfs /over tmpfs rw 0 0
-/dev/vdc /over ext4 rw 0 0
-odd
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "memory"),
-    [
-        ("/dev/shm", True),
-        ("/dev/shm/otel_ddp-0", True),
-        ("/dev/shmem", False),
-        ("/dev/shm/disk/below", False),
-        ("/with space/a", True),
-        ("/größe/a", True),
-        ("/back\\slash", True),
-        ("/over/a", False),
-        ("/home", False),
-        ("/", False),
-    ],
-)
-def test_the_mounts_show_which_directories_lie_in_memory(
-    tmp_path: Path, path: str, memory: bool
-) -> None:
-    (tmp_path / "mounts").write_text(MOUNTS, encoding="utf-8")
-
-    assert memory == is_in_memory(Path(path), tmp_path / "mounts")
-
-
-def test_without_a_list_of_mounts_there_is_no_remark_about_disks(tmp_path: Path) -> None:
-    assert is_in_memory(Path("/"), tmp_path / "nowhere")
 
 
 # -- the files of a place

@@ -24,6 +24,7 @@ from otel_ddp.journal.writer import JournalWriter, open_journals
 LOG_FORM = " otel-ddp agent: "
 _LAST_BYTES = 4096
 _LONGEST_HOLD_S = 120.0
+_SHARED_MEMORY = Path("/dev/shm")
 # A journal's blocks are allocated before it is mapped, a lock shows that its writer lives, and a
 # forked child stops writing. Without one of these a journal would hurt the training or be wrong.
 _CALLS = ("posix_fallocate", "register_at_fork", "mkfifo", "pread", "geteuid")
@@ -132,7 +133,7 @@ def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Pat
     """
     apart = "-offline" if offline else ""
     own = f"otel_ddp-{os.geteuid()}{apart}"
-    yield Path("/dev/shm") / own
+    yield _SHARED_MEMORY / own
     # Absolute: the agent has another working directory than the training process.
     if runtime := env.get("XDG_RUNTIME_DIR"):
         yield Path(runtime).absolute() / f"otel_ddp{apart}"
@@ -192,13 +193,10 @@ def _find_default(env: Mapping[str, str], offline: bool) -> tuple[list[Place], s
             f"{problems[0]}: this process is not recorded; name a writable directory in "
             "OTEL_DDP_DIR"
         )
-    # In a container, /dev/shm may be a plain directory.
-    found.sort(key=lambda place: not is_in_memory(place.directory))
-    where = found[0].directory
-    if is_in_memory(where):
-        return found, ""
-    because = problems[0] if problems else "there is none"
-    return found, f"no tmpfs for the journal ({because}), so it lies on a disk: {where}"
+    if not found[0].directory.is_relative_to(_SHARED_MEMORY):
+        why = f"no shared memory for the journal ({problems[0]})"
+        return found, f"{why}, so it lies in {found[0].directory}"
+    return found, ""
 
 
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
@@ -228,26 +226,6 @@ def _usable(path: Path, problems: list[str]) -> Place | None:
     except OSError as error:
         problems.append(f"{path} cannot be used: {error.strerror}")
         return None
-
-
-def is_in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether a directory lies on a file system in memory."""
-    best, kind = "", ""
-    try:
-        text = os.fsdecode(mounts.read_bytes())
-    except OSError:
-        return True
-    where = os.path.realpath(path)
-    for line in text.split("\n"):
-        parts = line.split(" ")
-        if len(parts) < 3:
-            continue
-        # The kernel writes a space as \040.
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), parts[1])
-        under = where == point or where.startswith(point.rstrip("/") + "/")
-        if under and len(point) >= len(best):
-            best, kind = point, parts[2]
-    return kind in ("tmpfs", "ramfs")
 
 
 def missing_calls() -> str:
