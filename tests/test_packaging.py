@@ -18,14 +18,9 @@ import pytest
 
 import otel_ddp
 from extras import needed
-from otel_ddp.cli.deploy import shipped_files
 from otel_ddp.identity.addresses import BOARDS
 
 ROOT = Path(__file__).parents[1]
-
-
-# What `otel-ddp deploy` writes.
-DEPLOYED = {f"deploy/{name}" for name in shipped_files()}
 
 
 class Built(NamedTuple):
@@ -67,6 +62,12 @@ def files(folder: Path) -> set[str]:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
+
+
+# All that is deployed but the tests of the rules.
+DEPLOYED = {
+    f"deploy/{name}" for name in files(ROOT / "deploy") if not name.startswith("prometheus/tests/")
+}
 
 
 def test_a_wheel_holds_the_whole_package_and_nothing_else(built: Built) -> None:
@@ -159,12 +160,10 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
 
     assert python("-c", code) == str(built.wheel / "otel_ddp" / "__init__.py")
     assert python("-m", "otel_ddp", "--version") == f"otel-ddp {otel_ddp.__version__}"
-    told = python("-m", "otel_ddp", "deploy", "here")
-    assert told.startswith(f"{len(DEPLOYED)} files of otel_ddp {otel_ddp.__version__} are in here")
-    written = {name: (tmp_path / "here" / name).read_bytes() for name in files(tmp_path / "here")}
-    assert written == {name: path.read_bytes() for name, path in shipped_files().items()}
-    boards = [json.loads(path.read_text()) for path in tmp_path.glob("here/grafana/dashboards/*")]
-    assert {each["uid"] for each in boards} == {*BOARDS.values()}
+    there = {name: (built.wheel / "otel_ddp" / name).read_bytes() for name in DEPLOYED}
+    assert there == {name: (ROOT / name).read_bytes() for name in DEPLOYED}
+    boards = built.wheel.glob("otel_ddp/deploy/grafana/dashboards/*")
+    assert {json.loads(each.read_text())["uid"] for each in boards} == {*BOARDS.values()}
     assert {(each.group, each.name, each.value) for each in built.distribution.entry_points} == {
         ("console_scripts", "otel-ddp", "otel_ddp.cli:main"),
     }

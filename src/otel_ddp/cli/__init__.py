@@ -20,10 +20,6 @@ COMMANDS = {
         "tell what differs between two runs, and fail a job if one is worse",
     ),
     "demo": ("demo.play", "train a small model with a fault, and show what was recorded"),
-    "deploy": (
-        "deploy",
-        "write the files of collector, Prometheus and Grafana that fit this version",
-    ),
     "doctor": ("doctor", "check the installation, and suggest fixes"),
     "goodput": ("goodput", "tell what the time of a run went to, over all its attempts"),
     "mcp": ("mcp", "answer an assistant's questions on the runs of this node, over MCP"),
