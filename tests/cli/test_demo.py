@@ -75,7 +75,7 @@ def test_a_demo_uses_no_variable_of_real_trainings_and_leaves_nothing(how: signa
 
     assert demo.returncode == 128 + how
     assert errors.strip() == ""
-    assert not directory.parents[1].exists()
+    assert not directory.parent.exists()
 
 
 def test_without_torch_nothing_is_started_and_the_error_names_what_to_install(
@@ -92,30 +92,11 @@ def test_without_torch_nothing_is_started_and_the_error_names_what_to_install(
     assert "`--with torch`" in printed.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (
-            ["--ranks", "1", "--inject", "hang:1"],
-            "There is no rank 1 among 1: ranks are 0 to 0.",
-        ),
-        (
-            ["--nodes", "2", "--inject", "hang:4"],
-            "There is no rank 4 among 4: ranks are 0 to 3.",
-        ),
-        (
-            ["--nodes", "2", "--inject", "slow-node:2"],
-            "There is no node 2 among 2: nodes are 0 to 1.",
-        ),
-        (
-            ["--inject", "slow-node:0"],
-            "One node alone is not slower than others: add --nodes 2.",
-        ),
-    ],
-)
 def test_an_injection_into_what_is_missing_is_refused_with_what_there_is(
-    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["demo", *arguments]) == 2
+    assert main(["demo", "--ranks", "1", "--inject", "hang:1"]) == 2
 
-    assert capsys.readouterr().err == f"otel-ddp demo: {why}\n"
+    assert capsys.readouterr().err == (
+        "otel-ddp demo: There is no rank 1 among 1: ranks are 0 to 0.\n"
+    )

@@ -14,18 +14,10 @@ from otel_ddp.cli.demo.injection import Injection, parse
         ("data:3:0.5s", Injection("data", 3, 0.5)),
         ("forward", Injection("forward", 1, 0.03)),
         (" Hang:2 ", Injection("hang", 2)),
-        ("slow-node:0:20ms", Injection("slow-node", 0, 0.02)),
     ],
 )
 def test_what_is_asked_for_is_understood(text: str, meant: Injection) -> None:
     assert parse(text) == meant
-
-
-def test_all_ranks_of_a_slow_node_are_late_and_no_others() -> None:
-    injected = parse("slow-node:1:20ms")
-
-    assert [injected.late_s("backward", rank, rank // 2) for rank in range(4)] == [0, 0, 0.02, 0.02]
-    assert injected.late_s("forward", 2, 1) == 0
 
 
 @pytest.mark.parametrize("text", ["sideways:1:30ms", "backward:1:30", "hang:1:3s", "backward:-1"])

@@ -1,4 +1,4 @@
-"""What goes wrong in the demo on purpose: `backward:1:30ms`, `hang:1`, `slow-node:1`."""
+"""What goes wrong in the demo on purpose: `backward:1:30ms`, `hang:1`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from otel_ddp.errors import ConfigError
 # Phases in which a rank may be late, and the other faults.
 PHASES = ("data", "forward", "backward")
 FAULTS = ("hang", "kill", "nan", "imbalance")
-SLOW_NODE = "slow-node"
 # Up to this step all goes well, so that the change can be seen.
 TROUBLE_AT = 150
 _PATTERN = re.compile(r"([a-z-]+)(?::(\d+))?(?::(\d+(?:\.\d+)?)(ms|s))?")
@@ -18,17 +17,14 @@ _DEFAULT_S = 0.03
 
 
 class Injection(NamedTuple):
-    """One fault of one rank, or of all ranks of one node."""
+    """One fault of one rank."""
 
     what: str
     rank: int = 1
-    """Of a slow node the number of that."""
     seconds: float = _DEFAULT_S
 
-    def late_s(self, phase: str, rank: int, node: int) -> float:
-        """How many seconds this rank of this node is late in this phase."""
-        if self.what == SLOW_NODE:
-            return self.seconds if (phase, node) == ("backward", self.rank) else 0.0
+    def late_s(self, phase: str, rank: int) -> float:
+        """How many seconds this rank is late in this phase."""
         return self.seconds if (self.what, self.rank) == (phase, rank) else 0.0
 
     def hits(self, fault: str, rank: int) -> bool:
@@ -47,11 +43,11 @@ def parse(text: str) -> Injection:
         return Injection("")
     found = _PATTERN.fullmatch(text.strip().lower())
     what = found[1] if found else ""
-    if found is None or what not in (*PHASES, *FAULTS, SLOW_NODE):
+    if found is None or what not in (*PHASES, *FAULTS):
         raise ConfigError(
             f"{text!r} cannot be injected. Give a phase, a rank and a time, such as "
             f"backward:1:30ms ({', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such "
-            f"as hang:1, or {SLOW_NODE} and a node, such as {SLOW_NODE}:1."
+            "as hang:1."
         )
     if found[3] and what in FAULTS:
         raise ConfigError(f"{what} has a rank and no time: {what}:1")

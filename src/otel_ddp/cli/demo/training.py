@@ -59,7 +59,7 @@ def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.T
 
 
 def batches(
-    generator: torch.Generator, rank: int, node: int, injected: Injection
+    generator: torch.Generator, rank: int, injected: Injection
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches without end, on time unless something was injected."""
     number = 0
@@ -68,14 +68,14 @@ def batches(
         if trouble and injected.hits("hang", rank):
             signal.pause()
         if trouble:
-            time.sleep(injected.late_s("data", rank, node))
+            time.sleep(injected.late_s("data", rank))
         yield points(generator, BATCH)
         number += 1
 
 
 def main(seconds: float, injected: Injection) -> None:
     dist.init_process_group("gloo")
-    rank, node = dist.get_rank(), int(os.environ["GROUP_RANK"])
+    rank = dist.get_rank()
     torch.manual_seed(0)
     net = Classifier()
     model = DistributedDataParallel(net)
@@ -89,18 +89,14 @@ def main(seconds: float, injected: Injection) -> None:
     ends_at = time.monotonic() + seconds
     go_on = torch.ones(1)
     with tempfile.TemporaryDirectory() as folder:
-        for step, (inputs, labels) in enumerate(
-            otel_ddp.data(batches(generator, rank, node, injected))
-        ):
+        for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
             trouble = step >= TROUBLE_AT
             if trouble and injected.hits("imbalance", rank):
                 # Twice the samples, and twice the time.
                 inputs, labels = inputs.repeat(2, 1), labels.repeat(2)
                 net.late_s.update(forward=PAUSE_S, backward=PAUSE_S)
             elif trouble:
-                net.late_s.update(
-                    {where: injected.late_s(where, rank, node) for where in net.late_s}
-                )
+                net.late_s.update({where: injected.late_s(where, rank) for where in net.late_s})
             loss = loss_of(model(inputs), labels)
             if trouble and injected.hits("nan", rank):
                 loss = loss * float("nan")
