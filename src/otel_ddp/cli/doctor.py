@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shlex
@@ -22,7 +21,7 @@ from otel_ddp.agent.export.otlp.variables import (
     signals_with_endpoint,
 )
 from otel_ddp.cli.options import add_directory_option
-from otel_ddp.cli.picture import NO_AGENT, NO_DRIVER, unserved
+from otel_ddp.cli.picture import NO_AGENT, unserved
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
@@ -76,7 +75,6 @@ class Inputs:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
     add_directory_option(parser)
 
 
@@ -85,19 +83,12 @@ def run(options: argparse.Namespace) -> int:
     for each in examine(Inputs(options.dir)):
         found.append(each)
         # Each at once: some checks take seconds.
-        line = f"{each.level:<5} {each.subject:<10} {cell(each.sentence)}"
-        if not options.json and print_answer(line):
+        if print_answer(f"{each.level:<5} {each.subject:<10} {cell(each.sentence)}"):
             return 1
     failed = sum(each.level == "fail" for each in found)
     warned = sum(each.level == "warn" for each in found)
-    if options.json:
-        plain = [each._asdict() for each in found]
-        not_printed = print_answer(json.dumps({"ok": not failed, "findings": plain}, indent=2))
-    elif failed or warned:
-        not_printed = print_answer(f"\n{failed} failed, {warned} to look at.")
-    else:
-        not_printed = print_answer("\nAll is well.")
-    return 1 if failed or not_printed else 0
+    sums = f"{failed} failed, {warned} to look at." if failed or warned else "All is well."
+    return print_answer(f"\n{sums}") or int(failed > 0)
 
 
 def examine(inputs: Inputs, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
@@ -209,8 +200,6 @@ def _of_agent(each: Mapping[str, Any], inputs: Inputs) -> Said:
         yield "warn", remark
     if not each.get("scrape"):
         yield "fail", "the agent has no endpoint: see its remark above, or its log agent.log"
-    remarks = plain.list_of(str, each.get("gpu_remarks"))
-    yield from (("warn", cell(each)) for each in remarks if not each.startswith(NO_DRIVER))
     if unseen := plain.list_of(object, each.get("unseen")):
         yield (
             "warn",

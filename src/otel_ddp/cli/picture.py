@@ -352,7 +352,7 @@ _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
 # Remarks that tell only of a missing driver, as on any node without GPUs.
-NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
+_NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
 
 
 def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[Line]:
@@ -360,7 +360,7 @@ def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[
     gpus = plain.list_of(dict, agent.get("gpus"))
     remarks = [cell(each, "?") for each in plain.list_of(object, agent.get("gpu_remarks"))]
     if not gpus:
-        remarks = [each for each in remarks if not each.startswith(NO_DRIVER)]
+        remarks = [each for each in remarks if not each.startswith(_NO_DRIVER)]
     if not gpus and not remarks:
         return
     yield Line("")
