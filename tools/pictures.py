@@ -77,8 +77,8 @@ def train(browser: Any, run: str, injected: str, root: Path) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of `otel-ddp page`."""
-    command = [sys.executable, "-m", "otel_ddp", "page", str(folder)]
+    """The address of a page without an agent."""
+    command = [sys.executable, "-m", "otel_ddp", "open", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

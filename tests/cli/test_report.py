@@ -105,7 +105,7 @@ def test_a_folder_here_does_not_hide_the_run_of_its_name(
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name", "x" * 5000])
-@pytest.mark.parametrize("command", ["report", "goodput", "page", "replay", "compare"])
+@pytest.mark.parametrize("command", ["report", "goodput", "open", "replay", "compare"])
 def test_no_name_is_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from node import Node, until
+from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import told_by_agent
 from otel_ddp.run import end_card
@@ -211,9 +212,15 @@ print("loaded", "sqlite3" in sys.modules)
         process = node.python(program)
         # An agent is there by now, and has read the best value.
         until(lambda: best_is_known(node), "the best value")
+        page = addresses.page(node.place)
         said, _ = process.communicate("\n", timeout=300)
 
     assert "otel_ddp: run g/r finished after " in said
     assert "  loss               best 0 at step 20, last 841\n" in said
-    assert "  look               otel-ddp report g/r\n" in said
+    looks = [line.removeprefix("  look") for line in said.splitlines() if "  look" in line]
+    assert [each.strip() for each in looks] == [
+        addresses.page_of_run(page, "r"),
+        "otel-ddp open g/r",
+        "otel-ddp report g/r",
+    ]
     assert "loaded False" in said

@@ -92,7 +92,8 @@ def test_the_first_rank_says_it_once_and_the_command_goes_there(node: Node) -> N
     opened = node.start(
         *(sys.executable, "-m", "otel_ddp", "open"), env={"BROWSER": "echo opened %s"}
     )
-    assert finished(opened).splitlines() == [address, f"opened {address}"]
+    of_group = f"{address}?group=g"
+    assert finished(opened).splitlines() == [of_group, f"opened {of_group}"]
 
 
 def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(node: Node) -> None:

@@ -24,8 +24,7 @@ COMMANDS = {
     "goodput": ("goodput", "tell what the time of a run went to, over all its attempts"),
     "mcp": ("mcp", "answer an assistant's questions on the runs of this node, over MCP"),
     "notify": ("notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),
-    "open": ("open", "open the page of the newest run in the browser"),
-    "page": ("page", "show a folder of kept runs in the browser, also without an agent"),
+    "open": ("open", "open the page of a run in the browser; without an agent, serve it"),
     "profile": (
         "profile",
         "trace the same steps of a suspect and of a healthy rank",

@@ -1,41 +1,108 @@
-"""otel-ddp open: the page of the newest run, in the browser."""
+"""otel-ddp open: the page of a run, in the browser; without an agent, the command serves it."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import threading
 import webbrowser
+from collections.abc import Mapping
+from pathlib import Path
 
-from otel_ddp.cli.options import add_directory_option, find_places
+from otel_ddp.agent.scrape.server import bind
+from otel_ddp.cli.options import add_directory_option, find_places, history_directory
+from otel_ddp.errors import ConfigError
+from otel_ddp.history.directory import NotFound, find_run
+from otel_ddp.history.page.app import App
 from otel_ddp.identity import addresses
-from otel_ddp.journal.survey import survey
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.survey import survey, told_by_agent
+
+_HOST = "127.0.0.1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="",
+        metavar="RUN|DIR",
+        help="a run by its name, or a folder with histories of runs (default: the newest run)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="without an agent, the port to serve the page on (default: any free one)",
+    )
     add_directory_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     _, places, _ = find_places(options.dir)
-    served = [(place, base) for place in places if (base := addresses.page(place))]
-    if not served:
-        print(
-            "no agent serves a page on this node: start a run, or look at those that are kept "
-            "with `otel-ddp page`",
-            file=sys.stderr,
-        )
-        return 1
+    served = {place: base for place in places if (base := addresses.page(place))}
+    if served and not options.what:
+        _open(_newest(served))
+        return 0
+    folder, group, name = _kept(options.what)
+    for place, base in served.items():
+        if told_by_agent(place).agent.get("history", {}).get("directory") == str(folder):
+            _open(addresses.page_of_run(base, name, group))
+            return 0
+    return _serve(folder, group, name, options.port)
+
+
+def _newest(served: Mapping[Place, str]) -> str:
+    """Of the runs that agents watch; of an agent that watches none, its list."""
     found = [
-        (each.started_ns, addresses.page_of_run(base, each.run), base)
-        for place, base in served
+        (each.started_ns, addresses.page_of_run(base, each.run, each.group))
+        for place, base in served.items()
         for each in survey([place]).processes
         if each.run
     ]
-    _, address, base = max(found, default=(0, f"{served[0][1]}/", served[0][1]))
+    _, address = max(found, default=(0, f"{next(iter(served.values()))}/"))
+    return address
+
+
+def _kept(words: str) -> tuple[Path, str, str]:
+    """A folder of histories; group and name of the run, empty for all of the folder."""
+    try:
+        with find_run(words, history_directory(), paths=False) as found:
+            return history_directory(), found.group, found.name
+    except NotFound:
+        # A name counts before a path.
+        folder = Path(os.path.expanduser(words)).absolute()
+        if words and os.path.isdir(folder):
+            return folder, "", ""
+        raise
+
+
+def _open(address: str) -> None:
     print(address, flush=True)
-    if tunnel := addresses.tunnel(base, os.environ):
-        print(f"from your machine: {tunnel}")
+    if tunnel := addresses.tunnel(address, os.environ):
+        print(f"from your machine: {tunnel}", flush=True)
     elif not webbrowser.open(address):
-        print("no browser could be started here: open the address yourself")
+        print("no browser could be started here: open the address yourself", flush=True)
+
+
+def _serve(folder: Path, group: str, name: str, port: int) -> int:
+    app = App(folder, ours=folder == history_directory())
+    try:
+        server = bind(_HOST, port, lambda asked: asked.page_answer(app))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"The page cannot be served: {error}.") from None
+    with server:
+        if port not in (0, server.server_port):
+            raise ConfigError(
+                f"Port {port} cannot be used: another program has it, or it is reserved. "
+                "Choose another one, or leave --port out."
+            )
+        print(f"This command serves {folder}, as no agent does. Ctrl-C ends it.", file=sys.stderr)
+        # A browser in the terminal holds the command until it is closed.
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        base = f"http://localhost:{server.server_port}"
+        _open(addresses.page_of_run(base, name, group) if name else f"{base}/")
+        serving.join()
     return 0

@@ -41,9 +41,10 @@ def page(place: Place) -> str:
     return found[1].replace("//127.0.0.1:", "//localhost:") if found else ""
 
 
-def page_of_run(page: str, run: str) -> str:
-    """The page of a run."""
-    return f"{page}/run/{quote(run, safe='')}"
+def page_of_run(page: str, run: str, group: str = "") -> str:
+    """The page of a run; without its group, of the newest one of this name."""
+    of_group = f"?{urlencode({'group': group})}" if group else ""
+    return f"{page}/run/{quote(run, safe='')}{of_group}"
 
 
 def tunnel(page: str, env: Mapping[str, str]) -> str:

@@ -637,12 +637,13 @@ class Run:
         # Imported here: one rank of all shows it, at its end, and each start would wait for it.
         from otel_ddp.run import end_card
 
-        conf = records.conf
-        kept = conf.agent != "off" and conf.history_bytes
-        name = f"{self.group}/{self.run}" if self.group else self.run
-        look = [f"otel-ddp report {shlex.quote(name)}"] if kept else []
+        conf, look = records.conf, []
+        name = shlex.quote(f"{self.group}/{self.run}" if self.group else self.run)
         if base := addresses.page(records.place):
-            look.insert(0, addresses.page_of_run(base, self.run))
+            look.append(addresses.page_of_run(base, self.run))
+        if conf.agent != "off" and conf.history_bytes:
+            # The agent ends some minutes after the run, and its address with it.
+            look += [f"otel-ddp open {name}", f"otel-ddp report {name}"]
         journal = records.recorder.writer.path
         end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
 

@@ -179,7 +179,9 @@ def test_a_run_that_ended_well_is_told_at_once_with_its_card(watched: Watched) -
     assert (message.kind, message.level) == ("ended", "info")
     assert message.title == "run r finished after 3 h"
     assert message.text.startswith("otel_ddp: run g/r finished after 3 h\n")
-    assert message.text.endswith("rank 1 was late.")
+    *_, late, look = message.text.splitlines()
+    assert late.endswith("rank 1 was late.")
+    assert look.split() == ["look", "otel-ddp", "open", "g/r"]
     assert watched.kinds(100.0) == []
 
 

@@ -1,4 +1,4 @@
-"""What the guard lets through: on every path, of the agent and of `otel-ddp page`."""
+"""What the guard lets through: on every path, of the agent and of `otel-ddp open`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page, served as `otel-ddp page` does, by a thread of the test."""
+"""The page, served as `otel-ddp open` does, by a thread of the test."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -197,7 +198,14 @@ def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
     group, name = labels.get("group", ""), labels.get("run", "")
     card = run.card or Card(f"run {group}/{name}" if group else f"run {name}", state, lasted_s)
     reason = card.reason or next((each["reason"] for each in ended if each["reason"]), "")
-    card = card._replace(state=state, duration_s=lasted_s, reason=reason, sentences=sentences)
+    card = card._replace(
+        state=state,
+        duration_s=lasted_s,
+        reason=reason,
+        sentences=sentences,
+        # The address of this agent ends with it.
+        look=[f"otel-ddp open {shlex.quote(f'{group}/{name}' if group else name)}"],
+    )
     key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
     title = (
         f"run {name} {'was killed' if state == 'killed' else state} after {shown.seconds(lasted_s)}"
