@@ -17,6 +17,7 @@ import pytest
 
 import warm
 from node import Node, finished, until
+from otel_ddp.history.directory import find_run
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import survey
@@ -193,7 +194,7 @@ def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> Non
 
 
 @pytest.mark.timed
-def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
+def test_demo_shows_both_ranks_and_leaves_its_history_alone() -> None:
     # Its ranks have torch imported already.
     executable, more = warm.python()
     with Node() as node:
@@ -217,6 +218,9 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
         (verdict,) = (line for line in output.stdout.splitlines() if line.startswith("  - "))
         assert ": rank 1 (" in verdict
         assert "kept the others waiting: it was late in backward" in verdict
+        look = output.stdout.splitlines()[-1].partition("otel-ddp open ")[2]
+        with find_run(look, Path(node.env["OTEL_DDP_HISTORY_DIR"])) as run:
+            assert (run.state, len(run.ranks)) == ("finished", 2)
     place = Path(output.stdout.partition("--dir ")[2].split()[0])
     assert place.name == "place"
     assert not place.parent.exists()

@@ -25,13 +25,12 @@ from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey, told_by_agent
 
-_RUN = "demo"
+_GROUP = "demo"
 _PREFIX = "otel_ddp-demo-"
 _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install "
     "'torch>=2.4'. After `uvx` or `pipx run`, add `--with torch`."
 )
-_LONGER_S = 600
 # The first import of torch in a new environment may take a minute.
 _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
@@ -97,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
             return status
     print("\nRecorded, as `otel-ddp status` shows it:")
     print("\n".join(line.text for line in picture(found, time.time_ns())))
-    print(f"\nThe page has ended with the demo. Longer: --seconds {_LONGER_S}")
+    if settings.read().history_bytes:
+        print(f"\nLook again:  otel-ddp open {_GROUP}/{node.run}")
     return 0
 
 
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _played(options: argparse.Namespace) -> Iterator[_Node]:
-    """A training with its trouble; afterwards nothing is left."""
+    """A training with its trouble; afterwards its history alone is left."""
     try:
         root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
     except OSError:
@@ -127,13 +127,13 @@ class _Node:
     """Torchrun and its ranks, and their agent, in a directory of their own."""
 
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
+        self.run = time.strftime("demo-%m%d-%H%M%S")
         self.place = Place(root / "place")
         self._log = root / "training.log"
         own = {
-            "OTEL_DDP_RUN": _RUN,
+            "OTEL_DDP_RUN": self.run,
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
-            "OTEL_DDP_HISTORY_DIR": str(root / "history"),
         }
         defaults = {
             # That of a minute is too long for a demo.
@@ -166,7 +166,7 @@ class _Node:
         if remark := agent.get("remark"):
             print(f"Note:  {remark}")
         if page := addresses.page(self.place):
-            print(f"Look:  {addresses.page_of_run(page, _RUN)}", flush=True)
+            print(f"Look:  {addresses.page_of_run(page, self.run)}", flush=True)
             if tunnel := addresses.tunnel(page, os.environ):
                 print(f"       from your machine: {tunnel}", flush=True)
         print(f"       otel-ddp status --dir {self.place.directory}", flush=True)
