@@ -205,7 +205,8 @@ def test_what_cannot_be_used_is_passed_over_with_one_remark(
 
     assert [here[1]] == [each.directory for each in places]
     assert remark == (
-        f"no shared memory for the journal ({here[0]} cannot be used: {why}), so it lies in {here[1]}"
+        f"no shared memory for the journal ({here[0]} cannot be used: {why}), "
+        f"so it lies in {here[1]}"
     )
 
 

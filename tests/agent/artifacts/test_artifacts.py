@@ -271,9 +271,9 @@ def test_the_reader_has_the_lowest_priority_and_keeps_secrets_out_of_its_argumen
     here: Here, saved: Path
 ) -> None:
     here.agent(OTEL_DDP_ARTIFACTS="memory://me:secret@store")
-    # It reads for minutes.
+    # It waits for the 200 MiB.
     with saved.open("wb") as file:
-        file.truncate(100 << 30)
+        file.truncate(200 << 20)
     here.name(saved)
     here.feed()
     reader = here.artifacts._reader

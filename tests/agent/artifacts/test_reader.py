@@ -34,13 +34,10 @@ def open_files() -> set[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With names that sort in another order than their folders, odd ones, and what is no file."""
+    """With names that sort in another order than their folders, and odd ones."""
     made = tmp_path / "checkpoint"
     (made / "a").mkdir(parents=True)
     (made / "empty").mkdir()
-    # Neither counts: what is in the folder are its regular files.
-    (made / "link").symlink_to(tmp_path)
-    os.mkfifo(made / "fifo")
     for name in ("a/rank_0.pt", "a.json", "z z", "back\\slash", "line\nbreak", "ü"):
         (made / name).write_text(name)
     (made / "large").write_bytes(b"1" * (CHUNK_BYTES + 1))
@@ -59,6 +56,24 @@ def test_the_digest_of_a_directory_is_that_of_what_sha256sum_prints(folder: Path
         "digest": said.stdout.split()[0],
         "size": sum(each.stat().st_size for each in folder.rglob("*") if each.is_file()),
     }
+
+
+def test_a_link_within_a_directory_counts_by_where_it_leads_and_is_not_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("1")
+    (folder / "link").symlink_to(secret)
+    before = answer(folder)
+
+    secret.write_text("another one")
+    same = answer(folder)
+    (folder / "link").unlink()
+    (folder / "link").symlink_to(folder)
+    other = answer(folder)
+
+    assert same == before
+    assert (other["size"], other["digest"] != before["digest"]) == (before["size"], True)
 
 
 @pytest.mark.parametrize("name", ["a.json", "large"])
@@ -80,14 +95,14 @@ def test_what_is_written_to_while_it_is_read_has_no_digest(
 
 def test_what_is_no_file_has_no_digest_and_says_why(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "latest").symlink_to(folder)
+    (tmp_path / "round").symlink_to("round")
 
     assert answer(tmp_path / "none") == {"problem": "No such file or directory"}
     assert answer(tmp_path / "a%00b") == {"problem": "lstat: embedded null character in path"}
-    for path in (tmp_path / "fifo", Path("/dev/null")):
+    for path in (tmp_path / "fifo", Path("/dev/null"), tmp_path / "round"):
         assert answer(path) == {"problem": "it is neither a file nor a directory"}
-    # Whoever can put a link there could have any file of ours read and stored.
-    assert answer(tmp_path / "latest") == {"problem": "it is a link: name what it leads to"}
+    os.mkfifo(folder / "fifo")
+    assert "neither file nor directory" in answer(folder)["problem"]
 
 
 def test_a_directory_of_very_many_files_is_not_read(
@@ -101,13 +116,14 @@ def test_a_directory_of_very_many_files_is_not_read(
 def test_an_agent_of_the_platform_reads_only_below_the_roots(folder: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
+    (folder / "out").symlink_to(token)
     # A name that only begins alike.
     (tmp_path / "checkpoint-2").write_text("another team's")
     roots = [str(folder)]
 
     assert answer(folder / "a.json", roots=roots)["size"] == 6
     assert "digest" in answer(folder, roots=roots)
-    elsewhere = (token, folder / ".." / "token", tmp_path, tmp_path / "none")
+    elsewhere = (token, folder / "out", folder / ".." / "token", tmp_path, tmp_path / "none")
     for path in (*elsewhere, tmp_path / "checkpoint-2"):
         assert "OTEL_DDP_ARTIFACT_ROOTS" in answer(path, roots=roots)["problem"]
     assert "OTEL_DDP_ARTIFACT_ROOTS" in answer(token, roots=[])["problem"]
@@ -154,6 +170,19 @@ def test_a_folder_that_becomes_a_link_while_its_directory_is_read_is_not_followe
     assert answer(folder) == {"problem": "it was written to while the agent read it"}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_a_link_in_place_of_an_artifact_is_followed_unless_it_is_another_users(
+    folder: Path, tmp_path: Path
+) -> None:
+    latest = tmp_path / "latest"
+    latest.symlink_to("checkpoint/a")
+    assert answer(latest) == answer(folder / "a")
+
+    os.chown(latest, 65534, 65534, follow_symlinks=False)
+
+    assert answer(latest) == {"problem": "it is a link of user 65534, which is not followed"}
+
+
 # -- copies
 
 
@@ -184,6 +213,8 @@ def test_a_copy_of_a_file_lies_once_under_its_digest(store: str, folder: Path) -
 def test_the_list_of_a_directory_lies_beside_its_copy_and_has_its_digest(
     store: str, folder: Path
 ) -> None:
+    (folder / "a" / "link").symlink_to("rank_0.pt")
+
     found = answer(folder, store=store)
 
     base = f"r/model/{found['digest'][:16]}"

@@ -3,8 +3,8 @@
 A file server or a store that hangs holds up this process alone. The request is on stdin, in a
 file that the answer replaces.
 
-The digest of a directory is the SHA-256 of what `sha256sum` prints for its regular files in the
-order of their names. SECURITY.md says what may be read.
+The digest of a directory is the SHA-256 of what `sha256sum` prints for its files in the order of
+their names. A link in it counts with the path that it holds. SECURITY.md says what may be read.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from otel_ddp import errors, files
 
 CHUNK_BYTES = 1 << 20
 MOST_FILES = 100_000
+_MOST_LINKS = 40
 _LONGEST_NAME = 120
 # Letters that every store takes, and that fsspec takes for no pattern.
 _SAFE = " +,=@()~"
@@ -36,12 +37,14 @@ class Problem(Exception):
 
 
 class _File(NamedTuple):
-    """A regular file when it was listed."""
+    """A file, or a link, when it was listed."""
 
     name: bytes
     size: int
     mtime_ns: int
     inode: int
+    link: bytes | None
+    """The path that it holds."""
 
 
 def main() -> None:
@@ -80,6 +83,7 @@ def read(
         parts: list[tuple[str, Iterable[bytes], str]] = [
             (f"{base}/{quote(file.name, f'{_SAFE}/')}", _chunks(top, file), digests[file])
             for file in found
+            if file.link is None
         ]
         if not is_file:
             # Last: with its list the copy of a directory is whole.
@@ -97,14 +101,18 @@ def read(
 def _open(path: bytes, roots: Collection[str] | None) -> int:
     # Checked before the lookup, which would tell whether the file exists.
     _check_below(os.path.realpath(path), roots)
-    found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    for _ in range(_MOST_LINKS):
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        status = os.fstat(found)
+        if not stat.S_ISLNK(status.st_mode):
+            break
+        if status.st_uid not in (0, os.geteuid()):
+            # Whoever can write there could have any file of ours read and stored.
+            raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
+        path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
     # By the descriptor: the name may belong to another file by now.
     _check_below(os.readlink(_PATH_OF % found), roots)
-    mode = os.fstat(found).st_mode
-    if stat.S_ISLNK(mode):
-        # Whoever can put a link there could have any file of ours read and stored.
-        raise Problem("it is a link: name what it leads to")
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise Problem("it is neither a file nor a directory")
     return os.open(_PATH_OF % found, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -121,18 +129,22 @@ def _listed(top: int, own_name: bytes) -> list[_File]:
     if stat.S_ISREG(status.st_mode):
         return [_file(own_name, status)]
     found: list[_File] = []
-    for folder, _, names, fd in os.fwalk(b".", dir_fd=top, onerror=_raise):
-        for name in names:
+    for folder, folders, names, fd in os.fwalk(b".", dir_fd=top, onerror=_raise):
+        for name in (*names, *folders):
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
-                found.append(_file(os.path.normpath(os.path.join(folder, name)), status))
+            link = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(status.st_mode) else None
+            if stat.S_ISREG(status.st_mode) or link is not None:
+                found.append(_file(os.path.normpath(os.path.join(folder, name)), status, link))
+            elif not stat.S_ISDIR(status.st_mode):
+                raise Problem("there is something in it that is neither file nor directory")
         if len(found) > MOST_FILES:
             raise Problem(f"there are more than {MOST_FILES} files in it")
     return sorted(found)
 
 
-def _file(name: bytes, status: os.stat_result) -> _File:
-    return _File(name, status.st_size, status.st_mtime_ns, status.st_ino)
+def _file(name: bytes, status: os.stat_result, link: bytes | None = None) -> _File:
+    size = status.st_size if link is None else 0
+    return _File(name, size, status.st_mtime_ns, status.st_ino, link)
 
 
 def _raise(error: OSError) -> None:
@@ -140,7 +152,10 @@ def _raise(error: OSError) -> None:
 
 
 def _chunks(top: int, file: _File) -> Iterator[bytes]:
-    """The bytes of a file, however it grows."""
+    """The bytes of a file, however it grows; or the path that a link holds."""
+    if file.link is not None:
+        yield file.link
+        return
     where, count = os.readlink(_PATH_OF % top), 0
     if stat.S_ISDIR(os.fstat(top).st_mode):
         fd = files.open_private(os.fsdecode(file.name), dir_fd=top)
