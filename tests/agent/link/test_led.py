@@ -60,36 +60,38 @@ def test_a_late_rank_has_its_series_where_its_agent_has_another_name_than_its_no
     assert agents.led.named() == {"3": 1.0}
 
 
-def test_an_agent_whose_lead_is_silent_judges_again_and_reports_what_is_open(
+def test_an_agent_whose_lead_is_silent_begins_to_judge_and_reports_what_it_finds(
     agents: TwoAgents,
 ) -> None:
-    agents.train(250, late=3)
+    agents.train(250, late=-1)
     agents.cable.is_cut = True
     agents.train(250, late=3)
-    assert agents.led.late() == ["3"]
     assert agents.led.reported() == set()
 
-    agents.train(50, late=3)
+    agents.train(250, late=3)
 
     # It is two ranks here, and the sentence is that of this node alone.
     assert agents.led.late() == ["3"]
+    assert agents.led.named() == {"3": 1.0}
     assert "straggler" in agents.led.reported()
     assert "here, by the ranks of this node alone" in agents.following.describe()
+    agents.cable.is_cut = False
+    agents.train(100, late=-1)
+    assert agents.led.records() == [("straggler", "closed")]
 
 
 def test_a_verdict_is_told_once_however_often_the_link_breaks(agents: TwoAgents) -> None:
     agents.train(250, late=3)
-    records = []
-    for _ in range(3):
+    for _ in range(2):
         agents.cable.is_cut = True
-        agents.train(25 * 12, late=3)
+        agents.train(25 * 18, late=3)
+        assert "is judged here" in agents.following.describe()
         assert agents.led.late() == ["3"]
         agents.cable.is_cut = False
         agents.train(25 * 12, late=3)
-        records += [each for each in agents.led.records() if each[0] == "straggler"]
 
-    assert records == [("straggler", "opened"), ("straggler", "closed")]
-    assert len([each for each in agents.led.judge.past() if each["kind"] == "straggler"]) == 1
+    assert "straggler" not in agents.led.reported()
+    assert "straggler" not in [each["kind"] for each in agents.led.judge.past()]
 
 
 def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
@@ -271,7 +273,7 @@ def test_a_verdict_began_by_the_clock_of_the_node_that_shows_it(agents: TwoAgent
     hour_ns, at_ns = 3600 * 10**9, 1_800_000_000 * 10**9
     verdict = {**VERDICT, "since_ns": at_ns}
     over = {**verdict, "until_ns": at_ns + 7}
-    judgement = Judgement("node-0", [verdict], [over], Report((), ""), [], 0)
+    judgement = Judgement("node-0", [verdict], [over], Report((), ""), 0)
     agents.cable.clock_offset_ns += hour_ns
 
     agents.cable.answers.append(wire.Answer(judged=said.Said(judgement).to([])))
@@ -340,22 +342,6 @@ def test_an_agent_that_ends_reports_what_it_has_read_last(agents: TwoAgents) -> 
     assert found == [[26], [26]]
 
 
-def test_a_late_rank_is_named_by_its_own_agent_where_the_lead_cannot_compare(
-    agents: TwoAgents,
-) -> None:
-    # The nodes do not wait for each other: one is minutes behind.
-    for each in agents.led.ranks:
-        each.step({"other": 300_000.0})
-
-    agents.train(600, late=3)
-
-    (lacks,) = agents.lead.judge.insufficient()
-    assert lacks["why"] == "insufficient data: the step numbers of the ranks do not match"
-    assert (agents.lead.late(), agents.led.late()) == ([], ["3"])
-    assert (agents.led.judge.insufficient(), agents.led.named()) == ([], {"3": 1.0})
-    assert "straggler" in agents.led.reported()
-
-
 def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     agents.train(250, late=3)
     judgement = agents.lead.judge.judgement(RUN, "node-0")
@@ -376,7 +362,7 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
 def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
     many: dict[str, Any],
 ) -> None:
-    judgement = Judgement("node-0", [{**VERDICT, "evidence": many}], [], Report((), ""), [], 0)
+    judgement = Judgement("node-0", [{**VERDICT, "evidence": many}], [], Report((), ""), 0)
 
     (found,) = said.unpack(said.Said(judgement).to([]), RUN, []).open
 
@@ -394,7 +380,7 @@ def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
     [{"step": "7"}, {"step": 2**63}, {"since_ns": 2**63}, {"until_ns": "now"}, {"who": {}}],
 )
 def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(damage: dict[str, Any]) -> None:
-    judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), [], 0)
+    judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), 0)
 
     found = said.unpack(said.Said(judgement).to([]), RUN, [])
 

@@ -21,7 +21,7 @@ from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.agent.verdicts.reports import Judgement, Named
+from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, run_labels
@@ -232,22 +232,26 @@ def test_where_another_agent_judges_now_nothing_of_the_judge_before_it_stays(ben
     labels = bench.ranks[1].process.labels
     alone_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
     report = Report((RankReport(labels, {"all": 0.0}, 500.0),), insufficient="")
-    named = [Named("straggler", labels, "forward", "", now=True)]
-    bench.led[run_labels(labels)] = Judgement("node-0", [], [], report, named, compared=2)
+    other = {**bench.verdict("straggler"), "phase": "forward"}
+    bench.led[run_labels(labels)] = Judgement("node-0", [other], [], report, compared=2)
     bench.poll()
     led = bench.series(catalog.TRAINING_STRAGGLER)
     led_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
     handed_over = of("straggler", bench.reported())
     bench.led.clear()
     bench.poll()
+    anew = bench.series(catalog.TRAINING_STRAGGLER), bench.open(), bench.why()
+    bench.train(150, late_ms=30)
     alone = bench.series(catalog.TRAINING_STRAGGLER)
 
     assert (led["1", "backward"], led["1", "forward"]) == (0.0, 1.0)
     assert handed_over == [("opened", "WARN"), ("closed", "INFO")]
     # Each judge counts from its own beginning, and the counter only grows.
     assert led_s == alone_s > 0
+    assert anew[0] == {("1", "backward"): 0.0, ("1", "forward"): 0.0}
+    assert (anew[1], anew[2][:18]) == ([], "insufficient data:")
     assert (alone["1", "backward"], alone["1", "forward"]) == (1.0, 0.0)
-    # It was told before, and goes on.
+    # The agent that led has told of this rank.
     assert of("straggler", bench.reported()) == []
 
 
@@ -545,7 +549,7 @@ def test_a_death_that_the_agent_tells_that_leads_is_the_one_that_was_told_here(
         # Its clock is some seconds ahead.
         told = {**own, "since_ns": own["since_ns"] + 5 * 10**9, "evidence": evidence}
         past = [elsewhere, of_node, told]
-        judgement = Judgement("node-0", [], past, Report((), ""), [], compared=0)
+        judgement = Judgement("node-0", [], past, Report((), ""), compared=0)
         bench.led[("group", "g"), ("run", "r")] = judgement
         bench.poll()
         return bench.series(catalog.TRAINING_DEATHS)

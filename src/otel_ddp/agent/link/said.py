@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from otel_ddp.agent.link import limits
 from otel_ddp.agent.link.known import Senseless, read_json
-from otel_ddp.agent.verdicts.reports import Judgement, Named
+from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
-from otel_ddp.diagnosis.verdict import Labels, node_of, run_labels
+from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.vocabulary.words import Kind
 
 # Tables of all ranks stay with the lead; lists of a few members travel.
@@ -32,9 +32,6 @@ class Said:
         self.of_all = json.dumps(of_all)
         """What is true of all nodes, as JSON."""
         self._ranks = {each.labels: each for each in judgement.report.ranks}
-        self._named: dict[Labels, list[Named]] = {}
-        for name in judgement.named:
-            self._named.setdefault(name.labels, []).append(name)
 
     def to(self, own: Sequence[Labels]) -> bytes:
         """For the agent whose processes have these labels, whatever that agent is called."""
@@ -43,15 +40,9 @@ class Said:
             for labels in own
             if (each := self._ranks.get(labels)) is not None
         ]
-        named = [each for labels in _here(own) for each in self._named.get(labels, ())]
         # What is true of all is packed once.
-        of_node = json.dumps({"ranks": ranks, "named": named})
+        of_node = json.dumps({"ranks": ranks})
         return f"{self.of_all[:-1]}, {of_node[1:]}".encode()
-
-
-def _here(own: Sequence[Labels]) -> Collection[Labels]:
-    """These ranks and their nodes."""
-    return dict.fromkeys([*own, *map(node_of, own)])
 
 
 def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,13 +60,13 @@ def _is_short(value: Any) -> bool:
 
 
 def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0) -> Judgement:
-    """What the lead says; of ranks and nodes only what it says of these. Raises Senseless.
+    """What the lead says; of ranks only what it says of these. Raises Senseless.
 
     *ahead_ns*: its clock less ours.
     """
     found = read_json(content, limits.MOST_ANSWER_BYTES)
     try:
-        ranks, named = _of_ranks(found, own)
+        ranks = _of_ranks(found, own)
         still, past = (
             [_turned(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
             for name in ("open", "past")
@@ -86,24 +77,16 @@ def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0
         raise Senseless("what the lead says") from None
     if not (isinstance(by := found.get("by"), str) and by.isprintable()):
         raise Senseless("the name of the lead's node")
-    return Judgement(by[: limits.MOST_NODE_LETTERS], still, past, report, named, compared)
+    return Judgement(by[: limits.MOST_NODE_LETTERS], still, past, report, compared)
 
 
-def _of_ranks(
-    found: Mapping[str, Any], own: Sequence[Labels]
-) -> tuple[tuple[RankReport, ...], Sequence[Named]]:
-    here = _here(own)
-    ranks = [
+def _of_ranks(found: Mapping[str, Any], own: Sequence[Labels]) -> tuple[RankReport, ...]:
+    here = {*own}
+    return tuple(
         RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
         for row, excess, lost_s, work_s in found["ranks"]
         if (labels := _labels(row)) in here
-    ]
-    named = [
-        Named(kind, labels, str(phase), str(side), now is True)
-        for kind, row, phase, side, now in found["named"]
-        if (labels := _labels(row)) in here and kind in _KINDS
-    ]
-    return tuple(ranks), named
+    )
 
 
 _KINDS: frozenset[Kind] = frozenset(get_args(Kind))

@@ -122,7 +122,7 @@ class Occasions:
         run.told &= found.keys()
         for key, incident in found.items():
             verdict = incident.shown
-            if verdict.kind not in _KINDS or key in run.told or incident.was_handed_over:
+            if verdict.kind not in _KINDS or key in run.told or incident.was_told_by_lead:
                 continue
             stood_s = _KINDS[verdict.kind][2]
             stands = now - run.since[key] >= stood_s or (leaving and stood_s < _STOOD_S)

@@ -10,7 +10,7 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.reports import Judgement, VerdictReporter, compared_ranks, named
+from otel_ddp.agent.verdicts.reports import Judgement, VerdictReporter, compared_ranks
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
@@ -101,13 +101,10 @@ class Judge:
         # All detectors are polled before the first report: post-mortems list the other findings.
         reports = case.reports
         reports.just_closed = None
-        changes = case.follow(judgement, now_ns)
+        changes = case.poll(judgement, now_ns)
         if judgement is not None:
-            over = [each for each in reports.open if not case.led.stands(each[0])]
-            self._reporter.hand_over(reports, over, judgement.by, case.sources, now_ns)
+            self._reporter.hand_over(reports, judgement.by, case.sources, now_ns)
         for change in changes:
-            if not case.led.stands(change.verdict.kind):
-                continue
             ended = case.ended_with(change.verdict)
             self._reporter.report(reports, change, case.sources, now_ns, ended)
         for verdict in case.present():
@@ -163,7 +160,7 @@ class Judge:
         """The runs whose ranks cannot be compared, and why."""
         found = []
         for run, case in list(self._cases.items()):
-            report = case.comparison
+            report = case.last_report
             if report is not None and report.insufficient:
                 found.append({**dict(run), "why": report.insufficient})
         return found
@@ -176,9 +173,9 @@ class Judge:
         case = self._cases.get(run)
         if case is None:
             return None
-        past, found = list(case.reports.past), tuple(named(case.reports))
         report = case.report()
-        return Judgement(by, self._open(case), past, report, found, compared_ranks(report))
+        past = list(case.reports.past)
+        return Judgement(by, self._open(case), past, report, compared_ranks(report))
 
 
 def _past(case: RunCase) -> list[dict[str, Any]]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.hardware import Gpu, with_gpus
 from otel_ddp.diagnosis.say import past_sentence, rank_list
-from otel_ddp.diagnosis.straggler.finding import Report, is_about, side_of
-from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
+from otel_ddp.diagnosis.straggler.finding import Report
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.identity import addresses
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
@@ -33,25 +33,21 @@ log = logging.getLogger("otel_ddp.agent")
 _MOST_PAST = 20
 # After these, training does not go on by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "silence", "stall"})
-# Findings about a rank or a node and a phase, which have a series.
-_NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 # Findings that compare ranks; the others are seen best on the board of the run.
-_OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
+_OF_RANKS: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring", "stall", "death"})
 
 
 class Incident:
     """An open verdict, and what was made of it."""
 
-    def __init__(self, verdict: Verdict, *, was_handed_over: bool = False) -> None:
+    def __init__(self, verdict: Verdict, *, was_told_by_lead: bool = False) -> None:
         self.found = self.shown = verdict
         """As its detector has made it; and with what is added here."""
         self.gpus: Sequence[Gpu] | None = None
         """The devices as they were when it began: a dead process has left its own since."""
         self.postmortem: Path | None = None
-        self.was_handed_over = was_handed_over
-        """The agent of another node has judged it: it is told once, however often that changes."""
-        self.past: dict[str, Any] | None = None
-        """As it is shown among those that are over, while another agent judges it."""
+        self.was_told_by_lead = was_told_by_lead
+        """The agent that led the run has told of it: it is told once, whoever judges."""
 
 
 class RunReports:
@@ -60,32 +56,31 @@ class RunReports:
     def __init__(self, run: Labels) -> None:
         self.run = run
         self.open: dict[tuple[Kind, Labels], Incident] = {}
-        # What is found here still, and judged by the agent of another node.
-        self.handed_over: dict[tuple[Kind, Labels], Incident] = {}
-        # What the detectors have found and is not over, reported or not.
-        self.found: dict[tuple[Kind, Labels], Verdict] = {}
         # The last verdicts that are over, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Those that a history alone tells: what has bounded the run.
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Phases that a rank or node was ever named for, and the side: their series go on, at 0.
-        self.named: set[tuple[Kind, Labels, str, str]] = set()
         # For post-mortems: the processes that ended, whose journals may have been deleted.
         self.ended: dict[Labels, ProcessState] = {}
         # What this poll has closed. A verdict of its kind that opens in the same poll continues it.
         self.just_closed: Incident | None = None
+        # What the agent that led the run has said last.
+        self.last_led: Judgement | None = None
 
     def past_of(self, kind: Kind) -> deque[dict[str, Any]]:
         """Where a verdict of this kind goes when it is over."""
         return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
 
-    def take_back(self, key: tuple[Kind, Labels]) -> Incident | None:
-        """What another agent no longer judges: it is open again, and not over."""
-        incident = self.handed_over.pop(key, None)
-        if incident is not None and incident.past is not None:
-            with contextlib.suppress(ValueError):
-                self.past_of(key[0]).remove(incident.past)
-        return incident
+    def was_told_by_lead(self, verdict: Verdict) -> bool:
+        """Whether the lead has told of it by its last words, or of a death that caused it."""
+        if self.last_led is None:
+            return False
+        if verdict.kind == "death":
+            deaths = [*self.last_led.open, *self.last_led.past]
+            since_ns = [each["since_ns"] for each in deaths if each["kind"] == "death"]
+            return any(abs(each_ns - verdict.since_ns) <= FOLLOWS_S * 1e9 for each_ns in since_ns)
+        keys = [(each["kind"], tuple(each["who"].items())) for each in self.last_led.open]
+        return verdict.key in keys
 
 
 class VerdictReporter:
@@ -116,11 +111,11 @@ class VerdictReporter:
     ) -> None:
         """A verdict of this run was opened, has changed, or is over, as these ranks *ended*."""
         verdict, opened = change
-        incident = told.open.pop(verdict.key, None) or told.take_back(verdict.key)
+        incident = told.open.pop(verdict.key, None)
         if incident is None and not opened:
             return  # it was another agent's
         before = None if incident is None else incident.shown
-        incident = incident or Incident(verdict)
+        incident = incident or Incident(verdict, was_told_by_lead=told.was_told_by_lead(verdict))
         self._update(incident, verdict, opened)
         verdict, ended_with = incident.shown, ""
         if opened:
@@ -129,41 +124,32 @@ class VerdictReporter:
             ended_with = _ended_with(verdict, sources, ended)
             told.past_of(verdict.kind).append(self._past(verdict, ended_with, now_ns))
             told.just_closed = incident
-        if verdict.kind in _NAMING:
-            side = side_of(verdict) if verdict.kind == "straggler" else ""
-            ranks = [each.labels for each in sources if is_about(verdict, each.labels)]
-            for labels in (verdict.labels, *ranks):
-                told.named.add((verdict.kind, labels, verdict.phase, side))
+        if incident.was_told_by_lead:
+            return
         # One record per incident, and another one if its phase or cause changes.
         if not opened or before is None or _phase_and_cause(before) != _phase_and_cause(verdict):
             body = verdict.sentence
             if not opened:
                 body = f"no longer{f', as {ended_with} ended' if ended_with else ''}: {body}"
             self._record(verdict, opened, body, sources, now_ns)
-        if opened and verdict.kind in _FATAL and not incident.was_handed_over:
+        if opened and verdict.kind in _FATAL:
             self._write_postmortem(told, incident, sources)
 
     @errors.contained()
     def hand_over(
         self,
         told: RunReports,
-        over: Iterable[tuple[Kind, Labels]],
         by: str,
         sources: Collection[Process],
         now_ns: int,
     ) -> None:
-        """The agent of another node judges from now on what these open verdicts are about."""
-        for key in over:
-            incident = told.open.pop(key)
+        """The agent of another node judges from now on what the open verdicts are about."""
+        handed_over = [each for each in told.open.values() if not each.was_told_by_lead]
+        told.open.clear()
+        for incident in handed_over:
             verdict = incident.shown
             if verdict.kind != "death":
-                incident.past = self._past(verdict, "", now_ns)
-                told.past_of(verdict.kind).append(incident.past)
-            if key in told.found:
-                told.handed_over[key] = incident
-            if incident.was_handed_over:
-                continue
-            incident.was_handed_over = True
+                told.past_of(verdict.kind).append(self._past(verdict, "", now_ns))
             body = f"judged by the agent of {by} from now on: {verdict.sentence}"
             self._record(verdict, False, body, sources, now_ns)
 
@@ -308,17 +294,6 @@ def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tup
 # -- where the agent of another node leads the run, it says that, and this one shows and exports it
 
 
-class Named(NamedTuple):
-    """A finding about a rank or node, a phase, maybe a side; its series goes on when it is over."""
-
-    kind: Kind
-    labels: Labels
-    phase: str
-    side: str
-    now: bool
-    """Whether it is true now."""
-
-
 @dataclass(frozen=True)
 class Judgement:
     """Of one run, by the agent that leads it."""
@@ -329,60 +304,10 @@ class Judgement:
     """The open verdicts as JSON; so are those that are over."""
     past: Sequence[Mapping[str, Any]]
     report: Report
-    named: Sequence[Named]
     compared: int
     """How many ranks of all nodes are compared."""
-
-
-# What comes of comparing ranks.
-_OF_COMPARISON: frozenset[str] = frozenset(("straggler", "imbalance", "recurring"))
-# So much later than here, a lead that compares all ranks has compared them.
-_LEAD_LATER_NS = 10_000_000_000
-
-
-class Led:
-    """Whether another agent judges a run, and what it leaves to this one."""
-
-    def __init__(self) -> None:
-        self.judgement: Judgement | None = None
-        """What it says; None: this agent judges the run."""
-        self.compares_alone = False
-        """It has not the data to compare all ranks, and this agent has those to compare its own."""
-        self._since_ns = 0
-
-    def update(
-        self, judgement: Judgement | None, compares: Callable[[], bool], now_ns: int
-    ) -> None:
-        """*compares*: whether this agent can compare its own ranks."""
-        self.judgement = judgement
-        if (
-            judgement is None
-            or not judgement.report.insufficient
-            # It has compared where it has named a rank.
-            or any(each.get("kind") in _OF_COMPARISON for each in judgement.open)
-        ):
-            self.compares_alone, self._since_ns = False, 0
-        elif not self.compares_alone:
-            self._since_ns = (self._since_ns or now_ns) if compares() else 0
-            waited_ns = now_ns - self._since_ns if self._since_ns else 0
-            self.compares_alone = waited_ns >= _LEAD_LATER_NS
-
-    def stands(self, kind: Kind) -> bool:
-        """Whether verdicts of this kind are those that this agent finds."""
-        return self.judgement is None or (self.compares_alone and kind in _OF_COMPARISON)
 
 
 def compared_ranks(report: Report) -> int:
     """How many ranks are compared."""
     return sum([each.work_s is not None for each in report.ranks])
-
-
-def named(reports: RunReports) -> Iterator[Named]:
-    """All that was ever named."""
-    for kind, labels, phase, side in reports.named:
-        incident = reports.open.get((kind, labels))
-        if incident is None:
-            of_node = reports.open.get((kind, node_of(labels)))
-            incident = of_node if of_node and is_about(of_node.shown, labels) else None
-        now = incident and (incident.shown.phase, side and side_of(incident.shown))
-        yield Named(kind, labels, phase, side, now == (phase, side))

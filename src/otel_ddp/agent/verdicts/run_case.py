@@ -11,8 +11,7 @@ from otel_ddp import errors
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.ends import Exits
 from otel_ddp.agent.verdicts.ras import Ras, remark
-from otel_ddp.agent.verdicts.reports import Incident, Judgement, Led, RunReports
-from otel_ddp.diagnosis.death.cause import FOLLOWS_S
+from otel_ddp.agent.verdicts.reports import Judgement, RunReports
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.hardware import Cores
@@ -25,7 +24,6 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
-from otel_ddp.vocabulary.words import Kind
 
 
 class _Process:
@@ -77,6 +75,10 @@ class _Processes:
         new = self._left_out - before
         self.known.update((each, _Process()) for each in new)
         return [each.labels for each in new]
+
+    def forget(self) -> None:
+        """What was kept of each."""
+        self.known = {each: _Process() for each in self.known}
 
     def living(self, labels: Labels) -> Process | None:
         """The newest living process with these labels."""
@@ -146,15 +148,24 @@ class RunCase:
         *cores*: for how long the ranks have waited for a core lately.
         """
         self.run = run
+        self._floor_s = floor_s
+        self._cores = cores
         self._origin_ns = origin_ns
-        self._world = _Worlds()
         self._processes = _Processes()
+        self._ras = Ras(env)
+        self.reports = RunReports(run)
+        self.judgement: Judgement | None = None
+        """What the agent says that leads the run; None: this one judges it."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Judge with detectors that know nothing yet."""
+        self._world = _Worlds()
         self._exits = Exits()
         self._deaths = Deaths()
         self._silence = Silence()
-        self.stalls = Stalls(floor_s)
-        self._ras = Ras(env)
-        self.stragglers = Stragglers(cores)
+        self.stalls = Stalls(self._floor_s)
+        self.stragglers = Stragglers(self._cores)
         self._others: Sequence[Detector] = (self.stragglers.bounds, Nonfinite())
         self._detectors: Sequence[Detector] = (
             self._deaths,
@@ -164,15 +175,8 @@ class RunCase:
             *self._others,
         )
         self.last_report: Report | None = None
-        """How the ranks compare, as last worked out."""
+        """How the ranks compare, as last worked out here or by the agent that leads."""
         self._has_news = True
-        self.reports = RunReports(run)
-        self.led = Led()
-
-    @property
-    def judgement(self) -> Judgement | None:
-        """What the agent says that leads the run; None: this one judges it."""
-        return self.led.judgement
 
     @property
     def own_collectives(self) -> Mapping[Labels, tuple[str, ...]]:
@@ -236,30 +240,37 @@ class RunCase:
         self._tell(rank, seen)
 
     def _tell(self, rank: RankState, seen: Observation) -> None:
-        for detector in self._detectors:
+        # Of a run that another agent judges, it is only known here where its ranks stand.
+        for detector in self._detectors if self.judgement is None else (self.stalls,):
             _contained(detector.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
         """Whether this is of this node: series of other nodes are theirs to export."""
         return self._processes.are_here(labels)
 
-    def poll(self, now_ns: int) -> list[Change]:
-        """What has changed."""
+    def poll(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
+        """What has changed. *judgement*: of the agent that leads the run, if another one does now.
+
+        Nothing is found here while that agent judges; after that, what is found anew.
+        """
+        if judgement is None and self.judgement is not None:
+            self._processes.forget()
+            self._begin()
+        self.judgement = judgement
         for left_out in self._processes.newly_left_out():
             self._has_news = True
             for detector in self._detectors:
                 _contained(detector.leave_out, left_out)
         self._feed_ends(now_ns)
+        if judgement is not None:
+            self._ras.forget()
+            _contained(self.stalls.poll, now_ns)
+            self.reports.last_led, self.last_report = judgement, judgement.report
+            # The agent that leads the run asks for itself.
+            return []
         changes = self._poll_detectors(now_ns)
         _contained(self._ask_nccl, now_ns)
-        for verdict, opened in changes:
-            self.reports.found.pop(verdict.key, None)
-            if opened:
-                self.reports.found[verdict.key] = verdict
-            else:
-                self.reports.handed_over.pop(verdict.key, None)
-        # The agent that leads the run asks for itself.
-        for labels, question in self.stalls.questions.items() if self.judgement is None else ():
+        for labels, question in self.stalls.questions.items():
             if (source := self._processes.living(labels)) is not None:
                 source.host.ask(question, now_ns)
         return changes
@@ -277,43 +288,13 @@ class RunCase:
 
     def _ask_nccl(self, now_ns: int) -> None:
         """Ask NCCL itself, once all ranks stand."""
-        if self.judgement is not None or not self.stalls.present():
+        if not self.stalls.present():
             self._ras.forget()
             return
         here = [(each, known.rank) for each, known in self._processes.known.items() if each.is_here]
         pids = {each.reader.pid for each, rank in here if rank is not None and rank.under_nccl}
         if pids and (answer := self._ras.poll(now_ns)):
             self.stalls.remark = remark(answer, pids, self._world.size)
-
-    def follow(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
-        """What has changed, where another agent leads the run and says this; None: none leads it.
-
-        What is found here is not reported while that agent judges it. When it no longer does, what
-        was found by then, and is not over, is new, unless it was told before: here, or a death by
-        that agent.
-        """
-        last, hidden = self.led.judgement, self._not_standing()
-        self.led.update(judgement, lambda: not self.report().insufficient, now_ns)
-        changes = self.poll(now_ns)
-        hidden -= self._not_standing()
-        new = [each for each in self.reports.found.values() if each.key in hidden]
-        for each in new:
-            if each.key not in self.reports.handed_over and _has_told(last, each):
-                self.reports.handed_over[each.key] = Incident(each, was_handed_over=True)
-        return [*(Change(each, True) for each in new), *changes]
-
-    def _not_standing(self) -> set[tuple[Kind, Labels]]:
-        """What is found here, and judged by another agent."""
-        return {key for key in self.reports.found if not self.led.stands(key[0])}
-
-    @property
-    def comparison(self) -> Report | None:
-        """How the ranks compare, as it is told here, and as last worked out."""
-        own, led = self.last_report, self.judgement
-        if led is None:
-            return own
-        alone = self.led.compares_alone and own is not None and not own.insufficient
-        return own if alone else led.report
 
     def _feed_ends(self, now_ns: int) -> None:
         self._exits.new = []
@@ -345,8 +326,8 @@ class RunCase:
         return [verdict for each in self._detectors for verdict in _contained(each.present)]
 
     def report(self) -> Report:
-        """How the ranks compare; worked out again where there is news of them."""
-        if self.last_report is None or self._has_news:
+        """How the ranks compare; worked out again where there is news of them here."""
+        if self.last_report is None or (self._has_news and self.judgement is None):
             self.last_report, self._has_news = self.stragglers.report(), False
         return self.last_report
 
@@ -354,14 +335,6 @@ class RunCase:
         """The run is not shown any more."""
         self._exits.forget_all()
         self._ras.forget()
-
-
-def _has_told(last: Judgement | None, end: Verdict) -> bool:
-    """Whether the lead has told of this death by its last words, or of one that may cause it."""
-    if last is None or end.kind != "death":
-        return False
-    deaths = [each for each in (*last.open, *last.past) if each["kind"] == "death"]
-    return any(abs(each["since_ns"] - end.since_ns) <= FOLLOWS_S * 1e9 for each in deaths)
 
 
 @errors.contained(default=())

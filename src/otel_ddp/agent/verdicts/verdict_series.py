@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.verdicts.reports import compared_ranks, named
+from otel_ddp.agent.verdicts.reports import compared_ranks
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.straggler.finding import Report
-from otel_ddp.diagnosis.verdict import node_of
+from otel_ddp.diagnosis.straggler.finding import is_about, side_of
+from otel_ddp.diagnosis.verdict import Verdict, node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, STALL_REASONS, Kind, is_taken_back
 
@@ -74,9 +74,8 @@ class VerdictSeries:
         self._shown = shown
 
     def _lost_time(self, case: RunCase) -> Iterator[_Row]:
-        own, report, led = case.report(), _compared(case), case.judgement
-        by = "" if led is None or report is own else led.by
-        for rank in report.ranks:
+        by = "" if case.judgement is None else case.judgement.by
+        for rank in case.report().ranks:
             if not case.is_here(rank.labels):
                 continue
             # Each judge counts from when it began to judge; the sum never falls.
@@ -134,41 +133,43 @@ def _told_deaths(
             yield "", dict(verdict.labels), verdict.since_ns, verdict.evidence
 
 
-def _compared(case: RunCase) -> Report:
-    """How the ranks compare, as it is told here."""
-    own = case.report()
-    return case.comparison or own
-
-
 def _named(case: RunCase) -> Iterator[_Row]:
-    led = () if case.judgement is None else case.judgement.named
-    own = [each for each in named(case.reports) if case.led.stands(each.kind)]
-    for each in (*own, *(each for each in led if not case.led.stands(each.kind))):
-        of_side = [("side", each.side)] if each.side else []
-        where = (*each.labels, ("phase", each.phase), *of_side)
-        metric = (_OF_RANKS if "rank" in dict(each.labels) else _OF_NODES)[each.kind]
-        yield _Row(metric, where, float(each.now), stays_at=0.0)
+    found = [each.shown for each in case.reports.open.values()]
+    for told in () if case.judgement is None else case.judgement.open:
+        who = tuple(told["who"].items())
+        found.append(Verdict(told["kind"], who, told["phase"], "", told["evidence"]))
+    ranks = [each.labels for each in case.sources if each.is_here]
+    here = dict.fromkeys([*ranks, *map(node_of, ranks)])
+    for verdict in found:
+        if verdict.kind not in _OF_RANKS:
+            continue
+        side = side_of(verdict) if verdict.kind == "straggler" else ""
+        of_side = [("side", side)] if side else []
+        for labels in here:
+            if labels != verdict.labels and not is_about(verdict, labels):
+                continue
+            metric = (_OF_RANKS if "rank" in dict(labels) else _OF_NODES)[verdict.kind]
+            where = (*labels, ("phase", verdict.phase), *of_side)
+            yield _Row(metric, where, 1.0, stays_at=0.0)
 
 
 def _speed(case: RunCase) -> Iterator[_Row]:
-    report, told = case.report(), _compared(case)
-    for rank in told.ranks:
+    report, led = case.report(), case.judgement
+    works_s: dict[Labels, list[float]] = {}
+    for rank in report.ranks:
         if not case.is_here(rank.labels):
             continue
-        if told.insufficient:
-            break
+        if rank.work_s is not None:
+            works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
+        if report.insufficient:
+            continue
         # 0 with an empty phase: the rank was compared and is not late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)
-    works_s: dict[Labels, list[float]] = {}
-    for rank in report.ranks:
-        if rank.work_s is not None and case.is_here(rank.labels):
-            works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
-    led = case.judgement
-    compared = compared_ranks(report) if led is None or told is report else led.compared
+    compared = compared_ranks(report) if led is None else led.compared
     for node, each_s in works_s.items():
-        if not told.insufficient:
+        if not report.insufficient:
             yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
         yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
         yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
