@@ -128,7 +128,9 @@ def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
     assert not any(telling(0).values())
 
 
-def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNodes) -> None:
+def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(
+    run: TwoNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.trouble(3, "backward 0.03")
     late = [run.verdict(number, "straggler") for number in (0, 1)]
 
@@ -152,3 +154,5 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(run: TwoNod
         assert each["evidence"]["culprits"] == ["3"]
         assert "rank 3 (node-1) is in data" in each["sentence"]
         assert "train.py:" in each["sentence"]
+    assert main(["stacks", "--rank", "3", "--dir", str(run.nodes[0].place.directory)]) == 0
+    assert "train.py" in capsys.readouterr().out

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         action="append",
         help="only this rank; may be given several times. On the node of rank 0 also one of "
-        "another node",
+        "another node: its thread that trains",
     )
     parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
     add_directory_option(parser)

@@ -174,7 +174,7 @@ def test_questions_arrive_beside_a_judgement_that_is_too_large(links: Links) -> 
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
     answer = Answer(judged=b"x" * limits.MOST_ANSWER_BYTES)
-    answer.questions.add(process=3, kind=Question.STACKS)
+    answer.questions.add(process=3, kind=Question.WHAT)
 
     lead.answer("node-1", answer)
 

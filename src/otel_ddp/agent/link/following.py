@@ -12,7 +12,6 @@ from otel_ddp.agent.history.kept_run import Readings
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link import said
 from otel_ddp.agent.link.known import Senseless, pack_readings, told_of, wall_origin_ns
-from otel_ddp.agent.link.stacks import StacksHere
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Evidence, Question
@@ -165,7 +164,6 @@ class Following:
         writes that of its own node alone."""
         self._run = run
         self._history = history
-        self._stacks = StacksHere()
         self._client = client
         self._origin_ns = origin_ns
         self._processes: dict[Process, Outflow] = {}
@@ -208,11 +206,10 @@ class Following:
                 self._ahead_ns = round(ahead_ns / _S) * _S
         for answer in self._client.take():
             self._heed(answer, now_ns - self._origin_ns)
-        urgent = self._stacks.poll() or any(each.is_urgent for each in outflows)
         # Records that are not sent stay in the rings.
         if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
-        if urgent or now_ns >= self._report_at_ns:
+        if now_ns >= self._report_at_ns or any(each.is_urgent for each in outflows):
             world = max((each.state().own_world_size or 1 for each in here), default=1)
             every = min(-(-world // _RANKS_A_SECOND), _SELDOM)
             self._report_at_ns = now_ns + every * _REPORT_EVERY_NS
@@ -239,7 +236,7 @@ class Following:
 
     @errors.contained()
     def _report(self, now_ns: int) -> None:
-        report = wire.Report(told=self._stacks.take())
+        report = wire.Report()
         if self._history is not None and (led := self.judgement()) is not None:
             report.readings = pack_readings(self._history(led.by))
         most = _MOST_OF_RINGS // max(len(self._processes), 8)
@@ -257,18 +254,13 @@ class Following:
 
     @errors.contained()
     def _heed(self, answer: Any, now_ns: int) -> None:
-        by_number = {each.number: (source, each) for source, each in self._processes.items()}
+        by_number = {each.number: each for each in self._processes.values()}
         for question in islice(answer.questions, _MOST_AT_ONCE):
-            source, process = by_number.get(question.process, (None, None))
-            if source is None or process is None:
-                continue
-            if question.kind == wire.Question.STACKS:
-                self._stacks.ask(question.number, source.reader.path)
-            elif (asked := QUESTIONS.get(question.kind)) is not None:
+            process, asked = by_number.get(question.process), QUESTIONS.get(question.kind)
+            if process is not None and asked is not None:
                 process.ask(asked, now_ns)
         for lacking in islice(answer.lacking, _MOST_AT_ONCE):
-            _, process = by_number.get(lacking.process, (None, None))
-            if process is not None:
+            if (process := by_number.get(lacking.process)) is not None:
                 position = lacking.position if lacking.HasField("position") else None
                 process.go_back(lacking.defined, position)
         if answer.judged:

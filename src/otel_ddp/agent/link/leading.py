@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
@@ -12,8 +14,8 @@ from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.following import QUESTIONS
 from otel_ddp.agent.link.known import Elsewhere, Senseless, unpack_readings
 from otel_ddp.agent.link.said import Said
-from otel_ddp.agent.link.stacks import Asked, AskedElsewhere
 from otel_ddp.agent.reading.process import Process
+from otel_ddp.agent.verdicts.answers import ANSWER_S, why_silent
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.say import about, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
@@ -42,6 +44,8 @@ _MOST_NODES, _MOST_OF_RUN = 2048, 20_480
 _MOST_NAMED = 4
 # A person's question goes to so many processes of one rank: each may take seconds to answer.
 _MOST_ASKED = 4
+# With one way and back, and the rounds of two loops.
+_ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 4.0, 0.05
 _KINDS = {question: kind for kind, question in QUESTIONS.items()}
 
 
@@ -155,7 +159,6 @@ class Leading:
         self._key = dict(run)["group"], dict(run)["run"]
         self._server = server
         self._history = history
-        self._asked = AskedElsewhere()
         self._nodes: dict[str, _Node] = {}
         self._fresh: list[Process] = []
         self._moved_ns = 0
@@ -221,9 +224,6 @@ class Leading:
             with contextlib.suppress(Senseless):
                 found = unpack_readings(report.readings, name, node.ahead_ns)
                 self._history.take_readings(self._key, name, found)
-        for each in report.told:
-            with contextlib.suppress(Senseless):
-                self._asked.take(each)
         return node
 
     @errors.contained(default=False)
@@ -250,35 +250,37 @@ class Leading:
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
 
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
-        """The stacks of this rank. Threads of the endpoint ask."""
-        found = []
-        for source in self.sources():
-            process = source.describe()
-            if process.rank == rank and source.is_at_work:
-                why = {"why": f"the agent of {process.node} has not answered"}
-                found.append(
-                    {**(self._asked.stacks(source) or why), "rank": rank, "pid": process.pid}
-                )
-            if len(found) == _MOST_ASKED:
-                break
-        return found
+        """Where this rank's thread that trains is. Threads of the endpoint ask, and wait."""
+        of_rank = (each for each in self.sources() if each.global_rank == rank and each.is_at_work)
+        return [
+            {"rank": rank, "pid": each.reader.pid, **self._ask_stack(each)}
+            for each in islice(of_rank, _MOST_ASKED)
+        ]
+
+    def _ask_stack(self, process: Process) -> dict[str, Any]:
+        host, until = process.host, time.monotonic() + _ANSWERED_WITHIN_S
+        before_ns = host.evidence(self._now_ns).answered_ns
+        while (found := host.evidence(self._now_ns)).answered_ns == before_ns:
+            if time.monotonic() > until:
+                why = f"the agent of {dict(process.labels).get('node')} has not answered"
+                if found.silent_s is not None:
+                    why = why_silent(found.kernel)
+                return {"why": why, "threads": []}
+            host.ask("where", self._now_ns)
+            time.sleep(_LOOK_AGAIN_S)
+        frames = [each._asdict() for each in found.stack]
+        return {"why": "", "threads": [{"name": "the thread that trains", "frames": frames}]}
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
         """Ask the other nodes, and tell them how the run is judged."""
         said = self._new_said(judgement, now_ns)
-        asked: dict[Process, list[Asked]] = {}
-        for each in self._asked.questions():
-            asked.setdefault(each.process, []).append(each)
         for name, node in self._nodes.items():
             answer = wire.Answer(lacking=node.lacking)
             node.lacking.clear()
             for number, host in node.hosts.items():
-                for question in host.questions:
-                    answer.questions.add(process=number, kind=_KINDS[question])
-                host.questions.clear()
-                for each in asked.get(host.process, ()):
-                    kind = wire.Question.STACKS
-                    answer.questions.add(process=number, kind=kind, number=each.number)
+                # Threads of the endpoint may ask meanwhile.
+                while host.questions:
+                    answer.questions.add(process=number, kind=_KINDS[host.questions.pop()])
             if said is not None:
                 answer.judged = said.to([each.process.labels for each in node.hosts.values()])
             if answer.questions or answer.judged or answer.lacking:

@@ -7,8 +7,6 @@ MOST_ANSWER_BYTES = 1 << 20
 # What an end writes into a message as it sends it.
 STAMP_BYTES = 1024
 MOST_NODE_LETTERS = 253
-# Of an answer to a person's question: a part of a report.
-MOST_TOLD_BYTES = 1 << 20
 
 # A follower that has nothing to send pings, and the lead answers each ping. A shorter time would
 # cut off a node that is busy.

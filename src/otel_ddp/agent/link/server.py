@@ -30,7 +30,7 @@ log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
 _MOST_WAITING_BYTES = 32 << 20
-# Processes and answers in one report: an agent begins another report long before.
+# Processes in one report: an agent begins another report long before.
 _MOST_PARTS = 8192
 # What says nothing takes two bytes on its way, and so many once it is parsed.
 _PART_BYTES, _PIECE_BYTES = 160, 32
@@ -275,7 +275,7 @@ class LinkServer:
     def _take(self, stream: _Stream, report: Any, size: int) -> None:
         if (report.node, report.agent) != (stream.node, stream.agent):
             raise _Refused("other node", "a report of another node")
-        parts = len(report.processes) + len(report.told)
+        parts = len(report.processes)
         if parts > _MOST_PARTS:
             raise _Refused("too many parts", "a report of too many parts")
         size += _PART_BYTES * parts + _PIECE_BYTES * _pieces(report)

@@ -234,7 +234,7 @@ class AskedProcess:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """For the page, and for the lead of its run."""
+        """For the page."""
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -248,8 +248,7 @@ class AskedProcess:
     @property
     def state(self) -> str:
         """What keeps it from answering, as the kernel sees it."""
-        kernel = self.evidence.kernel
-        return _STATES.get(kernel.state, "") if kernel else ""
+        return _state(self.evidence.kernel)
 
     @property
     def why_no_answer(self) -> str:
@@ -258,9 +257,18 @@ class AskedProcess:
             return ""
         if not self.can_answer:
             return "it does not answer: it has not called otel_ddp.instrument, or is about to end"
-        if self.state:
-            return f"it cannot answer: it is {self.state}"
-        return f"no answer within {ANSWER_S:g} s: C code holds Python's lock (the GIL)"
+        return why_silent(self.evidence.kernel)
+
+
+def why_silent(kernel: Kernel | None) -> str:
+    """Of a process that was asked and has not answered."""
+    if state := _state(kernel):
+        return f"it cannot answer: it is {state}"
+    return f"no answer within {ANSWER_S:g} s: C code holds Python's lock (the GIL)"
+
+
+def _state(kernel: Kernel | None) -> str:
+    return _STATES.get(kernel.state, "") if kernel else ""
 
 
 def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[AskedProcess]:
