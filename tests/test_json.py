@@ -18,7 +18,7 @@ PINNED = {
     ("runs", 2): "c0f5359ff663dd70",
     ("report", 5): "40ed858fa9a439db",
     ("goodput", 2): "3a03bd34386c8fdc",
-    ("compare", 3): "3d4e2b07371e3ff8",
+    ("compare", 4): "4e052a96286dedbe",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 2): "916b1d83d002edf0",
     ("curves", 1): "da1afd1dc3be4d0d",

@@ -42,8 +42,8 @@ def test_a_run_that_is_worse_fails_the_job_that_asks_for_it(
     assert compare(folder, "slow", "a", "--fail-if-worse") == 0
 
     said = capsys.readouterr().out
-    assert said.count("Result: worse: forward +5.1 %") == 2
-    assert said.count("Result: better: forward") == 1
+    assert said.count("Result: worse: step_time +1.6 %, throughput -1.6 %, forward +5.1 %") == 2
+    assert said.count("Result: better: step_time") == 1
 
 
 @pytest.mark.parametrize(

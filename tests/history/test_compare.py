@@ -12,9 +12,8 @@ import pytest
 
 from histories import write_history
 from history.noisy_runs import noisy_side
-from otel_ddp.cli.compare import lines, titles
+from otel_ddp.cli.compare import titles
 from otel_ddp.history import blocks
-from otel_ddp.history.blocks import Difference
 from otel_ddp.history.compare import Comparison, Row, Side, Used, load, of_run, percent
 from otel_ddp.history.compare import compare as compare_runs
 from otel_ddp.history.directory import NotFound, find_run
@@ -90,20 +89,8 @@ def test_how_often_it_errs(steps: int, slower: float) -> None:
     assert sum(row(each, "forward").verdict == "worse" for each in changed) >= 196
 
 
-def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
-    wild = [
-        compare(noisy_side(seed, jitter=0.3), noisy_side(seed + 500, jitter=0.3))
-        for seed in range(6)
-    ]
-
-    assert [verdicts(each) for each in wild if verdicts(each)] == []
-    # Nothing takes less than no time.
-    assert "-100.0 % to +" in " ".join(" ".join(lines(each)) for each in wild)
-
-
 def test_a_large_change_that_may_be_chance_is_told_with_the_reason() -> None:
-    may_be = Difference(0.0395, 0.0729, -0.01, 0.08, 0.2, 64)
-    rows = [Row("step_time", "s", 0.0395, 0.0729, "min", may_be, 0.2)]
+    rows = [Row("step_time", "s", "min", 0.0395, 0.0729, 0.2)]
     used = Used(100, 10, 0, 0)
 
     found = Comparison([], [], (used, used), rows, [], [])
@@ -138,8 +125,8 @@ def test_steps_that_resemble_each_other_for_long_prove_less() -> None:
         blocks.of_values(wandering(seed, 0.9), wandering(seed + 1000, 0.9)) for seed in range(100)
     ]
 
-    # A tenth would do so if steps were independent; 26 do if neighbouring blocks count whole.
-    assert sum(each is not None and each.p < 0.1 for each in pairs) <= 18
+    # A tenth would do so if steps were independent; 29 do if no value wanders.
+    assert sum(each is not None and each < 0.1 for each in pairs) <= 18
 
 
 def test_a_worse_loss_is_found_and_an_equal_one_is_not() -> None:
@@ -172,7 +159,7 @@ def test_values_beyond_all_bounds_are_not_told_to_differ_by_an_error(size: float
     found = blocks.of_steps([size, -size] * 30, [-size, size] * 30)
 
     assert found is not None
-    assert found.p > 0.01
+    assert found > 0.01
 
 
 @pytest.mark.parametrize("steps", [0, 45])
@@ -191,14 +178,12 @@ def test_what_both_have_in_common_drops_out_of_values() -> None:
     )
 
     assert found is not None
-    assert found.p < 0.01
-    assert found.low < 0.103 < found.high
+    assert found < 0.01
 
 
 def test_students_distribution_is_that_of_the_tables() -> None:
     assert blocks.two_sided(2.228, 10) == pytest.approx(0.05, abs=1e-4)
     assert blocks.two_sided(3.169, 10) == pytest.approx(0.01, abs=1e-4)
-    assert blocks.quantile(0.99, 30) == pytest.approx(2.750, abs=1e-3)
     assert blocks.two_sided(0.0, 5) == pytest.approx(1.0)
 
 

@@ -12,21 +12,18 @@ from typing import Any, NamedTuple
 
 from otel_ddp import plain, shown
 from otel_ddp.history import blocks
-from otel_ddp.history.blocks import Difference
 from otel_ddp.history.directory import NotFound, find_run, split_names
 from otel_ddp.history.reader import Bucket
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
-SCHEMA = 3
+SCHEMA = 4
 """The number of its JSON."""
 _SIGNIFICANT_P = 0.01
 # Below it a change is not worth a word, however certain it is.
 _LEAST_CHANGE = 0.01
 # A change that is large and not significant is told with the reason.
 _LARGE_CHANGE = 0.1
-# A phase that is less of a step than this in both runs is listed, and not tested.
-_LEAST_SHARE = 0.01
 # A phase that changes by less than this share of a step is not told of.
 _LEAST_OF_STEP = 0.005
 # Of the steps that both runs have: the part whose values are compared.
@@ -37,7 +34,7 @@ _CALLED = {"comm_wait": "wait"}
 # The first steps fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
 _LARGEST_CHANGE = 9.99
-_HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
+_HEADS = ("per step", "A", "B", "change", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
 _BATCH = re.compile(r"batch|accumul", re.IGNORECASE)
 _CONDITIONS = (
@@ -136,14 +133,12 @@ class Row(NamedTuple):
 
     name: str
     unit: str
-    before: float | None
-    after: float | None
     better: str
     """`min`, `max`, or empty."""
-    difference: Difference | None = None
-    """None: there was no test, and `untested` says why."""
+    before: float | None = None
+    after: float | None = None
     p: float | None = None
-    """Corrected for the number of tests."""
+    """Corrected for the number of tests; None: there was none, and `untested` says why."""
     untested: str = ""
     split: str = ""
     of_value: bool = False
@@ -159,8 +154,6 @@ class Row(NamedTuple):
     @property
     def apart(self) -> float | None:
         """By how much the second differs from the first."""
-        if self.difference is not None:
-            return self.difference.after - self.difference.before
         if self.before is None or self.after is None:
             return None
         return self.after - self.before
@@ -185,11 +178,6 @@ class Row(NamedTuple):
             return "differs"
         return "better" if (self.apart < 0) == (self.better == "min") else "worse"
 
-    def tested(self, found: Difference | None, why_not: str) -> Row:
-        if found is None:
-            return self._replace(untested=why_not)
-        return self._replace(before=found.before, after=found.after, difference=found, p=found.p)
-
 
 def _corrected(rows: Sequence[Row]) -> list[Row]:
     """With a p that is larger the more tests there are."""
@@ -197,10 +185,22 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
     return [row if row.p is None else row._replace(p=next(adjusted)) for row in rows]
 
 
-def _mean_of_runs(runs: Sequence[Sequence[float]]) -> float | None:
-    """Each run counts once, however long it was."""
-    means = [fmean(run) for run in runs if run]
-    return fmean(means) if means else None
+def _tested(
+    row: Row,
+    first: Sequence[Sequence[float]],
+    second: Sequence[Sequence[float]],
+    test: Callable[[], float | None],
+    too_few: str,
+) -> Row:
+    """The row with the numbers of all runs. *test*: of one run on each side."""
+    # Each run counts once, however long it was.
+    means = [[fmean(run) for run in runs if run] for runs in (first, second)]
+    before, after = (fmean(each) if each else None for each in means)
+    if len(first) == len(second) == 1:
+        p, why_not = test(), too_few
+    else:
+        p, why_not = blocks.of_runs(*means), "too few runs"
+    return row._replace(before=before, after=after, p=p, untested=why_not if p is None else "")
 
 
 # -- steps
@@ -234,26 +234,19 @@ def step_rows(first: _Runs, second: _Runs) -> list[Row]:
         return name == "step_time" or (all(runs) if name == "throughput" else any(runs))
 
     whole, *parts = (_step_row(name, *sides[name]) for name in filter(is_known, sides))
-    step_s = whole.before or 0.0, whole.after or 0.0
-    return _corrected([whole, *(_weighed(row, *step_s) for row in parts)])
+    return _corrected([whole, *(_weighed(row, whole.before or 0.0) for row in parts)])
 
 
 def _step_row(name: str, first: list[list[float]], second: list[list[float]]) -> Row:
     unit, better, _ = _MEASURES[name]
-    row = Row(name, unit, _mean_of_runs(first), _mean_of_runs(second), better)
-    if len(first) == len(second) == 1:
-        return row.tested(blocks.of_steps(first[0], second[0]), "too few steps")
-    one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in (first, second))
-    return row.tested(blocks.of_runs(one, other), "too few runs")
+    test = partial(blocks.of_steps, first[0], second[0])
+    return _tested(Row(name, unit, better), first, second, test, "too few steps")
 
 
-def _weighed(row: Row, step_s: float, other_s: float) -> Row:
-    """Whether this phase is a part of the step that is worth a word."""
-    if row.unit != "s":
-        return row
-    if (row.before or 0.0) < _LEAST_SHARE * step_s and (row.after or 0.0) < _LEAST_SHARE * other_s:
-        row = row._replace(difference=None, p=None, untested="below 1 % of a step")
-    return row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s)
+def _weighed(row: Row, step_s: float) -> Row:
+    """Whether the change of this phase is a part of the step that is worth a word."""
+    is_small = row.unit == "s" and abs(row.apart or 0.0) < _LEAST_OF_STEP * step_s
+    return row._replace(matters=not is_small)
 
 
 def special_rows(before: Sequence[Side], after: Sequence[Side]) -> Iterator[Row]:
@@ -262,7 +255,7 @@ def special_rows(before: Sequence[Side], after: Sequence[Side]) -> Iterator[Row]
         one, other = (fmean(_share_of_all(s.cells, word) for s in runs) for runs in (before, after))
         if one or other:
             why = "not in every step"
-            yield Row(word, "s", one, other, "min", untested=why, matters=False)
+            yield Row(word, "s", "min", one, other, untested=why, matters=False)
 
 
 def _share_of_all(cells: Sequence[Cell], word: str) -> float:
@@ -295,24 +288,26 @@ def _value_row(before: list[Value], after: list[Value]) -> Row:
         [{at: mean for at, mean in each.means.items() if since <= at <= until} for each in runs]
         for runs in (before, after)
     )
-    values = [[[*run.values()] for run in runs] for runs in (first, second)]
+    few = min(len(first[0]), len(second[0]))
     row = Row(
-        *(before[0].name, "", _mean_of_runs(values[0]), _mean_of_runs(values[1])),
-        better=before[0].direction or after[0].direction,
+        before[0].name,
+        "",
+        before[0].direction or after[0].direction,
         split=before[0].split,
         of_value=True,
         last=(_only([each.last for each in before]), _only([each.last for each in after])),
         best=(_only([each.best for each in before]), _only([each.best for each in after])),
     )
-    if len(first) == len(second) == 1:
-        few = min(len(first[0]), len(second[0]))
-        why = f"only {few} value{'' if few == 1 else 's'} in the last part"
-        return row.tested(_test_values(first[0], second[0]), why)
-    means = ([fmean(run) for run in runs if run] for runs in values)
-    return row.tested(blocks.of_runs(*means), "too few runs")
+    return _tested(
+        row,
+        [[*run.values()] for run in first],
+        [[*run.values()] for run in second],
+        partial(_test_values, first[0], second[0]),
+        f"only {few} value{'' if few == 1 else 's'} in the last part",
+    )
 
 
-def _test_values(one: dict[int, float], other: dict[int, float]) -> Difference | None:
+def _test_values(one: dict[int, float], other: dict[int, float]) -> float | None:
     paired = [step for step in one if step in other]
     if 2 * len(paired) >= max(len(one), len(other)):
         return blocks.of_pairs([one[step] for step in paired], [other[step] for step in paired])
@@ -359,9 +354,9 @@ class Comparison(NamedTuple):
     """Other settings that differ."""
 
     @property
-    def block(self) -> int:
-        """Steps in the longest block; 0: whole runs were compared."""
-        return max((row.difference.block for row in self.rows if row.difference), default=0)
+    def is_of_runs(self) -> bool:
+        """Whether whole runs were compared, and not steps."""
+        return len(self.before) + len(self.after) > 2
 
     @property
     def conclusion(self) -> str:
@@ -371,7 +366,7 @@ class Comparison(NamedTuple):
             told = [row for row in self.rows if row.verdict == verdict]
             changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
             parts += [f"{verdict}: {changes}"] if told else []
-        tested = [row for row in self.rows if row.difference]
+        tested = [row for row in self.rows if row.p is not None]
         if parts or not tested:
             return "; ".join(parts) or "nothing could be tested"
         large = ", ".join(
@@ -398,12 +393,12 @@ class Comparison(NamedTuple):
             yield from (
                 f"{letter}: {look}." for look in dict.fromkeys(s.look for s in sides) if look
             )
-        how = f"by blocks of up to {self.block} steps" if self.block else "by whole runs"
+        how = "by whole runs" if self.is_of_runs else "by blocks of steps"
         yield (
             f"p: {how}, corrected for several tests. Told of: p < {_SIGNIFICANT_P:g} and a change "
             f"of {_LEAST_CHANGE * 100:g} % or more."
         )
-        if self.block and any(row.verdict and not row.of_value for row in self.rows):
+        if not self.is_of_runs and any(row.verdict and not row.of_value for row in self.rows):
             yield (
                 "One run on each side: where other work shares the machine, equal runs differ as "
                 "well. Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
@@ -433,8 +428,6 @@ def _json_row(row: Row) -> dict[str, Any]:
         "a": row.before,
         "b": row.after,
         "change": row.change,
-        "difference_low": row.difference and row.difference.low,
-        "difference_high": row.difference and row.difference.high,
         "p": row.p,
         "untested": row.untested or None,
         "verdict": row.verdict or None,
@@ -521,13 +514,8 @@ def _step_cells(row: Row) -> list[str]:
     def show(value: float | None) -> str:
         return shown.seconds(value) if row.unit == "s" else shown.number(value)
 
-    interval = ""
-    if row.difference is not None and row.before:
-        # None of these is negative, whatever the test reckons with.
-        ends = row.difference.low / row.before, row.difference.high / row.before
-        interval = " to ".join(percent(max(end, -1.0)) for end in ends)
     cells = [row.name, show(row.before), show(row.after), percent(row.change)]
-    return [*cells, interval, _p(row), row.verdict]
+    return [*cells, _p(row), row.verdict]
 
 
 def _value_cells(row: Row) -> list[str]:
