@@ -165,7 +165,7 @@ class Stragglers(Detector):
         self._waits.start_again([self._ranks[labels] for labels in ranks if self._by_calls])
         self._cases.start_again(ranks, self._not_compared, self._stages)
         self._pace.start_again(ranks)
-        self._recurring.start_again(ranks, self._not_compared)
+        self._recurring.start_again(self._cases.ranks)
         self.bounds.start_again([self._ranks[labels] for labels in ranks], self._stages)
 
     # -- steps
@@ -252,7 +252,7 @@ class Stragglers(Detector):
         """How often a rank stalls does not show in some of the steps."""
         if self._recurs:
             self._recurs = False
-            self._recurring.start_again(self._alignment.ranks, self._not_compared)
+            self._recurring.start_again(self._cases.ranks)
 
     def poll(self, now_ns: int) -> list[Change]:
         self._settle()

@@ -110,41 +110,36 @@ PHASE_TICK_NS = 100_000
 
 # -- stalls that recur
 
-# The least excess of a stall, as a share of a step.
+# The least excess of a stall above the rank's usual one, as a share of a step.
 RECURS_OF_STEP = 0.5
 # What is shorter comes from clocks and scheduling.
 RECURS_SHORTEST_NS = 2_000_000
 # The most steps between two steps of one stall.
 RECURS_APART = 3
-# In each step of a stall, the least excess above the rank's usual one: as a share of the step, and
-# in usual spreads.
+# In each of its steps, the least excess above the rank's usual one: as a share of the step, and in
+# usual spreads. What is usual takes so many steps.
 RECURS_PART, RECURS_OF_USUAL = 0.1, 6.0
+RECURS_LEAST_USUAL = 20
 # The least share of a stall for which the others wait: hosts that run ahead of their devices stand
 # still in turn, and none waits for another.
 RECURS_WAITED = 0.5
-RECURS_USUAL = 100
-RECURS_LEAST_USUAL = 20
-# What is usual is looked at again after so many more steps.
-RECURS_LEARNS = 10
 # Where it stalls in more than one of so many steps, no distance is regular.
 RECURS_LEAST_EVERY = 4.0
-# How alike the distances between the last stalls must be, as standard deviation by mean. Of a
+# How alike the distances between so many last stalls must be, as standard deviation by mean. Of a
 # million pauses at random one has such distances before it.
-RECURS_ALIKE = ((6, 0.05), (10, 0.12))
+RECURS_REGULAR, RECURS_ALIKE = 7, 0.05
 # Where they are not, the rank has to stall by SIGMAS more than the typical other one. That takes 29
 # stalls where that one has none. The last so many count.
 RECURS_KEPT = 200
-# They follow an event where this share of them does: the machine adds stalls of its own.
-RECURS_FOLLOWS = 0.8
 # The stalls of the typical other rank in that phase are at most this share of its own: the first
 # where distances are alike, which is soon seen.
 RECURS_OF_OTHERS_REGULAR, RECURS_OF_OTHERS = 0.1, 0.5
-# An open verdict is looked at over so many stalls at least. It ends where they are less alike than
+# So many of the last stalls make the figures of a verdict. It ends where these are less alike than
 # this, or where none came for so many times the longest distance.
-RECURS_FEWEST = 11
+RECURS_SHOWN = 30
 RECURS_ALIKE_STILL = 0.5
 RECURS_OVERDUE = 2.5
-# The share of the time that they take from the others: to be told, and to be told still.
+# The share of the time that they take from the others: to report them, and to end the verdict.
 RECURS_COST = 0.05
 RECURS_COST_STILL = 0.025
 # The phase of a stall is the one that holds this share of it.

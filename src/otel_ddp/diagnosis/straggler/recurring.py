@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp.diagnosis.medians import excesses, median, spread, without
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name, recurs
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.window import works_ns
+from otel_ddp.diagnosis.straggler.phase_table import some_of
+from otel_ddp.diagnosis.straggler.window import ExcessHistory, Window, works_ns
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import GARBAGE, WORK_PHASES
 
@@ -22,250 +22,30 @@ _ADVICE = {
     'evaluation; say phase("checkpoint") or phase("eval") where it is one.',
     GARBAGE: COLLECT_TOGETHER,
 }
+_USUAL_ADVICE = "Look at what this rank alone does so often."
 
 
-class _Event(NamedTuple):
-    """What the program did last that ordinary steps do not have, such as an evaluation."""
-
-    word: str = ""
-    times: int = 0
-    """How many of these there were so far."""
-    number: int = 0
-    """The step that it was in."""
-
-
-class _Total(NamedTuple):
-    """Summed up over all stalls of a rank in one phase."""
-
-    excess_ns: float = 0.0
-    square: float = 0.0
-    """The sum of their squares."""
-
-    def plus(self, excess_ns: float) -> _Total:
-        """With one more."""
-        return _Total(self.excess_ns + abs(excess_ns), self.square + excess_ns**2)
-
-
-class _Stall(NamedTuple):
+class _Stall:
     """One step, or several that follow each other closely."""
 
-    number: int
-    """Of its first step."""
-    steps: int
-    ended_ns: int
-    excess_ns: float
-    step_ns: float
-    """What a step would have taken without it."""
-    after: _Event
-    """What it followed at once; empty: nothing known."""
-    others: _Total
-    """What the typical other rank had so far in this phase, or of garbage."""
-
-
-# -- what is one
-
-
-class _UsualExcess:
-    """What a rank needs longer than the others in most steps, and how much that varies."""
-
-    def __init__(self) -> None:
-        self._last_ns: deque[float] = deque(maxlen=limits.RECURS_USUAL)
-        self._steps = 0
-        # Their median and their spread, and after how many of them that was.
-        self._known = (0.0, 0.0, -limits.RECURS_LEARNS)
-
-    def beyond_ns(self, excess_ns: float, step_ns: float) -> float:
-        """How far this excess is beyond what is usual; 0 where it is usual.
-
-        *step_ns*: the step without it.
-        """
-        beyond_ns, least_ns = 0.0, limits.RECURS_PART * step_ns
-        if excess_ns > least_ns and self._steps >= limits.RECURS_LEAST_USUAL:
-            usual_ns, spread_ns = self._usual()
-            # Of a rank that is late in every step, it has to be later than that.
-            more_ns = excess_ns - max(usual_ns, 0.0)
-            if more_ns > max(least_ns, limits.RECURS_OF_USUAL * spread_ns):
-                beyond_ns = more_ns
-        self._last_ns.append(excess_ns)
-        self._steps += 1
-        return beyond_ns
-
-    def _usual(self) -> tuple[float, float]:
-        usual, varies, since = self._known
-        if self._steps - since >= limits.RECURS_LEARNS:
-            usual, varies = median(self._last_ns), spread(self._last_ns)
-            self._known = usual, varies, self._steps
-        return usual, varies
-
-
-class _Burst:
-    """Steps of one rank that are far longer than usual, and follow each other closely."""
-
-    def __init__(self, number: int, after: _Event) -> None:
-        """*number*: of its first step. *after*: what it follows."""
+    def __init__(self, number: int, step_ns: float) -> None:
+        """*number*: of its first step. *step_ns*: what that would have taken without it."""
         self.number = self.last = number
-        self._after = after
-        self._steps = self._ended_ns = 0
-        self._excess_ns = self._step_ns = self._waited_ns = 0.0
-        self._by_phase: Counter[str] = Counter()
+        self.step_ns = step_ns
+        self.ended_ns, self.excess_ns = 0, 0.0
+        self.waited_ns = 0.0
+        """How long the typical other rank waited in these steps, and in the one behind each."""
 
-    def append(
-        self,
-        number: int,
-        i: int,
-        facts: Sequence[StepFacts],
-        excess_ns: float,
-        not_compared: Sequence[int],
-    ) -> None:
-        """One more step, in which rank *i* needed so much longer than usual."""
-        self.last, self._ended_ns = number, facts[i].ended_ns
-        self._steps += 1
-        self._excess_ns += excess_ns
-        self._step_ns += facts[i].took_ns - excess_ns
-        self._waited_ns += _waited_ns(i, facts)
-        columns = zip(*[each.phases_ns for each in facts], strict=True)
-        for at, (word, column) in enumerate(zip(WORK_PHASES, columns, strict=True)):
-            if at not in not_compared:
-                self._by_phase[word] += round(excesses(column)[i])
+    def add(self, number: int, ended_ns: int, excess_ns: float) -> None:
+        """One more step, in which the rank needed so much longer than usual."""
+        self.last, self.ended_ns = number, ended_ns
+        self.excess_ns += excess_ns
 
-    def follow(self, number: int, i: int, facts: Sequence[StepFacts]) -> None:
-        """A usual step: the others wait in it for what came after their last wait."""
-        if number == self.last + 1:
-            self._waited_ns += _waited_ns(i, facts)
-
-    def phase(self) -> str:
-        """The phase that holds most of it."""
-        phase, longest_ns = self._by_phase.most_common(1)[0]
-        return phase if longest_ns >= limits.RECURS_MOST_OF * self._excess_ns else "mixed"
-
-    def stall(self, others: _Total) -> _Stall | None:
-        """None where it is less than a stall, or the others have not waited for it."""
-        step_ns = self._step_ns / self._steps
-        least_ns = max(limits.RECURS_OF_STEP * step_ns, limits.RECURS_SHORTEST_NS)
-        if self._excess_ns <= least_ns or self._waited_ns < limits.RECURS_WAITED * self._excess_ns:
-            return None
-        steps, ended_ns = self._steps, self._ended_ns
-        return _Stall(self.number, steps, ended_ns, self._excess_ns, step_ns, self._after, others)
-
-
-def _waited_ns(i: int, facts: Sequence[StepFacts]) -> float:
-    """How long the typical rank other than *i* waited in this step."""
-    return median(without([each.wait_ns for each in facts], i))
-
-
-# -- whether they recur
-
-
-class _Trail:
-    """The last stalls of one rank in one phase."""
-
-    def __init__(self) -> None:
-        self._stalls: list[_Stall] = []
-        self.total = _Total()
-
-    def append(self, stall: _Stall) -> None:
-        """One more."""
-        self._stalls.append(stall)
-        del self._stalls[: -limits.RECURS_KEPT]
-        self.total = self.total.plus(stall.excess_ns)
-
-    def clear(self) -> None:
-        """Forget them, but for their total, which others are compared with."""
-        self._stalls.clear()
-
-    def last(self, stalls: int) -> list[_Stall]:
-        """The last ones, oldest first."""
-        return self._stalls[-stalls:]
-
-    def recurring(self) -> list[_Stall]:
-        """The last stalls, where these are no chance; else none."""
-        for gaps, most in limits.RECURS_ALIKE:
-            stalls = self.last(gaps + 1)
-            alone = _of_others(stalls) <= limits.RECURS_OF_OTHERS_REGULAR
-            if len(stalls) > gaps and alone and _is_regular(stalls, most):
-                return stalls
-        stalls = [*self._stalls]
-        alone = _of_others(stalls) <= limits.RECURS_OF_OTHERS
-        return stalls if alone and _sigmas(stalls) > limits.SIGMAS else []
-
-    def goes_on(self, stalls: Sequence[_Stall]) -> bool:
-        """Whether they still are no chance. *stalls*: the last ones."""
-        if _is_regular(stalls, limits.RECURS_ALIKE_STILL):
-            return True
-        return _sigmas(self._stalls) > limits.SIGMAS / 2
-
-
-def _is_regular(stalls: Sequence[_Stall], most: float) -> bool:
-    """Whether they come every so many steps, or after every so many of the same events."""
-    if _every(stalls) < limits.RECURS_LEAST_EVERY:
-        return False
-    word = _after(stalls)
-    times = [each.after.times for each in stalls if word and each.after.word == word]
-    return _varies([each.number for each in stalls]) <= most or (
-        bool(times) and _varies(times) <= most
-    )
-
-
-def _sigmas(stalls: Sequence[_Stall]) -> float:
-    """How far above chance it is that this rank has more of them than the typical other one."""
-    own, others = _own(stalls), _others(stalls)
-    return float((own.excess_ns - others.excess_ns) / (own.square + others.square or 1.0) ** 0.5)
-
-
-def _after(stalls: Sequence[_Stall]) -> str:
-    """What nearly all of them have followed; empty where that is nothing, or not the same."""
-    ((word, times),) = Counter(each.after.word for each in stalls).most_common(1)
-    return word if times >= limits.RECURS_FOLLOWS * len(stalls) else ""
-
-
-def _every(stalls: Sequence[_Stall]) -> float:
-    """Their mean distance, in steps."""
-    return (stalls[-1].number - stalls[0].number) / (len(stalls) - 1)
-
-
-def _longest_apart(stalls: Sequence[_Stall]) -> int:
-    """Their longest distance, in steps."""
-    return max(later.number - earlier.number for earlier, later in pairwise(stalls))
-
-
-def _cost(stalls: Sequence[_Stall]) -> float:
-    """The share of the time between the first and the last one that they took."""
-    return _own(stalls).excess_ns / max(stalls[-1].ended_ns - stalls[0].ended_ns, 1)
-
-
-def _of_others(stalls: Sequence[_Stall]) -> float:
-    """What the typical other rank had meanwhile, in other steps, as a share of it."""
-    return _others(stalls).excess_ns / max(_own(stalls).excess_ns, 1.0)
-
-
-def _own(stalls: Sequence[_Stall]) -> _Total:
-    excesses_ns = [each.excess_ns for each in stalls[1:]]
-    return _Total(sum(excesses_ns), sum([each**2 for each in excesses_ns]))
-
-
-def _others(stalls: Sequence[_Stall]) -> _Total:
-    before, now = stalls[0].others, stalls[-1].others
-    return _Total(now.excess_ns - before.excess_ns, now.square - before.square)
-
-
-def _varies(places: Sequence[int]) -> float:
-    """The standard deviation of their distances, as a share of the mean."""
-    mean = (places[-1] - places[0]) / (len(places) - 1)
-    gaps = [later - earlier for earlier, later in pairwise(places)]
-    return float((sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean)
-
-
-# -- the verdicts
-
-
-class _Case(NamedTuple):
-    """An open verdict on a rank."""
-
-    verdict: Verdict
-    trail: _Trail
-    many: int
-    """So many stalls say whether it goes on."""
-    lost_s: float
+    def is_one(self, phase: str) -> bool:
+        """Whether it is long enough, and the others have waited for it."""
+        least_ns = max(limits.RECURS_OF_STEP * self.step_ns, limits.RECURS_SHORTEST_NS)
+        is_long = phase == GARBAGE or self.excess_ns > least_ns
+        return is_long and self.waited_ns >= limits.RECURS_WAITED * self.excess_ns
 
 
 class _Rank:
@@ -273,35 +53,41 @@ class _Rank:
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
-        self.usual = _UsualExcess()
-        self.burst: _Burst | None = None
-        self.trails: dict[str, _Trail] = {}
-        # What the others had more to collect, where these had.
-        self.less_garbage = _Total()
-        self.case: _Case | None = None
+        self.stalls: dict[str, list[_Stall]] = {}
+        """The last ones in each phase."""
+        self.since = -1
+        """Stalls up to this step belong to a verdict that is over."""
+        self.verdict: Verdict | None = None
+        self.lost_s = 0.0
+        """What the others have lost since it was opened."""
+
+    def last(self, phase: str, most: int = limits.RECURS_KEPT) -> list[_Stall]:
+        """The last ones since the last verdict, oldest first."""
+        return [each for each in self.stalls[phase] if each.number > self.since][-most:]
 
 
 class RecurringStalls:
     """The ranks of one run. Fed with each step of all ranks, unusual ones too."""
 
     def __init__(self) -> None:
+        self._history = ExcessHistory(Window())
         self._ranks: list[_Rank] = []
-        self._not_compared: Sequence[int] = ()
-        self._event = _Event()
-        self._events: Counter[str] = Counter()
-        # By index of a rank: its collection of garbage in the last step, and the others' wait then.
-        self._collected: dict[int, tuple[_Stall, float]] = {}
+        # By place of a rank: its usual excess, and how much that varies. Since the last stride.
+        self._usual_ns: dict[int, tuple[float, float]] = {}
+        # By place of a rank and phase: those that may go on.
+        self._open: dict[tuple[int, str], _Stall] = {}
         self._changes: list[Change] = []
         self.lost_s: dict[Labels, float] = {}
         """What the other ranks of the job have waited in recurring stalls, by rank."""
 
-    def start_again(self, ranks: Sequence[Labels], not_compared: Sequence[int]) -> None:
-        """From now on these ranks are compared, without these phases."""
+    def start_again(self, history: ExcessHistory) -> None:
+        """From now on these ranks are compared: *history* has their usual steps."""
         for rank in self._ranks:
             self._close(rank)
-        self._ranks, self._not_compared = [_Rank(labels) for labels in ranks], not_compared
-        self._event = _Event()
-        self._collected.clear()
+        self._history = history
+        self._usual_ns.clear()
+        self._open.clear()
+        self._ranks = [_Rank(unit.labels) for unit in history.units]
 
     def feed(
         self,
@@ -314,131 +100,155 @@ class RecurringStalls:
 
         *excesses_ns*: None where something in the step is unusual.
         """
-        if self._collected:
-            self._end_collections(facts, others)
-        if is_unusual := excesses_ns is None:
-            excesses_ns = self._feed_unusual(number, facts)
-        for i, (rank, excess_ns) in enumerate(zip(self._ranks, excesses_ns, strict=False)):
-            if rank.case is not None:
-                self._close_overdue(rank, rank.case, number)
-            if rank.burst is not None and number > rank.burst.last + limits.RECURS_APART:
-                self._end(rank, rank.burst, others)
-            more_ns = rank.usual.beyond_ns(excess_ns, facts[i].took_ns - max(excess_ns, 0.0))
-            if more_ns:
-                rank.burst = rank.burst or _Burst(number, self._just_before(number))
-                rank.burst.append(number, i, facts, more_ns, self._not_compared)
-            elif rank.burst is not None:
-                rank.burst.follow(number, i, facts)
-        if is_unusual and (words := {word for each in facts for word in each.unusual_ns}):
-            word = min(words)
-            self._events[word] += 1
-            self._event = _Event(word, self._events[word], number)
+        if self._history.is_at_stride:
+            self._usual_ns.clear()
+        self._end_stalls(number, facts, others)
+        for rank in self._ranks:
+            if rank.verdict is not None:
+                self._close_overdue(rank, rank.verdict.phase, number)
+        for i, phase, excess_ns in self._stalls(facts, excesses_ns):
+            new = _Stall(number, facts[i].took_ns - excess_ns)
+            stall = self._open.setdefault((i, phase), new)
+            if number != stall.last + 1:
+                stall.waited_ns += _waited_ns(i, facts)
+            stall.add(number, facts[i].ended_ns, excess_ns)
 
-    def _just_before(self, number: int) -> _Event:
-        is_near = number <= self._event.number + limits.RECURS_APART
-        return self._event if is_near else _Event()
+    def _end_stalls(self, number: int, facts: Sequence[StepFacts], others: int) -> None:
+        for (i, phase), stall in [*self._open.items()]:
+            if number == stall.last + 1:
+                # What comes behind the last wait of a step, the others wait for in the next one.
+                stall.waited_ns += _waited_ns(i, facts)
+            # Each collection of garbage is one by itself.
+            if number > stall.last + (0 if phase == GARBAGE else limits.RECURS_APART):
+                del self._open[i, phase]
+                if stall.is_one(phase):
+                    self._append(self._ranks[i], phase, stall, others)
 
-    def _feed_unusual(self, number: int, facts: Sequence[StepFacts]) -> Sequence[float]:
-        """Looks at the collections of garbage; the excesses without these.
-
-        Empty where too many ranks have something else that is unusual.
-        """
-        odd = [i for i, each in enumerate(facts) if each.unusual and not each.garbage_ns]
-        if len(odd) > limits.UNUSUAL * len(facts):
-            return ()
-        all_ns = works_ns(columns_of(facts), self._not_compared)
-        for i in odd:
-            all_ns[i] = round(median(all_ns))
-        collected_ns = [each.garbage_ns for each in facts]
-        if any(collected_ns):
-            self._feed_garbage(number, facts, excesses(all_ns))
-        return excesses([ns - more for ns, more in zip(all_ns, collected_ns, strict=True)])
-
-    def _feed_garbage(
-        self, number: int, facts: Sequence[StepFacts], excesses_ns: Sequence[float]
-    ) -> None:
-        all_ns = sum([each.garbage_ns for each in facts])
-        for i, (rank, excess_ns) in enumerate(zip(self._ranks, excesses_ns, strict=True)):
-            own_ns = facts[i].garbage_ns
-            # By the mean of the others: where all collect as much in turn, that evens out.
-            more_ns = own_ns - (all_ns - own_ns) / (len(facts) - 1)
-            if more_ns < 0:
-                rank.less_garbage = rank.less_garbage.plus(more_ns)
+    def _stalls(
+        self, facts: Sequence[StepFacts], excesses_ns: Sequence[float] | None
+    ) -> Iterator[tuple[int, str, float]]:
+        """Of each rank that stalls in this step: its place, the phase, and for how long."""
+        left_out = self._history.window.left_out
+        if excesses_ns is None:
+            odd = [i for i, each in enumerate(facts) if each.unusual and not each.garbage_ns]
+            if len(odd) > limits.UNUSUAL * len(facts):
+                return
+            all_ns = works_ns(columns_of(facts), left_out)
+            for i in odd:
+                all_ns[i] = round(median(all_ns))
+            excesses_ns = excesses(all_ns)
+        collected_ns = sum([each.garbage_ns for each in facts])
+        for i, (each, excess_ns) in enumerate(zip(facts, excesses_ns, strict=True)):
+            if each.garbage_ns:
+                # By the mean of the others: where all collect as much in turn, that evens out.
+                mean_ns = (collected_ns - each.garbage_ns) / (len(facts) - 1)
+                # While the rank waits itself, its collection keeps no other rank waiting.
+                more_ns = min(each.garbage_ns - mean_ns, excess_ns)
+                if more_ns > limits.EXCESS_NS:
+                    yield i, GARBAGE, more_ns
                 continue
-            # While the rank waits itself, its collection keeps no other rank waiting.
-            more_ns = min(more_ns, excess_ns)
-            if more_ns > limits.EXCESS_NS:
-                step_ns, after = facts[i].took_ns - more_ns, self._just_before(number)
-                ended_ns = facts[i].ended_ns
-                stall = _Stall(number, 1, ended_ns, more_ns, step_ns, after, rank.less_garbage)
-                self._collected[i] = stall, _waited_ns(i, facts)
+            more_ns = self._beyond_usual_ns(i, excess_ns, each.took_ns - excess_ns)
+            if more_ns:
+                yield i, _phase(facts, i, more_ns, left_out), more_ns
 
-    def _end_collections(self, facts: Sequence[StepFacts], others: int) -> None:
-        """*facts*: the step after them."""
-        collected, self._collected = self._collected, {}
-        for i, (stall, before_ns) in collected.items():
-            if before_ns + _waited_ns(i, facts) >= limits.RECURS_WAITED * stall.excess_ns:
-                self._append(self._ranks[i], GARBAGE, stall, others)
-
-    def _others(self, rank: _Rank, phase: str) -> _Total:
-        """What the typical other rank had in this phase so far."""
-        none = _Trail()
-        totals = [each.trails.get(phase, none).total for each in self._ranks if each is not rank]
-        return _Total(*map(median, zip(*totals, strict=True)))
-
-    def _end(self, rank: _Rank, burst: _Burst, others: int) -> None:
-        rank.burst, phase = None, burst.phase()
-        if stall := burst.stall(self._others(rank, phase)):
-            self._append(rank, phase, stall, others)
+    def _beyond_usual_ns(self, i: int, excess_ns: float, step_ns: float) -> float:
+        """How far this excess of a rank is above what is usual for it; 0 where it is usual."""
+        least_ns = limits.RECURS_PART * step_ns
+        if excess_ns <= least_ns or len(self._history) < limits.RECURS_LEAST_USUAL:
+            return 0.0
+        if i not in self._usual_ns:
+            usual_ns = self._history.excess_ns(i, limits.LENGTHS[0])
+            self._usual_ns[i] = max(median(usual_ns), 0.0), spread(usual_ns)
+        usual, varies = self._usual_ns[i]
+        more_ns = excess_ns - usual
+        return more_ns if more_ns > max(least_ns, limits.RECURS_OF_USUAL * varies) else 0.0
 
     def _append(self, rank: _Rank, phase: str, stall: _Stall, others: int) -> None:
-        trail = rank.trails.setdefault(phase, _Trail())
-        trail.append(stall)
-        if rank.case is None:
-            self._open(rank, phase, trail, others)
-        elif rank.case.trail is trail:
-            self._continue(rank, rank.case, others)
+        stalls = rank.stalls.setdefault(phase, [])
+        stalls.append(stall)
+        del stalls[: -limits.RECURS_KEPT]
+        if rank.verdict is None:
+            stalls = self._recurring(rank, phase)
+            if stalls and _cost(stalls) > limits.RECURS_COST:
+                self._charge(rank, sum([each.excess_ns for each in stalls]), others)
+                rank.verdict = _verdict(rank, phase, stalls, others)
+                self._changes.append(Change(rank.verdict, True))
+        elif rank.verdict.phase == phase:
+            self._continue(rank, rank.verdict, stall, others)
 
-    def _open(self, rank: _Rank, phase: str, trail: _Trail, others: int) -> None:
-        stalls = trail.recurring()
-        if not stalls or _cost(stalls) <= limits.RECURS_COST:
-            return
-        lost_s = self._charge(rank, sum(each.excess_ns for each in stalls), others)
-        verdict = _verdict(rank.labels, phase, stalls, others, lost_s)
-        rank.case = _Case(verdict, trail, max(len(stalls), limits.RECURS_FEWEST), lost_s)
-        self._changes.append(Change(verdict, True))
-
-    def _continue(self, rank: _Rank, case: _Case, others: int) -> None:
+    def _continue(self, rank: _Rank, before: Verdict, stall: _Stall, others: int) -> None:
         """One more stall."""
-        before, stalls = case.verdict, case.trail.last(case.many)
-        if not case.trail.goes_on(stalls) or _cost(stalls) < limits.RECURS_COST_STILL:
+        stalls = rank.last(before.phase, limits.RECURS_SHOWN)
+        goes_on = (
+            _varies(stalls) <= limits.RECURS_ALIKE_STILL
+            or self._sigmas(rank, before.phase) > limits.SIGMAS / 2
+        )
+        if not goes_on or _cost(stalls) < limits.RECURS_COST_STILL:
             self._close(rank)
             return
-        lost_s = case.lost_s + self._charge(rank, stalls[-1].excess_ns, others)
-        verdict = _verdict(rank.labels, before.phase, stalls, others, lost_s)
-        verdict = verdict._replace(since_ns=before.since_ns, step=before.step)
-        rank.case = case._replace(verdict=verdict, lost_s=lost_s)
+        self._charge(rank, stall.excess_ns, others)
+        verdict = _verdict(rank, before.phase, stalls, others)
+        rank.verdict = verdict._replace(since_ns=before.since_ns, step=before.step)
 
-    def _charge(self, rank: _Rank, excess_ns: float, others: int) -> float:
-        lost_s = excess_ns / 1e9 * others
-        self.lost_s[rank.labels] = self.lost_s.get(rank.labels, 0.0) + lost_s
-        return lost_s
+    # -- whether they recur
 
-    def _close_overdue(self, rank: _Rank, case: _Case, number: int) -> None:
-        stalls = case.trail.last(case.many)
-        if number - stalls[-1].number > limits.RECURS_OVERDUE * _longest_apart(stalls):
-            self._close(rank, stalls[-1].ended_ns)
+    def _recurring(self, rank: _Rank, phase: str) -> list[_Stall]:
+        """The last stalls, where these are no chance; else none."""
+        stalls = rank.last(phase)
+        regular = stalls[-limits.RECURS_REGULAR :]
+        if len(regular) == limits.RECURS_REGULAR and _varies(regular) <= limits.RECURS_ALIKE:
+            others_ns, _ = self._others(rank, phase, regular[0].number)
+            own_ns, _ = _sums(regular[1:])
+            if others_ns <= limits.RECURS_OF_OTHERS_REGULAR * own_ns:
+                return regular
+        return stalls if self._sigmas(rank, phase) > limits.SIGMAS else []
 
-    def _close(self, rank: _Rank, until_ns: int = 0) -> None:
-        if rank.case is not None:
-            self._changes.append(Change(rank.case.verdict._replace(until_ns=until_ns), False))
-            rank.case = None
-            for trail in rank.trails.values():
-                trail.clear()
+    def _sigmas(self, rank: _Rank, phase: str) -> float:
+        """How far above chance it is that this rank has more of them than the typical other one.
+
+        0 where that one has more than half as much.
+        """
+        first, *stalls = rank.last(phase)
+        (own_ns, own_square), others = _sums(stalls), self._others(rank, phase, first.number)
+        if others[0] > limits.RECURS_OF_OTHERS * own_ns:
+            return 0.0
+        return float((own_ns - others[0]) / (own_square + others[1] or 1.0) ** 0.5)
+
+    def _others(self, rank: _Rank, phase: str, since: int) -> tuple[float, float]:
+        """The sums of the typical other rank, of its stalls after this step."""
+        several = [self._ranks[at] for at in some_of(len(self._ranks))]
+        sums = [
+            _sums([stall for stall in each.stalls.get(phase, ()) if stall.number > since])
+            for each in several
+            if each is not rank
+        ]
+        sums_ns, squares = zip(*sums, strict=True)
+        return median(sums_ns), median(squares)
+
+    # -- the verdicts
+
+    def _charge(self, rank: _Rank, excess_ns: float, others: int) -> None:
+        more_s = excess_ns / 1e9 * others
+        rank.lost_s += more_s
+        self.lost_s[rank.labels] = self.lost_s.get(rank.labels, 0.0) + more_s
+
+    def _close_overdue(self, rank: _Rank, phase: str, number: int) -> None:
+        stalls = rank.last(phase, limits.RECURS_SHOWN)
+        longest = max(later.number - earlier.number for earlier, later in pairwise(stalls))
+        if number - stalls[-1].number > limits.RECURS_OVERDUE * longest:
+            self._close(rank, stalls[-1])
+
+    def _close(self, rank: _Rank, last: _Stall | None = None) -> None:
+        """*last*: no stall came after it."""
+        if rank.verdict is not None:
+            until_ns = 0 if last is None else last.ended_ns
+            self._changes.append(Change(rank.verdict._replace(until_ns=until_ns), False))
+            rank.since = rank.stalls[rank.verdict.phase][-1].number
+            rank.verdict, rank.lost_s = None, 0.0
 
     def present(self) -> list[Verdict]:
         """The open verdicts, with the figures of the last stall."""
-        return [rank.case.verdict for rank in self._ranks if rank.case is not None]
+        return [rank.verdict for rank in self._ranks if rank.verdict is not None]
 
     def poll(self) -> list[Change]:
         """What has changed since the last poll."""
@@ -446,12 +256,53 @@ class RecurringStalls:
         return changes
 
 
-def _verdict(
-    labels: Labels, phase: str, stalls: Sequence[_Stall], others: int, lost_s: float
-) -> Verdict:
+def _waited_ns(i: int, facts: Sequence[StepFacts]) -> float:
+    """How long the typical rank other than *i* waited in this step."""
+    return median(without([each.wait_ns for each in facts], i))
+
+
+def _phase(facts: Sequence[StepFacts], i: int, excess_ns: float, left_out: Sequence[int]) -> str:
+    """The phase that holds most of a stall of rank *i*."""
+    columns = zip(*[each.phases_ns for each in facts], strict=True)
+    by_phase = {
+        WORK_PHASES[at]: excesses(column)[i]
+        for at, column in enumerate(columns)
+        if at not in left_out
+    }
+    phase = max(by_phase, key=by_phase.__getitem__)
+    return phase if by_phase[phase] >= limits.RECURS_MOST_OF * excess_ns else "mixed"
+
+
+def _sums(stalls: Sequence[_Stall]) -> tuple[float, float]:
+    """Of their lengths, and of the squares of these."""
+    excesses_ns = [each.excess_ns for each in stalls]
+    return sum(excesses_ns), sum([ns**2 for ns in excesses_ns])
+
+
+def _every(stalls: Sequence[_Stall]) -> float:
+    """Their mean distance, in steps."""
+    return (stalls[-1].number - stalls[0].number) / (len(stalls) - 1)
+
+
+def _varies(stalls: Sequence[_Stall]) -> float:
+    """The standard deviation of their distances, as a share of the mean; 1 where they are close."""
+    mean = _every(stalls)
+    if mean < limits.RECURS_LEAST_EVERY:
+        return 1.0
+    gaps = [later.number - earlier.number for earlier, later in pairwise(stalls)]
+    return float((sum([(gap - mean) ** 2 for gap in gaps]) / len(gaps)) ** 0.5 / mean)
+
+
+def _cost(stalls: Sequence[_Stall]) -> float:
+    """The share of the time between the first and the last one that they took."""
+    own_ns, _ = _sums(stalls[1:])
+    return own_ns / max(stalls[-1].ended_ns - stalls[0].ended_ns, 1)
+
+
+def _verdict(rank: _Rank, phase: str, stalls: Sequence[_Stall], others: int) -> Verdict:
     stall_s = median([each.excess_ns for each in stalls]) / 1e9
-    steps = median([each.steps for each in stalls])
     step_s = median([each.step_ns for each in stalls]) / 1e9
+    steps = median([each.last + 1 - each.number for each in stalls])
     evidence: dict[str, Any] = {
         "recurs_every": round(_every(stalls), 1),
         "stall_s": round(stall_s, 6),
@@ -459,18 +310,15 @@ def _verdict(
         "step_s": round(step_s, 6),
         "stalls": len(stalls),
         "lost_per_s": round(_cost(stalls) * others, 4),
-        "lost_s": round(lost_s, 3),
+        "lost_s": round(rank.lost_s, 3),
     }
-    if event := _after(stalls):
-        evidence["recurs_after"] = event
     longer = f" in {steps:.0f} steps" if steps > 1 else ""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
-    usual = f"Look at what this rank alone does {'then' if event else 'so often'}."
     sentence = (
-        f"{rank_name(labels)} stalls in {phase_in_words(phase)} {recurs(evidence)}: it needs "
+        f"{rank_name(rank.labels)} stalls in {phase_in_words(phase)} {recurs(evidence)}: it needs "
         f"{duration(stall_s)} longer than the others{longer}, where a step takes "
         f"{duration(step_s)}; {lose} {_cost(stalls) * others:.2g} s each second. "
-        f"{_ADVICE.get(phase, usual)}"
+        f"{_ADVICE.get(phase, _USUAL_ADVICE)}"
     )
     first, last = stalls[0], stalls[-1]
-    return Verdict("recurring", labels, phase, sentence, evidence, last.number, first.ended_ns)
+    return Verdict("recurring", rank.labels, phase, sentence, evidence, last.number, first.ended_ns)
