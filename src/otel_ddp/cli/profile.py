@@ -163,7 +163,7 @@ def _report(folder: Path, why: str, windows: Sequence[Window], steps: int) -> in
 
 
 class Candidate(NamedTuple):
-    """A living rank, of this node or of another one of which the agent here knows."""
+    """A living rank of this node."""
 
     place: Place
     process: ProcessState
@@ -175,10 +175,6 @@ class Candidate(NamedTuple):
     @property
     def rank(self) -> int:
         return self.process.rank or 0
-
-    @property
-    def is_here(self) -> bool:
-        return self.journal.exists()
 
     @property
     def takes_questions(self) -> bool:
@@ -198,51 +194,33 @@ def _choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> tuple[li
             Candidate(place, each)
             for each in here.processes
             if not each.ended and each.rank is not None and run in ("", each.run)
+            # The agent that leads a run knows those of other nodes too.
+            if (place.directory / each.journal).exists()
         ]
     # The last one counts. Evaluators and processes that only log give way to a rank of the same
     # number that trains.
-    found.sort(key=lambda each: (each.takes_questions, each.is_here))
-    suspects = [who for told in verdicts for who in reversed(found) if _is_named(who, told)]
-    try:
-        if not found:
-            which = f"no rank of the run {run!r}" if run else "no rank"
-            raise NotFound(f"{which} runs on this node.")
-        if ranks:
-            chosen, why = _asked_for(found, ranks), "named"
-        elif suspects:
-            chosen, why = suspects[:1], f"rank {suspects[0].rank} is named by a verdict"
-        else:
-            raise NotFound("No open verdict names a rank of this node: say which one by --rank.")
-        for each in chosen:
-            if not each.is_here:
-                where = cell(each.process.node)
-                raise NotFound(f"Rank {each.rank} runs on {where}: use this command there.")
-    except NotFound as what:
-        raise NotFound("\n".join((str(what), *map(cell, looks)))) from None
-    if len(chosen) == 1:
-        of_run, rank = chosen[0].process.of_run, chosen[0].rank
-        others = [
-            each
-            for each in found
-            if each.takes_questions and each.process.of_run == of_run and each.rank != rank
-        ]
+    found.sort(key=lambda each: each.takes_questions)
+    suspects = [each for told in verdicts for each in reversed(found) if _is_named(each, told)]
+    fitting = [each for each in reversed(found) if each.rank in ranks] if ranks else suspects
+    of_run = {
+        each.rank: each
+        for each in found
+        if fitting and each.process.of_run == fitting[0].process.of_run
+    }
+    wanted = list(dict.fromkeys(ranks)) or [each.rank for each in suspects[:1]]
+    if not wanted or not of_run.keys() >= {*wanted}:
+        what = "The rank does not run" if ranks else "No open verdict names a rank"
+        known = ", ".join(sorted(f"{each.rank} of {cell(each.process.run)}" for each in found))
+        advice = f"{what} on this node; say which one by --rank: {known or 'none is here'}."
+        raise NotFound("\n".join((advice, *map(cell, looks))))
+    chosen = [of_run[rank] for rank in wanted]
+    why = "named" if ranks else f"rank {wanted[0]} is named by a verdict"
+    others = [each for each in of_run.values() if each.takes_questions and each not in chosen]
+    if len(chosen) == 1 and others:
         # One that is late as well would hide what both are late by.
-        for healthy in sorted(others, key=lambda each: each in suspects)[:1]:
-            return [*chosen, healthy], f"{why}; rank {healthy.rank} beside it"
+        healthy = min(others, key=lambda each: each in suspects)
+        return [*chosen, healthy], f"{why}; rank {healthy.rank} beside it"
     return chosen, why
-
-
-def _asked_for(found: Sequence[Candidate], ranks: Sequence[int]) -> list[Candidate]:
-    runs = {each.process.of_run for each in found if each.rank in ranks}
-    if len(runs) > 1:
-        names = ", ".join(sorted(cell(run) for _, run in runs))
-        raise NotFound(f"Several runs here have such a rank: {names}. Choose one by --run.")
-    newest = {each.rank: each for each in found}
-    for rank in ranks:
-        if rank not in newest:
-            known = ", ".join(map(str, sorted(newest)))
-            raise NotFound(f"Rank {rank} is not known on this node; known are: {known}.")
-    return [newest[rank] for rank in dict.fromkeys(ranks)]
 
 
 def _is_named(each: Candidate, verdict: Mapping[str, Any]) -> bool:
