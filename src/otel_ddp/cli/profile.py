@@ -190,13 +190,13 @@ def _choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> tuple[li
         here = survey([place])
         verdicts += here.verdicts
         looks += here.looks(run)
-        found += [
-            Candidate(place, each)
-            for each in here.processes
-            if not each.ended and each.rank is not None and run in ("", each.run)
-            # The agent that leads a run knows those of other nodes too.
-            if (place.directory / each.journal).exists()
-        ]
+        for each in here.processes:
+            if each.ended or each.rank is None or run not in ("", each.run):
+                continue
+            if (place.directory / each.journal).exists():
+                found.append(Candidate(place, each))
+            elif each.rank in ranks:
+                looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
     # The last one counts. Evaluators and processes that only log give way to a rank of the same
     # number that trains.
     found.sort(key=lambda each: each.takes_questions)
