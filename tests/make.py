@@ -12,6 +12,8 @@ from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
+from otel_ddp.journal.process_state import ProcessState, state_of
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 from otel_ddp.vocabulary.words import PHASES, STATES, UNUSUAL_PHASES, WORK_PHASES
 
@@ -121,3 +123,15 @@ class WrittenRank:
 
     def close(self) -> None:
         self.writer.close()
+
+
+def process_of(path: Path) -> ProcessState:
+    """What a journal tells, also without an agent."""
+    reader = JournalReader(path)
+    try:
+        reader.read_definitions()
+        progress = reader.progress()
+        recorded = None if progress is None else progress.state
+        return ProcessState.read(reader, state_of(recorded, reader.writer_is_alive()))
+    finally:
+        reader.close()

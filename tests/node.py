@@ -22,8 +22,10 @@ from tools.exposition import parse
 
 import leftovers
 import warm
+from make import process_of
 from otel_ddp.cli.picture import picture
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import table
 from otel_ddp.journal.survey import Survey, survey, told_by_agent
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
@@ -185,8 +187,11 @@ class Node:
         return found[0][1] if found else None
 
     def processes(self) -> list[dict[str, Any]]:
-        """What `otel-ddp status` knows."""
-        return [each.to_json() for each in survey([self.place]).processes]
+        """What the agent knows, and journals tell at this moment."""
+        told = survey([self.place]).processes
+        ended = [each for each in told if each.ended]
+        read = [process_of(path) for path in self.place.journals()]
+        return [each.to_json() for each in table(ended, read, told)]
 
     def shown(self) -> str:
         """What `otel-ddp status` prints."""

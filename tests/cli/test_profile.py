@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from make import process_of
 from node import Node, finished, until
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.cli import main
@@ -18,6 +19,7 @@ from otel_ddp.history import beside
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.survey import Survey
 from watched import PROGRAM
 
 WRITTEN = Path(__file__).parents[1] / "written_ranks.py"
@@ -32,7 +34,7 @@ def node() -> Iterator[Node]:
         training = found.torchrun(2, str(PROGRAM), str(found.root), json.dumps([scenario]))
         place = found.place.directory
         until(lambda: len([*place.glob("*.ask")]) == 2, "the ranks")
-        said = {"ranks": 1, "identity": {"run": "other"}, "agent": {"verdicts": [LATE]}}
+        said = {"ranks": 1, "identity": {"run": "other"}, "agent": {}}
         other = found.start(sys.executable, str(WRITTEN), str(place), json.dumps(said))
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
@@ -40,6 +42,9 @@ def node() -> Iterator[Node]:
         other.stdin.write("step 3\n")
         other.stdin.flush()
         assert other.stdout.readline() == "done\n"
+        known = [process_of(path) for path in found.place.journals()]
+        told = Survey(agents=[{}], processes=known, verdicts=[LATE])
+        found.place.agent_file.write_text(json.dumps(told.to_json()))
         yield found
         (found.root / "a run.enough").touch()
         finished(training)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -45,8 +44,9 @@ def surveyed(*processes: ProcessState, agents: Iterable[Any] = (), **more: Any) 
     return Survey(agents=whole, processes=table(processes), **more)
 
 
-def agent_wrote(place: Here, **told: Any) -> None:
-    place.agent_file.write_text(json.dumps({"agents": [{"pid": 7}], **told}))
+def agent_wrote(place: Here, *processes: ProcessState, **told: Any) -> None:
+    rows = [each.to_json() for each in processes]
+    place.agent_file.write_text(json.dumps({"agents": [{"pid": 7}], "processes": rows, **told}))
 
 
 def lines(found: Survey, now_ns: int = NOW_NS, **how: Any) -> list[str]:
@@ -241,68 +241,34 @@ def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() ->
     ]
 
 
-def test_a_run_that_has_ended_needs_no_judgement(place: Here) -> None:
-    otel_ddp.init(run="over").finish()
+def test_what_an_agent_tells_of_the_present_holds_while_it_lives(place: Here) -> None:
     over = {"group": "", "run": "over", "why": "why"}
-    lacks = {**over, "run": "mine"}
-    code = "import otel_ddp; run = otel_ddp.init(run='mine')"
-    with locked_elsewhere(place.agent_lock, code) as holder:
+    lacks = {**over, "run": "one"}
+    other = process(rank=1, node="beta", world_size=4)
+    with locked_elsewhere(place.agent_lock) as holder:
         pid = holder.pid
         # One that has written nothing yet is starting.
         assert survey([place]).agents[0]["starting"] is True
         assert f"agent     pid {pid} is starting" in lines(survey([place]))
-        agent_wrote(place, insufficient=[over, lacks, {**lacks, "group": "another"}])
+        agent_wrote(
+            *(place, process(run="over", state="finished"), process(world_size=4), other),
+            insufficient=[over, lacks, {**lacks, "group": "another"}],
+            links=[{"group": "", "run": "one", "sentence": "leads 2 nodes"}, 7],
+        )
         found = survey([place])
-    # It is unknown whether it still holds.
+        shown_lines = lines(found, NOW_NS)
     dead = survey([place])
 
     (agent,) = found.agents
+    # A run that has ended needs no judgement.
     assert found.insufficient == [lacks]
     # What it calls itself may be a number of another PID namespace.
     assert (agent["pid"], agent["pid_here"]) == (7, pid)
-    assert dead.insufficient == []
-
-
-def test_ranks_of_other_nodes_are_shown_as_long_as_the_agent_lives_that_leads_their_run(
-    place: Here,
-) -> None:
-    other = process(run="mine", rank=1, node="beta", world_size=4).to_json()
-    link = {"group": "", "run": "mine", "sentence": "leads 2 nodes"}
-    code = "import otel_ddp; run = otel_ddp.init(run='mine', global_rank=0, world_size=4)"
-    with locked_elsewhere(place.agent_lock, code):
-        agent_wrote(place, processes=[other, {"started_ns": "x"}, 7], links=[link, 7])
-        shown_lines = lines(survey([place]), NOW_NS)
-    without = lines(survey([place]), NOW_NS)
-
-    heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
+    heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run one"))
     assert shown_lines[heading].endswith("2 of 4 ranks known here")
-    assert shown_lines[heading + 4].split()[:3] == ["1", "0", "beta"]
-    assert shown_lines[heading + 5] == "  leads 2 nodes"
-    assert not [line for line in without if "beta" in line or "leads" in line]
-
-
-def test_what_an_agent_tells_is_believed_while_it_moves_and_all_else_is_read(place: Here) -> None:
-    otel_ddp.init(run="untold").finish()
-    code = "import otel_ddp; run = otel_ddp.init(run='told')"
-
-    def told() -> ProcessState:
-        return next(each for each in survey([place]).processes if each.run == "told")
-
-    with locked_elsewhere(place.agent_lock, code):
-        own = told()
-        agent_wrote(place, processes=[replace(own, step=99).to_json()])
-        moves, untold = told(), survey([place]).processes[0]
-        os.utime(place.agent_file, (0, 0))
-        hangs = told()
-    os.utime(place.agent_file)
-    with locked_elsewhere(place.agent_lock):
-        # It has just ended, and its agent has not written that yet.
-        ended = told()
-
-    assert (own.state, own.step) == ("starting", None)
-    assert (moves.state, moves.step, hangs.step) == ("starting", 99, None)
-    assert (untold.run, untold.state) == ("untold", "finished")
-    assert (ended.state, ended.step) == ("finished", None)
+    assert "  leads 2 nodes" in shown_lines
+    assert [each.run for each in dead.processes] == ["over"]
+    assert dead.insufficient == dead.links == []
 
 
 TRAINS = "import otel_ddp; run = otel_ddp.init()"
@@ -356,25 +322,27 @@ def test_where_no_agent_runs_status_tells_how_one_is_started(
     assert lines(Survey(), NOW_NS, named=False)[1:] == ["no runs of this user"]
 
 
-def test_two_living_processes_of_the_same_rank_are_reported(place: Here, tmp_path: Path) -> None:
-    os.environ["OTEL_DDP_RUN"] = "sweep"
-    others = (
-        {},
-        {},
-        {"OTEL_DDP_RANK": "1", "OTEL_DDP_WORLD_SIZE": "2"},
-        {"OTEL_DDP_GROUP": "another"},
-    )
-    with contextlib.ExitStack() as living:
-        for number, other in enumerate(others):
-            (where := tmp_path / str(number)).mkdir()
-            code = f"import os; os.environ.update({other!r}); {TRAINS}"
-            living.enter_context(locked_elsewhere(where / "lock", code))
-        early, late = (survey([place], time.time_ns() + s * 10**9) for s in (5, 11))
+def test_two_living_processes_of_the_same_rank_are_reported(place: Here) -> None:
+    ranks = [
+        process(),
+        process(),
+        process(state="finished"),
+        process(rank=1),
+        process(group="another"),
+        process(settled=False),
+    ]
+    ranks = [replace(each, journal=f"{number}.journal") for number, each in enumerate(ranks)]
+    for each in ranks:
+        (place.directory / each.journal).touch()
+    # Of another node: its journal is not here.
+    agent_wrote(place, *ranks, process(journal="elsewhere.journal"))
+    with locked_elsewhere(place.agent_lock):
+        early, late = (survey([place], 1 + s * 10**9) for s in (5, 11))
 
-    first, second = (each.pid for each in late.processes if (each.rank, each.group) == (0, ""))
+    first, second = (each.pid for each in ranks[:2])
     assert early.doubled == []
-    assert [line for line in lines(late, time.time_ns()) if line.startswith("  ! ")] == [
-        f"  ! pids {first} and {second} all report as rank 0 of run sweep, and the metrics "
+    assert [line for line in lines(late, NOW_NS) if line.startswith("  ! ")] == [
+        f"  ! pids {first} and {second} all report as rank 0 of run one, and the metrics "
         "show only one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
     ]
 
@@ -394,7 +362,7 @@ def status(how: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_is_one_sentence_and_a_closed_pipe_or_missing_letters_no_error(
     place: Here,
 ) -> None:
-    otel_ddp.init(run="ñ").finish()
+    agent_wrote(place, process(run="ñ", world_size=1, state="finished"))
     os.environ["PYTHONIOENCODING"] = "ascii"
 
     full, closed, ascii_alone = (status(how) for how in (">/dev/full", "| sleep 0", ""))
@@ -410,13 +378,13 @@ def test_json_for_programs_has_all_of_a_process(
     place: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = {f"key{number}": "x" * 500 for number in range(101)}
-    otel_ddp.init(run="mine", description="d" * 500, tags="b,a", config=config).finish()
+    told = process(state="finished", description="d" * 500, tags="a,b", config=config)
+    agent_wrote(place, told)
 
     assert main(["status", "--json"]) == 0
 
     (found,) = json.loads(capsys.readouterr().out)["processes"]
-    assert (found["run"], found["rank"], found["state"]) == ("mine", 0, "finished")
-    assert (found["description"], found["tags"], found["config"]) == ("d" * 500, "a,b", config)
+    assert found == told.to_json()
 
 
 # --- what is wrong, and who waits

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from make import WrittenRank
 from node import Node, finished, until
 from otel_ddp import files
 from otel_ddp.cli import main
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
 
 STATUS = ("-m", "otel_ddp", "status")
 
@@ -93,16 +94,10 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The directory of forty ranks that stand still; what an agent says, and its lock."""
+    """The directory of an agent that tells of forty ranks."""
     place = Place(tmp_path_factory.mktemp("ranks") / "place")
-    place.directory.mkdir(mode=0o700)
-    written = [WrittenRank(place.directory, rank, world_size=40) for rank in range(40)]
-    for each in written:
-        each.state("running")
-    # By another process: this one would drop their locks, which are its own.
-    command = (*("-m", "otel_ddp", "status"), "--json", "--dir", str(place.directory))
-    printed = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, check=True).stdout
-    told = json.loads(printed)
+    tell(place, *(ProcessState(run="r", rank=rank, pid=rank, started_ns=1) for rank in range(40)))
+    told = json.loads(place.agent_file.read_text())
     told["agents"] = [{"pid": os.getpid(), "version": "0"}]
     told["processes"][7].update(wait_ratio=0.6, step_s=0.05)
     place.agent_file.write_text(json.dumps(told))
@@ -113,8 +108,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     files.lock(held)
     yield str(place.directory)
     os.close(held)
-    for each in written:
-        each.close()
+
+
+def tell(place: Place, *processes: ProcessState) -> None:
+    """As an agent leaves it."""
+    place.directory.mkdir(mode=0o700)
+    place.agent_file.write_text(json.dumps(Survey(processes=[*processes]).to_json()))
 
 
 @pytest.fixture
@@ -183,8 +182,7 @@ def test_a_terminal_that_is_closed_ends_it(terminal: Terminal) -> None:
 
 
 def test_a_directory_that_vanishes_is_an_error_until_it_is_back(tmp_path: Path) -> None:
-    (place := tmp_path / "place").mkdir(mode=0o700)
-    WrittenRank(place).close()
+    tell(Place(place := tmp_path / "place"), ProcessState(run="r", state="finished"))
     with Terminal(*STATUS, "--watch", "--dir", str(place)) as terminal:
         until(lambda: terminal.shows("run r"), "the first picture")
         place.rename(tmp_path / "away")

@@ -1,4 +1,4 @@
-"""otel-ddp status: the runs, ranks and GPUs of this node, once or live, also without an agent."""
+"""otel-ddp status: the runs, ranks and GPUs of this node as its agents know them, once or live."""
 
 from __future__ import annotations
 

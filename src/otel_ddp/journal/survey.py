@@ -1,18 +1,16 @@
-"""The state of a node as one document: of its agents, and of journals that none of them tells of.
+"""The state of a node as one document, as its agents tell it.
 
 An agent writes it into its file, and answers the page out of the same. `otel-ddp status` joins
-those of all agents, and reads the other journals itself.
+those of all agents, and counts the processes that none of them serves.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from otel_ddp import files, plain
@@ -20,7 +18,7 @@ from otel_ddp.journal import process_state
 from otel_ddp.journal.parser import Journal, Name, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.values import Extremes, described, extremes_of
+from otel_ddp.journal.values import Extremes, described
 
 SCHEMA = 5
 """The number of the document; docs/json.md describes each key."""
@@ -107,35 +105,19 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         told = told_by_agent(place)
         agent = _agent(place, told)
         alive = agent["alive"]
-        moves = alive and not agent.get("stopped")
-        known = {each.journal: each for each in told.processes}
-        untold = (
-            path for path in place.journals() if not _is_told(path, known.get(path.name), moves)
-        )
-        own, faults = _processes(untold, known)
-        read = {each.journal for each in own}
-        # Without an agent it is unknown whether these are still true.
-        own += [
-            each for each in told.processes if each.journal not in read and (alive or each.ended)
-        ]
-        found.processes.extend(own)
-        found.unreadable.extend(faults)
+        # Without an agent it is unknown whether the rest still holds.
+        found.processes.extend(each for each in told.processes if alive or each.ended)
         found.past.extend(told.past)
-        if alive:
-            for key in ("verdicts", "insufficient", "links"):
-                getattr(found, key).extend(getattr(told, key))
         if alive or agent.get("pid"):
             found.agents.append(agent)
-        here = {path.name for path in place.journals()}
-        long_here = [
-            each
-            for each in own
-            if each.journal in here and not each.ended and now_ns - each.started_ns > _LONG_HERE_NS
-        ]
-        found.doubled.extend(_doubled(long_here))
-        if long_here and not alive:
+        if alive:
+            for key in ("verdicts", "insufficient", "links", "unreadable"):
+                getattr(found, key).extend(getattr(told, key))
+            here = {path.name for path in place.journals()}
+            found.doubled.extend(_doubled(told.processes, here, now_ns))
+        elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
-            found.unserved.append({**where, "processes": len(long_here)})
+            found.unserved.append({**where, "processes": waiting})
     # The agent still lists a run that is over, because one rank or none is left of it.
     going = {each.of_run for each in found.processes if not each.ended}
     insufficient = [each for each in found.insufficient if of_run(each) in going]
@@ -147,48 +129,16 @@ def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
     return str(labels.get("group") or ""), str(labels.get("run") or "")
 
 
-def _is_told(path: Path, process: process_state.ProcessState | None, moves: bool) -> bool:
-    """Whether an agent has said how this process ended, or moves and sees it at work."""
-    if process is None or process.ended:
-        return process is not None
-    # One that has just died is read here: the agent may not have written that yet.
-    return moves and files.lock_holder(path) is not None
-
-
-def _processes(
-    journals: Iterable[Path], known: Mapping[str, process_state.ProcessState]
-) -> tuple[list[process_state.ProcessState], list[str]]:
-    """Those that have these journals, and why others cannot be read. *known*: by an agent."""
-    found: list[process_state.ProcessState] = []
-    faults: list[str] = []
-    for path in journals:
-        try:
+def _waiting(place: Place, now_ns: int) -> int:
+    """How many living processes have been there for long."""
+    count = 0
+    for path in place.journals():
+        # It may have been deleted since it was listed.
+        with contextlib.suppress(Unreadable):
             reader = JournalReader(path)
-        except Unreadable as why:
-            # It may have been deleted since it was listed.
-            if path.exists():
-                faults.append(str(why))
-            continue
-        try:
-            told = known.get(path.name, process_state.ProcessState())
-            found.append(with_texts(_process(reader), reader, extremes_of(told.summary)))
-        finally:
+            count += reader.writer_is_alive() and now_ns - reader.created_ns > _LONG_HERE_NS
             reader.close()
-    return found, faults
-
-
-def _process(reader: JournalReader) -> process_state.ProcessState:
-    alive = reader.writer_is_alive()
-    reader.read_definitions()
-    last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
-    progress = reader.progress()
-    lives = os.path.exists(f"/proc/{process_state.parent(reader)}")
-    ended_well = process_state.ended_by_parent(reader, process_state.End(parent_lives=lives))
-    state = process_state.state_of(None if progress is None else progress.state, alive, ended_well)
-    seen_ns = time.time_ns() if alive else 0
-    return process_state.ProcessState.read(
-        reader, state, of_values=last_step, seen_alive_ns=seen_ns
-    )
+    return count
 
 
 def with_texts(
@@ -203,10 +153,14 @@ def with_texts(
     )
 
 
-def _doubled(living: Iterable[process_state.ProcessState]) -> Iterator[dict[str, Any]]:
+def _doubled(
+    processes: Iterable[process_state.ProcessState], here: Collection[str], now_ns: int
+) -> Iterator[dict[str, Any]]:
+    """Living processes of one rank, of those whose journals are *here*."""
     by_rank: dict[tuple[Any, ...], list[process_state.ProcessState]] = {}
-    for each in living:
-        if each.settled and each.rank is not None:
+    for each in processes:
+        long_here = each.journal in here and now_ns - each.started_ns > _LONG_HERE_NS
+        if long_here and each.settled and each.rank is not None and not each.ended:
             by_rank.setdefault((*each.of_run, each.job_type, each.node, each.rank), []).append(each)
     for one, *others in by_rank.values():
         if others:

@@ -86,9 +86,9 @@ def run(options: argparse.Namespace) -> int:
         node.tell_where()
         # A training that hangs on purpose does not end by itself.
         status = node.wait(options.seconds if injected.what == "hang" else None)
-        if injected.what == "kill":
-            # The kernel reports the signal once the launcher has waited for the dead process.
-            time.sleep(_VERDICT_S)
+        # The agent sees the ends, and the kernel reports a signal once the launcher has waited for
+        # the dead process.
+        time.sleep(_VERDICT_S)
         found = survey([node.place])
         if status and not injected.deadly:
             print(node.errors(), end="", file=sys.stderr)
