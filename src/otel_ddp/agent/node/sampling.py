@@ -18,7 +18,7 @@ from otel_ddp.agent.node.source import Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 
-_GPU_S, _HOST_S, _PROCESS_S = 1.0, 5.0, 2.0
+_GPU_S, _HOST_S, _PROCESS_S = 5.0, 5.0, 2.0
 _STOP_S = 0.5
 
 

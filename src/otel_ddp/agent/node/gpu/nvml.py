@@ -216,7 +216,7 @@ class Nvml:
             device = Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid)
             yield device, part
 
-    def questions(self, device: Device) -> Sequence[Question[Measurement]]:
+    def questions(self, device: Device) -> Sequence[Question]:
         """Those that this device can answer."""
         calls, xids = self._parts.get(device.uuid), self._xids_of(device)
         if calls is None:
@@ -228,7 +228,7 @@ class Nvml:
             # First of all: a fault may be the reason why the other questions fail.
             xids.calls = calls
             held.append(xids)
-            asked.append(Question("Xid", 1.0, xids.ask))
+            asked.append(Question("Xid", xids.ask))
         gpm = None
         with contextlib.suppress(NotSupported):
             if calls.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
@@ -236,7 +236,7 @@ class Nvml:
                 held.append(gpm)
         return [*asked, *questions(calls, device.pci, self._loaded_ns, gpm)]
 
-    def _question_to_failed(self, xids: Xids) -> Question[Measurement]:
+    def _question_to_failed(self, xids: Xids) -> Question:
         failed_s = self._clock()
 
         def ask() -> Sequence[Measurement]:
@@ -244,7 +244,7 @@ class Nvml:
                 raise DeviceLost("it had failed, and is searched again")
             return xids.ask()
 
-        return Question("Xid", 10.0, ask)
+        return Question("Xid", ask)
 
     def _xids_of(self, device: Device) -> Xids:
         return self._xids.setdefault(device.uuid, Xids(device.pci, self._wall_ns()))

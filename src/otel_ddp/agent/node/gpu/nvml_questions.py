@@ -7,10 +7,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 from otel_ddp.agent.node.gpu.nvml_table import (
-    MOVING_S,
     ROWS,
     U32,
     Call,
@@ -23,13 +22,6 @@ from otel_ddp.agent.node.gpu.nvml_table import (
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS, Kind
 
-T = TypeVar("T")
-
-_S = 1_000_000_000
-_FRESH_PERIODS = 3
-# A call that comes a little early must not postpone a question by a whole period.
-_EARLY_NS = _S // 4
-
 
 class NotSupported(Exception):
     """This device does not support that: it is never asked for it again."""
@@ -39,34 +31,13 @@ class DeviceLost(Exception):
     """The device, or the whole driver, is lost: devices have to be found anew."""
 
 
-class Question(Generic[T]):
-    """A question that one device is asked periodically, and the last answer to it."""
+class Question(NamedTuple):
+    """A question that one device is asked again and again."""
 
-    def __init__(self, name: str, every_s: float, ask: Callable[[], Iterable[T]]) -> None:
-        """*ask* raises NotSupported or DeviceLost; any other error means that one attempt failed.
-
-        An impossible number is NaN: it is left out and counted.
-        """
-        self.name, self.every_s, self.ask = name, every_s, ask
-        self.is_unsupported = False
-        self._every_ns = max(1, int(every_s * _S))
-        self._due_ns = 0
-        self._answered_ns, self._answer = 0, tuple[T, ...]()
-
-    def due(self, now_ns: int) -> bool:
-        """Whether to ask now; if so, the question is due again in the next period."""
-        if self.is_unsupported or now_ns + _EARLY_NS < self._due_ns:
-            return False
-        self._due_ns = now_ns + self._every_ns
-        return True
-
-    def keep(self, answer: Iterable[T], now_ns: int) -> None:
-        self._answered_ns, self._answer = now_ns, tuple(answer)
-
-    def fresh(self, now_ns: int) -> tuple[T, ...]:
-        """The last answer; empty if it is too old."""
-        is_old = now_ns - self._answered_ns > _FRESH_PERIODS * self._every_ns
-        return () if is_old or self.is_unsupported else self._answer
+    name: str
+    ask: Callable[[], Iterable[Measurement]]
+    """Raises NotSupported or DeviceLost; any other error means that one attempt failed. An
+    impossible number is NaN: it is left out and counted."""
 
 
 # -- one device
@@ -315,15 +286,13 @@ _LINK_COUNT = Field(91)
 _MOST_LINKS = 72
 
 
-def questions(
-    calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None
-) -> list[Question[Measurement]]:
+def questions(calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None) -> list[Question]:
     """*loaded_ns*: about since when the driver counts. *gpm*: None if the board lacks it."""
     rows = [row for row in ROWS if row.of_parts or calls.instance is None]
     every_way = [way for row in rows for each in row.series.values() for way in each]
     fields = _supported(calls, [way for way in every_way if isinstance(way, Fields)])
-    parts: dict[tuple[float, tuple[Any, ...]], dict[Series, Call]] = defaultdict(dict)
-    sums: dict[float, dict[Series, Fields]] = defaultdict(dict)
+    parts: dict[tuple[Any, ...], dict[Series, Call]] = defaultdict(dict)
+    sums: dict[Series, Fields] = {}
     chosen = set()
     for row in rows:
         start_ns = loaded_ns if row.metric.kind is Kind.COUNTER else 0
@@ -334,19 +303,18 @@ def questions(
             chosen.add((row.metric, word))
             series, way = Series(row.metric, word, row.unit, pci, start_ns), here[0]
             if isinstance(way, Fields):
-                sums[row.every_s][series] = fields[way]
+                sums[series] = fields[way]
             elif isinstance(way, Call):
                 functions = tuple(each.function for each in here if isinstance(each, Call))
-                parts[row.every_s, functions][series] = way
+                parts[functions][series] = way
             elif gpm is not None:
                 gpm.numbers[series] = way.number
-    asked = [Question("engines", MOVING_S, gpm.ask)] if gpm is not None else []
-    for (every_s, functions), each in parts.items():
+    asked = [Question("engines", gpm.ask)] if gpm is not None else []
+    for functions, each in parts.items():
         ask = partial(_ask_call, calls, list(functions), each)
-        asked.append(Question(functions[0][0], every_s, ask))
-    for every_s, of_period in sums.items():
-        ask = partial(_ask_fields, calls, of_period)
-        asked.append(Question(f"fields every {every_s:g} s", every_s, ask))
+        asked.append(Question(functions[0][0], ask))
+    if sums:
+        asked.append(Question("fields", partial(_ask_fields, calls, sums)))
     return asked
 
 
@@ -399,7 +367,7 @@ def _part(answer: Any, way: Call) -> float:
 
 
 def _ask_fields(calls: Calls, sums: dict[Series, Fields]) -> list[Measurement]:
-    """Read all fields of one period, in one call."""
+    """Read all fields, in one call."""
     found = calls.fields([field for way in sums.values() for field in way.fields])
     measurements = []
     for series, way in sums.items():

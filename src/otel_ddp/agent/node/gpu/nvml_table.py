@@ -1,4 +1,4 @@
-"""All numbers that are read of a board: metric, period, unit, and how NVML is asked for them.
+"""All numbers that are read of a board: metric, unit, and how NVML is asked for them.
 
 To read another one, add a row here. Of the ways of a series the first counts that a board has.
 """
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 
-MOVING_S, COUNTING_S, SETTLED_S = 1.0, 5.0, 10.0
 U32 = 0xFFFF_FFFF
 _ALL_LINKS = U32
 
@@ -82,7 +81,6 @@ class Row(NamedTuple):
     """One metric of every board."""
 
     metric: catalog.Metric
-    every_s: float
     unit: Unit
     series: Ways
     of_parts: bool = False
@@ -206,28 +204,26 @@ _WIDTHS: Ways = {"current": [_get("CurrPcieLinkWidth")], "max": [_get("MaxPcieLi
 _POWER: Ways = {"": [_sum(186), _get("PowerUsage")]}
 
 ROWS = (
-    Row(catalog.HW_GPU_UTILIZATION, MOVING_S, _PERCENT, _BUSY),
-    Row(catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, MOVING_S, _PERCENT, _CONTROLLER),
-    Row(catalog.HW_GPU_MEMORY_USAGE, MOVING_S, _MEMORY, {"": _memory("used")}, of_parts=True),
-    Row(catalog.HW_GPU_MEMORY_LIMIT, MOVING_S, _SIZE, {"": _memory("total")}, of_parts=True),
-    Row(catalog.HW_TEMPERATURE, MOVING_S, _CELSIUS, _TEMPERATURES),
-    Row(catalog.HW_POWER, MOVING_S, _MILLIWATTS, _POWER),
-    Row(catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, _MEGAHERTZ, _CLOCKS),
-    Row(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, MOVING_S, _YES, _ACTIVE),
-    Row(catalog.OTEL_DDP_GPU_ENGINE_ACTIVE, MOVING_S, _ROUNDED_PERCENT, _GPM, of_parts=True),
-    Row(catalog.HW_GPU_IO, MOVING_S, _MIB_PER_S, _PCIE_RATE),
-    Row(catalog.HW_GPU_IO, COUNTING_S, _BYTES, _PCIE),
-    Row(catalog.OTEL_DDP_GPU_NVLINK_IO, COUNTING_S, _BYTES, _NVLINK),
-    Row(catalog.OTEL_DDP_GPU_NVLINK_ERRORS, SETTLED_S, Unit(), _NVLINK_ERRORS),
-    Row(catalog.OTEL_DDP_GPU_THROTTLE_DURATION, COUNTING_S, _NANOSECONDS, _DURATION),
-    Row(catalog.HW_ENERGY, COUNTING_S, _MILLIJOULES, {"": [_get("TotalEnergyConsumption")]}),
-    Row(
-        catalog.OTEL_DDP_GPU_POWER_LIMIT, SETTLED_S, _MILLIWATTS, {"": [_get("EnforcedPowerLimit")]}
-    ),
-    Row(catalog.HW_FAN_SPEED_RATIO, SETTLED_S, _FAN_PERCENT, _FANS),
-    Row(catalog.HW_ERRORS, SETTLED_S, _EVENTS, _ECC),
-    Row(catalog.OTEL_DDP_GPU_REMAPPED_ROWS, SETTLED_S, _EVENTS, _REMAPPED),
-    Row(catalog.OTEL_DDP_GPU_PCIE_REPLAYS, SETTLED_S, _EVENTS, {"": [_get("PcieReplayCounter")]}),
-    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_GENERATION, SETTLED_S, _GENERATION, _GENERATIONS),
-    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_WIDTH, SETTLED_S, _LANES, _WIDTHS),
+    Row(catalog.HW_GPU_UTILIZATION, _PERCENT, _BUSY),
+    Row(catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, _PERCENT, _CONTROLLER),
+    Row(catalog.HW_GPU_MEMORY_USAGE, _MEMORY, {"": _memory("used")}, of_parts=True),
+    Row(catalog.HW_GPU_MEMORY_LIMIT, _SIZE, {"": _memory("total")}, of_parts=True),
+    Row(catalog.HW_TEMPERATURE, _CELSIUS, _TEMPERATURES),
+    Row(catalog.HW_POWER, _MILLIWATTS, _POWER),
+    Row(catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, _MEGAHERTZ, _CLOCKS),
+    Row(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, _YES, _ACTIVE),
+    Row(catalog.OTEL_DDP_GPU_ENGINE_ACTIVE, _ROUNDED_PERCENT, _GPM, of_parts=True),
+    Row(catalog.HW_GPU_IO, _MIB_PER_S, _PCIE_RATE),
+    Row(catalog.HW_GPU_IO, _BYTES, _PCIE),
+    Row(catalog.OTEL_DDP_GPU_NVLINK_IO, _BYTES, _NVLINK),
+    Row(catalog.OTEL_DDP_GPU_NVLINK_ERRORS, Unit(), _NVLINK_ERRORS),
+    Row(catalog.OTEL_DDP_GPU_THROTTLE_DURATION, _NANOSECONDS, _DURATION),
+    Row(catalog.HW_ENERGY, _MILLIJOULES, {"": [_get("TotalEnergyConsumption")]}),
+    Row(catalog.OTEL_DDP_GPU_POWER_LIMIT, _MILLIWATTS, {"": [_get("EnforcedPowerLimit")]}),
+    Row(catalog.HW_FAN_SPEED_RATIO, _FAN_PERCENT, _FANS),
+    Row(catalog.HW_ERRORS, _EVENTS, _ECC),
+    Row(catalog.OTEL_DDP_GPU_REMAPPED_ROWS, _EVENTS, _REMAPPED),
+    Row(catalog.OTEL_DDP_GPU_PCIE_REPLAYS, _EVENTS, {"": [_get("PcieReplayCounter")]}),
+    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_GENERATION, _GENERATION, _GENERATIONS),
+    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_WIDTH, _LANES, _WIDTHS),
 )

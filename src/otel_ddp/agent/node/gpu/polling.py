@@ -1,8 +1,7 @@
-"""Takes the readings of each GPU when they are due, and drops the implausible ones."""
+"""Takes the readings of each GPU, and drops the implausible ones."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +19,10 @@ Attributes = tuple[tuple[str, str], ...]
 _S = 1_000_000_000
 # A driver may be loaded later or again, a board added or reset, or MIG set up anew.
 _FIND_EVERY_NS = 60 * _S
-# Three calls a board, so no more often than a person would notice a new process.
-_USERS_EVERY_S = 2.0
 
 
 class DeviceSample(NamedTuple):
-    """One device, its fresh numbers, and the processes that compute on it."""
+    """One device, its numbers, and the processes that compute on it."""
 
     device: Device
     measurements: tuple[Measurement, ...]
@@ -52,18 +49,12 @@ def identity(device: Device) -> Attributes:
 class _Watched:
     """A device, and the questions that it is asked."""
 
-    def __init__(self, driver: Nvml, device: Device) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
-        self.users = Question("users", _USERS_EVERY_S, lambda: driver.users(device))
-        self.questions: Sequence[Question[Measurement]] | None = None
-        """None until the driver has listed them."""
+        self.questions: list[Question] | None = None
+        """None until the driver has listed them; without those that it does not support."""
         self.lost = ""
         """Why the device is no longer asked; empty while it answers."""
-
-    def sample(self, now_ns: int) -> DeviceSample:
-        fresh = (each.fresh(now_ns) for each in self.questions or ())
-        measurements = tuple(itertools.chain.from_iterable(fresh))
-        return DeviceSample(self.device, measurements, self.users.fresh(now_ns))
 
 
 class Gpus:
@@ -81,22 +72,27 @@ class Gpus:
         self._find_at_ns = 0
 
     def read(self) -> GpuSample:
-        """Ask the questions that are due."""
+        """Ask all questions."""
         now_ns = self._clock_ns()
+        devices: tuple[DeviceSample, ...] = ()
         try:
             if now_ns >= self._find_at_ns:
                 self._find_at_ns = now_ns + _FIND_EVERY_NS
-                self._find_devices(now_ns)
-            self._ask_all(now_ns)
+                self._find_devices()
+            devices = tuple(map(self._ask, self._watched))
+            lost = [each.lost for each in self._watched if each.lost]
+            if lost and len(lost) == len(devices):
+                raise DeviceLost(lost[0])
         except DriverMissing as why:
             self._close(str(why))
         except DeviceLost as why:
             self._close(f"The GPU driver went away ({why}); it is opened again when it is back.")
-        return self._sample(now_ns)
+            devices = ()
+        return GpuSample(devices, self._remarks(), self._version)
 
     # -- finding devices
 
-    def _find_devices(self, now_ns: int) -> None:
+    def _find_devices(self) -> None:
         """Open the driver, if it is not open, and list its devices."""
         if any(each.lost for each in self._watched):
             # A board that was reset appears again only once the driver is opened anew.
@@ -111,7 +107,7 @@ class Gpus:
             raise DeviceLost("its devices could not be listed")
         # All anew: a board that was repartitioned can answer other questions.
         if found is not None and [*found] != [each.device for each in self._watched]:
-            self._watched = [_Watched(self._driver, device) for device in found]
+            self._watched = [_Watched(device) for device in found]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
 
     def _close(self, remark: str) -> None:
@@ -123,44 +119,42 @@ class Gpus:
 
     # -- asking
 
-    def _ask_all(self, now_ns: int) -> None:
-        for watched in self._watched:
+    def _ask(self, watched: _Watched) -> DeviceSample:
+        device = watched.device
+        found: list[Measurement] = []
+        users: Sequence[User] = ()
+        try:
             if not watched.lost:
-                self._ask(watched, now_ns)
-        lost = [each.lost for each in self._watched if each.lost]
-        if lost and len(lost) == len(self._watched):
-            raise DeviceLost(lost[0])
-
-    def _ask(self, watched: _Watched, now_ns: int) -> None:
-        device, users = watched.device, watched.users
-        try:
-            if watched.questions is None:
-                list_all = partial(self._driver.questions, device)
-                watched.questions = self._attempt("what can be asked", list_all)
-            for question in watched.questions or ():
-                if (answer := self._answer(question, now_ns)) is not None:
-                    question.keep(self._possible(device, question.name, answer), now_ns)
-            if (seen := self._answer(users, now_ns)) is not None:
-                users.keep(seen, now_ns)
+                for question in self._questions(watched):
+                    found += self._possible(device, question.name, self._answer(watched, question))
+                users = self._attempt("users", partial(self._driver.users, device)) or ()
         except DeviceLost as why:
-            # The other devices go on; answers of this one are shown while they are fresh.
+            # The other devices go on.
             watched.lost = str(why)
+        return DeviceSample(device, tuple(found), tuple(users))
 
-    def _answer(self, question: Question[T], now_ns: int) -> Iterable[T] | None:
-        """None: it is not due, or this attempt failed."""
-        if not question.due(now_ns):
-            return None
+    def _questions(self, watched: _Watched) -> Sequence[Question]:
+        """Those that the device supports, as far as is known."""
+        if watched.questions is None:
+            ask = partial(self._driver.questions, watched.device)
+            if (asked := self._attempt("what can be asked", ask)) is not None:
+                watched.questions = list(asked)
+        return tuple(watched.questions or ())
+
+    def _answer(self, watched: _Watched, question: Question) -> Iterable[Measurement]:
+        """Nothing if this attempt failed, or if the device does not support it."""
         try:
-            return self._attempt(question.name, lambda: tuple(question.ask()))
+            return self._attempt(question.name, lambda: tuple(question.ask())) or ()
         except NotSupported:
-            question.is_unsupported = True
-            return None
+            if watched.questions is not None:
+                watched.questions.remove(question)
+            return ()
 
     def _possible(
         self, device: Device, name: str, found: Iterable[Measurement]
     ) -> Iterator[Measurement]:
         for each in found:
-            if _is_possible(each):
+            if not math.isnan(each.value):
                 yield each._replace(attributes=identity(device) + each.attributes)
                 continue
             self.errors += 1
@@ -179,20 +173,11 @@ class Gpus:
             errors.warn_once(f"gpu {what}", text, what, type(why).__name__, why)
             return None
 
-    def _sample(self, now_ns: int) -> GpuSample:
-        left = [
+    def _remarks(self) -> str:
+        lost = [
             f"GPU {each.device.index} ({each.device.name}) does not answer any more: {each.lost}."
             for each in self._watched
             if each.lost
         ]
-        devices = tuple(each.sample(now_ns) for each in self._watched)
         silent = self._driver.silent if self._version else ()
-        remark = " ".join([self._remark, *left, *silent]).strip()
-        return GpuSample(devices, remark, self._version)
-
-
-def _is_possible(measurement: Measurement) -> bool:
-    """Whether a number is finite, not negative, and at most 1 if it is a ratio."""
-    if not math.isfinite(measurement.value) or measurement.value < 0.0:
-        return False
-    return measurement.metric.unit != "1" or measurement.value <= 1.0
+        return " ".join([self._remark, *lost, *silent]).strip()
