@@ -7,7 +7,7 @@
     lr-high  sweep        rank 2 is killed, and without it the others fail; its loader is not timed
     lr-low   sweep        rank 3 runs out of memory; started again, the run goes on from its
                           checkpoint and ends well; rank 1 says more than its journal holds
-    debug    none         rank 1 hangs in its data loader and all others wait for it; rank 3 is as
+    debug    none         rank 1 hangs in its data loader and all others wait for it; rank 2 is as
                           talkative; without GPUs
 
 Real agents send through a real collector; the deployed rules judge it, twelve times as fast.
@@ -40,7 +40,7 @@ WORLD_SIZE = len(NODES) * RANKS_PER_NODE
 GPUS_PER_NODE = 8
 LATE_RANK, KILLED_RANK, HUNG_RANK, FAILING_RANK = 3, 2, 1, 3
 # By run: who says more than a journal holds.
-TALKERS = {"lr-low": 1, "debug": 3}
+TALKERS = {"lr-low": 1, "debug": 2}
 EXPORT_EVERY_S = 1.0
 STALL_TIMEOUT_S = 4.0
 PATIENCE_S = 300.0

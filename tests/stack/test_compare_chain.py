@@ -1,4 +1,4 @@
-"""A value against steps, and artifacts: what a board makes of its answers is what was told."""
+"""A value against steps, and artifacts: what a board's queries bring is what was sent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from tools.dashboards.queries import FOLDER, board, panels
+from tools.dashboards.queries import FOLDER, board
 from tools.stack.build import Binaries
 
 from otel_ddp import settings
@@ -20,9 +19,10 @@ from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
-from stack.asked import ALL, answer, expression, opened, over_time, since
-from stack.servers import Prometheus, Sample
-from stack.transformations import Curve, Frame, points, tables, transformed, trend
+from stack.asked import ALL, answer, opened, since
+from stack.servers import Prometheus, Sample, Series
+
+Curve = list[tuple[float, float]]
 
 # What a point of 24 hours is apart is less than a step takes: each one is seen.
 STEP_S, EXPORT_S, GRID_S, LOOKBACK_S, FRESH_S = 20.0, 10.0, 15.0, 300.0, 60.0
@@ -49,8 +49,6 @@ class Attempt(NamedTuple):
     logs: Callable[[int], bool] = lambda step: True
     group: str = "g1"
     rank: int = 0
-    counts: bool = True
-    """Its tokens and its epochs."""
 
     def loss(self, step: int) -> float:
         return 100.0 / step + self.rank + self.began_s / 1000
@@ -74,7 +72,6 @@ def _every(number: int) -> Callable[[int], bool]:
 ATTEMPTS = [
     Attempt("early", 3000, range(1, 31)),
     Attempt("late", 1500, range(1, 31), group="g2"),
-    Attempt("short", 1200, range(1, 5)),
     # From one checkpoint, then from an earlier one, and not as far.
     Attempt("resumed", 2700, range(5, 21)),
     Attempt("resumed", 2200, range(3, 13)),
@@ -82,7 +79,6 @@ ATTEMPTS = [
     Attempt("several", 1800, range(1, 21)),
     Attempt("several", 1801, range(1, 21), _every(2), rank=1),
     Attempt("several", 1802, range(1, 21), lambda step: step not in (5, 6, 7, 8), rank=2),
-    Attempt("uncounted", 2800, range(1, 31), counts=False),
 ]
 
 
@@ -116,9 +112,11 @@ class Past:
 
     def _log(self, ledger: Ledger, attempt: Attempt, step: int, at_s: float) -> None:
         labels = (*attempt.labels, ("name", "loss"), ("split", "train"))
-        told = {catalog.TRAINING_SCALAR: attempt.loss(step), catalog.TRAINING_SCALAR_STEP: step}
-        if attempt.counts:
-            told[catalog.TRAINING_SCALAR_EPOCH] = step // STEPS_OF_EPOCH
+        told = {
+            catalog.TRAINING_SCALAR: attempt.loss(step),
+            catalog.TRAINING_SCALAR_STEP: step,
+            catalog.TRAINING_SCALAR_EPOCH: step // STEPS_OF_EPOCH,
+        }
         for metric, value in told.items():
             ledger.log(ledger.series(metric, labels), float(value), _ns(at_s))
             self._keep(attempt, metric, at_s, value)
@@ -130,9 +128,8 @@ class Past:
             catalog.TRAINING_STATE: 1.0,
             catalog.TRAINING_RUN_START_TIMESTAMP: began_s,
             catalog.TRAINING_HEARTBEAT_TIMESTAMP: at_s,
+            catalog.TRAINING_TOKENS: TOKENS_OF_STEP * done,
         }
-        if attempt.counts:
-            told[catalog.TRAINING_TOKENS] = TOKENS_OF_STEP * done
         for metric, value in told.items():
             ledger.put(metric, attempt.labels, value, _ns(at_s), _ns(began_s))
             self._keep(attempt, metric, at_s, value)
@@ -197,10 +194,6 @@ class Past:
         starts = (self.sent[each] for each in self.sent if each[0] == run and each[2] == START)
         return min(value for samples in starts for _, value in samples)
 
-    def curve(self, run: str, x: str, ranks: Sequence[int] = (0,)) -> Curve:
-        """Where x comes again, the later value counts."""
-        return sorted(dict(self.moments(run, x, ranks)).items())
-
 
 def _ns(at_s: float) -> int:
     return round(at_s * 1000) * 1_000_000
@@ -217,120 +210,77 @@ def past(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         past.close()
 
 
-def made_of(past: Past, name: str, title: str, **wanted: Sequence[str]) -> list[Frame]:
-    """What a panel of a board gets to draw."""
-    told = json.loads((FOLDER / f"{name}.json").read_text())
-    (panel,) = (panel for _, panel in panels(told) if panel["title"] == title)
-    asked = board(told)
-    if wanted.get("x") == (ELAPSED,):
+def drawn_of(
+    past: Past, title: str, by: Sequence[str], **wanted: Sequence[str]
+) -> dict[str, Curve]:
+    """The pairs x and y of a panel of Compare at each moment that has both, by these labels."""
+    asked = board(json.loads((FOLDER / "compare.json").read_text()))
+    if wanted["x"] == (ELAPSED,):
         (x,) = (each for each in asked.variables if each.name == "x")
         wanted["x"] = [each.value for each in x.options if each.text.startswith(ELAPSED)]
     values = opened(asked, past.page, **wanted)
-    answers = {
-        each.ref: over_time(each, expression(each, values, past.page), past.page)
+    x, y = (
+        moments_of(answer(each, values, past.page), by)
+        for ref in "xy"
         for each in asked.questions
-        if each.panel_id == panel["id"]
+        if (each.panel, each.ref) == (title, ref)
+    )
+    # A mean of several is not the same to its last digit in whichever order.
+    return {
+        curve: [(x[curve][at], round(y[curve][at], 9)) for at in sorted(x[curve].keys() & y[curve])]
+        for curve in y
     }
-    return transformed(tables(answers), panel["transformations"])
 
 
-def rounded(curves: dict[str, Curve]) -> dict[str, Curve]:
-    """A mean of several is not the same to its last digit in whichever order."""
-    return {name: [(x, round(y, 9)) for x, y in curve] for name, curve in curves.items() if curve}
+def moments_of(found: Iterable[Series], by: Sequence[str]) -> dict[str, dict[float, float]]:
+    return {" ".join(each.labels[label] for label in by): dict(each.points) for each in found}
+
+
+def rounded(curve: Curve) -> Curve:
+    return [(x, round(y, 9)) for x, y in curve]
 
 
 BESIDE = "$name against ${x:text}"
 
 
 @pytest.mark.parametrize("x", ALL_X)
-@pytest.mark.parametrize(
-    "runs", [("early", "late"), ("early",), ("short",), ("resumed",), ("rarely",), (ALL,)], ids=str
-)
-def test_each_run_has_one_rising_curve(past: Past, runs: tuple[str, ...], x: str) -> None:
-    curves = trend(made_of(past, "compare", BESIDE, run=runs, x=(x,)))
+@pytest.mark.parametrize("runs", [("early", "late"), ("resumed",), ("rarely",), (ALL,)], ids=str)
+def test_each_run_has_one_curve_of_what_it_logged(
+    past: Past, runs: tuple[str, ...], x: str
+) -> None:
+    curves = drawn_of(past, BESIDE, ["curve"], run=runs, x=(x,))
 
     chosen = {each.run: each.group for each in ATTEMPTS if each.run in runs or runs == (ALL,)}
-    assert rounded(curves) == rounded(
-        {f"{group} · {run}": past.curve(run, x) for run, group in chosen.items()}
-    )
+    assert curves == {
+        f"{group} · {run}": rounded(past.moments(run, x)) for run, group in chosen.items()
+    }
 
 
 @pytest.mark.parametrize("x", ALL_X)
-def test_several_ranks_are_one_mean_or_a_curve_each(past: Past, x: str) -> None:
-    asked = {"run": ("several",), "rank": (ALL,), "x": (x,)}
+def test_several_ranks_of_a_run_are_one_mean(past: Past, x: str) -> None:
+    curves = drawn_of(past, BESIDE, ["curve"], run=("several",), rank=(ALL,), x=(x,))
 
-    together = trend(made_of(past, "compare", BESIDE, **asked))
-    apart = trend(made_of(past, "compare", f"{BESIDE}, by rank", **asked))
-
-    assert rounded(together) == rounded({"g1 · several": past.curve("several", x, (0, 1, 2))})
-    assert rounded(apart) == rounded(
-        {f"several · rank {rank}": past.curve("several", x, (rank,)) for rank in range(3)}
-    )
-
-
-def stretches(curve: Curve, width: float) -> dict[float, list[float]]:
-    found: dict[float, list[float]] = {}
-    for x, y in curve:
-        found.setdefault(math.floor(x / width + 0.5) * width, []).append(y)
-    return found
+    assert curves == {"g1 · several": rounded(past.moments("several", x, (0, 1, 2)))}
 
 
 @pytest.mark.parametrize("x", ALL_X)
-def test_runs_alike_are_averaged_in_stretches_of_x(past: Past, x: str) -> None:
-    runs = ("early", "late", "resumed", "rarely")
-
-    curves = trend(made_of(past, "compare", f"{BESIDE}, mean by $by", run=runs, x=(x,)))
-
-    groups: dict[str, Curve] = {}
-    for run in runs:
-        group = "g2" if run == "late" else "g1"
-        groups.setdefault(group, []).extend(past.moments(run, x))
-    assert rounded(curves) == rounded(
-        {
-            group: sorted((at, sum(ys) / len(ys)) for at, ys in stretches(every, WIDTH).items())
-            for group, every in groups.items()
-        }
-    )
-
-
-@pytest.mark.parametrize("x", ALL_X)
-def test_the_band_spans_all_that_is_selected(past: Past, x: str) -> None:
+def test_the_band_of_a_group_is_over_each_of_its_ranks_in_stretches(past: Past, x: str) -> None:
     title = f"{BESIDE}, all that is selected"
 
-    curves = trend(made_of(past, "compare", title, run=("several",), rank=(ALL,), x=(x,)))
+    curves = drawn_of(past, title, ["run", "rank"], run=("several",), rank=(ALL,), x=(x,))
 
-    every = [each for rank in range(3) for each in past.moments("several", x, (rank,))]
-    at = sorted(stretches(every, WIDTH).items())
-    assert rounded(curves) == rounded(
-        {
-            "mean": [(x, sum(ys) / len(ys)) for x, ys in at],
-            "lowest": [(x, min(ys)) for x, ys in at],
-            "highest": [(x, max(ys)) for x, ys in at],
-        }
-    )
-
-
-def test_every_point_goes_back_where_a_run_was_resumed(past: Past) -> None:
-    frames = made_of(past, "compare", f"{BESIDE}, every point", run=("resumed", "early"))
-
-    found = {each.label: points(each, "Value #x", "Value #y") for each in frames}
-    assert found == {run: past.moments(run, STEP) for run in ("early", "resumed")}
-    back = [(one[0], other[0]) for one, other in pairwise(found["resumed"]) if other[0] < one[0]]
-    assert back == [(20, 3)]
-
-
-@pytest.mark.parametrize("more", ["", ", mean by $by", ", all that is selected", ", by rank"])
-def test_a_run_without_what_is_drawn_against_leaves_the_others_alone(past: Past, more: str) -> None:
-    both = trend(made_of(past, "compare", BESIDE + more, run=("early", "uncounted"), x=(TOKENS,)))
-
-    alone = trend(made_of(past, "compare", BESIDE + more, run=("early",), x=(TOKENS,)))
-    assert rounded(both) == rounded(alone) != {}
+    assert curves == {
+        f"several {rank}": [
+            (math.floor(at / WIDTH + 0.5) * WIDTH, round(loss, 9))
+            for at, loss in past.moments("several", x, (rank,))
+        ]
+        for rank in range(3)
+    }
 
 
 def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
     runs = board(json.loads((FOLDER / "runs.json").read_text()))
-    started, again = (each for each in runs.questions if each.ref == "start")
-    assert started.expr == again.expr
+    (started,) = (each for each in runs.questions if each.ref == "start")
 
     found = answer(started, opened(runs, past.page), past.page)
 

@@ -54,10 +54,6 @@ MAY_BE_EMPTY = {
         *((panel, "A") for panel in ("Cost", "Cost of all losses", "Cost of trouble")),
         *((panel, ref) for panel in ("By group", "What the time went to") for ref in PAID),
     },
-    "Pipeline": {
-        # A collector does not tell of what has never failed.
-        *(("Sent and failed", ref) for ref in "BDF"),
-    },
 }
 
 Target = tuple[int, str, str]

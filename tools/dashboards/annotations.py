@@ -21,10 +21,8 @@ from tools.dashboards.variables import PROMETHEUS
 _EVERY = "1m"
 
 
-def marks(
-    *, one_run: bool = False, starts: bool = True, checkpoints: bool = False
-) -> list[build.AnnotationQuery]:
-    """Each can be switched off; checkpoints start as the user configures them."""
+def marks(*, one_run: bool = False, starts: bool = True) -> list[build.AnnotationQuery]:
+    """Each can be switched off, and checkpoints on."""
     runs, ranks = (WHOLE_RUN, RUN) if one_run else (WHOLE_RUNS, RUNS)
     alerts = ALERTS_OF_RUN if one_run else ALERTS_OF_RUNS
 
@@ -56,7 +54,7 @@ def marks(
             "blue",
             "{{run}} has saved",
             at_value=True,
-            shown=checkpoints,
+            shown=False,
         ),
         _mark(
             "Restarts",

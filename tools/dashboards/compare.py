@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
-from tools.dashboards.links import of_series, of_table
+from tools.dashboards.links import of_table
 from tools.dashboards.names import metric
 from tools.dashboards.panels import (
     Column,
@@ -13,10 +13,7 @@ from tools.dashboards.panels import (
     Text,
     Transformation,
     against,
-    every_point,
-    lines,
     listing,
-    over_time,
     points,
     rows,
 )
@@ -38,10 +35,7 @@ def build() -> str:
         [
             Row("Runs beside each other", _runs()),
             Row("At one step", _at_step()),
-            Row("Averaged by an attribute of the runs", _averaged(), collapsed=True),
             Row("As one group: mean, lowest, highest", _group(), collapsed=True),
-            Row("Single ranks (choose ranks above; dear for thousands)", _ranks(), collapsed=True),
-            Row("Every point, restarts visible", [_every_point()], collapsed=True),
         ],
         variables=[
             v.datasource(),
@@ -95,19 +89,16 @@ def _x(by: str) -> str:
     return f"{x} >= 0 or time() + 0 * ({x} < 0) - on ({BY_RUN}) group_left () {first}"
 
 
-def _with_attribute(expr: str) -> str:
-    """With the run's own description, under another name: `group` is matched on already."""
-    # A resumed run may have two descriptions: one is enough.
+def _named(expr: str) -> str:
+    """With an attribute of the run in front of its name, so that equal ones are side by side."""
+    # Under another name: `group` is matched on already.
     described = f'label_replace({info("[$__range] @ end()")}, "attribute", "$1", "$by", "(.*)")'
     # A curve without a name would be called "Value".
     described = f'label_replace({described}, "attribute", "(none)", "attribute", "")'
+    # A resumed run may have two descriptions: one is enough.
     attribute = f"max by ({BY_RUN}, attribute) ({described})"
-    return f"({expr}) * on ({BY_RUN}) group_left (attribute) {attribute}"
-
-
-def _named(expr: str) -> str:
-    """With the attribute in front of the run's name, so that equal ones are side by side."""
-    return f'label_join({_with_attribute(expr)}, "curve", " · ", "attribute", "run")'
+    both = f"({expr}) * on ({BY_RUN}) group_left (attribute) {attribute}"
+    return f'label_join({both}, "curve", " · ", "attribute", "run")'
 
 
 def _curves(column: str, value: str) -> list[Transformation]:
@@ -170,9 +161,6 @@ def _at_step() -> list[Panel]:
     step = metric("training.scalar.step", RUNS, LOGGED, RANK_0)
     upto = f"({value} and {step} <= $at_step)"
     seen = f"({step} <= $at_step)"
-    to_run = of_series("Run", "run")
-    stepped = metric("training.steps", RUNS, RANK_0)
-    rate = f"max by ({BY_RUN}) (rate({stepped}[$__rate_interval]))"
     return [
         listing(
             Text(
@@ -200,77 +188,12 @@ def _at_step() -> list[Panel]:
             sort=("Value", False),
             size=(24, 7),
         ),
-        lines(
-            Text(
-                "$name over wall time",
-                "The same value as it was logged, by the clock.",
-                "Several steps ahead at the same time: faster hardware, not better learning.",
-            ),
-            over_time(
-                f"avg by (curve, run) ({_named(f'avg by ({BY_RUN}) ({_Y_LOGGED})')})",
-                "{{curve}}",
-            ),
-            unit="short",
-            legend=(),
-            link=to_run,
-        ),
-        lines(
-            Text(
-                "Steps per second",
-                "How fast each run goes, by its rank 0.",
-                "Learns faster by the step, slower by the clock: choose elapsed time above.",
-            ),
-            over_time(f"max by (curve, run) ({_named(rate)})", "{{curve}}"),
-            minimum=0,
-            legend=(),
-            link=to_run,
-        ),
-    ]
-
-
-def _in_stretches(expr: str) -> str:
-    return f"round({expr}, $width)"
-
-
-def _averaged() -> list[Panel]:
-    x = _in_stretches(_x(BY_RUN))
-    return [
-        against(
-            Text(
-                "$name against ${x:text}, mean by $by",
-                "One curve for each value of the attribute: the mean over its runs, in stretches "
-                "of x.",
-                "Curves closer together than runs with the same value are: no difference that "
-                "counts. "
-                "Choose a stretch that holds several logged values.",
-            ),
-            points(f"max by (run, attribute) ({_with_attribute(x)})", "x"),
-            points(
-                f"avg by (run, attribute) ({_with_attribute(f'avg by ({BY_RUN}) ({_Y_LOGGED})')})",
-                "y",
-            ),
-            transformations=[
-                *_TOGETHER,
-                (
-                    "groupBy",
-                    {
-                        "fields": {
-                            "attribute": {"aggregations": [], "operation": "groupby"},
-                            "x": {"aggregations": [], "operation": "groupby"},
-                            "y": {"aggregations": ["mean"], "operation": "aggregate"},
-                        }
-                    },
-                ),
-                *_curves("attribute", "y (mean)"),
-            ],
-            size=(24, 11),
-        )
     ]
 
 
 def _group() -> list[Panel]:
     by = f"{BY_RUN}, rank"
-    x = _in_stretches(_x(by))
+    x = f"round({_x(by)}, $width)"
     y = f"avg by ({by}) ({_Y_LOGGED})"
     return [
         against(
@@ -278,7 +201,7 @@ def _group() -> list[Panel]:
                 "$name against ${x:text}, all that is selected",
                 "Mean, lowest and highest over the selected runs and ranks, in stretches of x. "
                 "Choose one group, and ranks All, to see how far its ranks are apart.",
-                "A band that widens: runs or ranks part ways. Open the row below for single ranks.",
+                "A band that widens: runs or ranks part ways.",
             ),
             points(x, "x"),
             points(y, "y"),
@@ -305,61 +228,8 @@ def _group() -> list[Panel]:
                     },
                 ),
             ],
-            size=(12, 10),
+            size=(24, 10),
             band=("highest", "lowest"),
             legend=("lastNotNull",),
         ),
-        lines(
-            Text(
-                "$name over time, all that is selected",
-                "Mean, lowest and highest over the selected runs and ranks at each moment.",
-                "Lowest and highest of one run far apart: its ranks see different data.",
-            ),
-            over_time(f"avg({_Y_LOGGED})", "mean"),
-            over_time(f"max({_Y_LOGGED})", "highest"),
-            over_time(f"min({_Y_LOGGED})", "lowest"),
-            unit="short",
-            size=(12, 10),
-            band=("highest", "lowest"),
-        ),
     ]
-
-
-def _ranks() -> list[Panel]:
-    return [
-        against(
-            Text(
-                "$name against ${x:text}, by rank",
-                "One curve for each selected rank of each selected run.",
-                "One rank apart from the others: its data, or weights that are no longer the same.",
-            ),
-            points(f"max by (curve) ({_by_rank(_x(f'{BY_RUN}, rank'))})", "x"),
-            points(f"avg by (curve) ({_by_rank(_Y_LOGGED)})", "y"),
-            transformations=[*_TOGETHER, *_curves("curve", "y")],
-            size=(24, 11),
-        )
-    ]
-
-
-def _by_rank(series: str) -> str:
-    return f'label_join({series}, "curve", " · rank ", "run", "rank")'
-
-
-def _every_point() -> Panel:
-    partition = {"fields": ["run"], "keepFields": False, "naming": {"asLabels": True}}
-    return every_point(
-        Text(
-            "$name against ${x:text}, every point",
-            "Each pair as it was logged, joined in the order of time.",
-            "A line that goes back was restarted from a checkpoint; did it come the same way "
-            "again?",
-        ),
-        points(f"max by (run) ({_x(BY_RUN)})", "x"),
-        points(f"avg by (run) ({_Y_LOGGED})", "y"),
-        transformations=[
-            ("merge", {}),
-            _sorted_by("run"),
-            ("partitionByValues", partition),
-        ],
-        size=(24, 11),
-    )

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
-from tools.dashboards.links import of_series
+from tools.dashboards.links import of_series, of_table, of_table_lifetime
 from tools.dashboards.looks import HOURS
-from tools.dashboards.names import recorded
-from tools.dashboards.panels import Column, Panel, Text, lines, now, over_time, rows, stat
+from tools.dashboards.names import metric, recorded
+from tools.dashboards.panels import (
+    Column,
+    Panel,
+    Query,
+    Text,
+    bars,
+    lines,
+    listing,
+    now,
+    over_time,
+    rows,
+    stat,
+)
 from tools.dashboards.roles import (
     GROUP_NAME,
+    IN_RANGE,
     IN_STEP,
     RUN_NAME,
     SHORTEST_STEP,
+    average,
     each_group,
     each_run,
     having_role,
     last,
 )
+from tools.dashboards.runs import lifetime
 from tools.dashboards.selectors import BY_RUN, GROUPS, WHOLE_RUNS
-from tools.dashboards.time_spent import (
-    attempts,
-    by_cause,
-    goodput,
-    hours_by_cause,
-    spent,
-    table_of_groups,
-    table_of_runs,
-)
 
-from otel_ddp.vocabulary.words import TIME_COLOURS
+from otel_ddp.vocabulary.words import TIME_CAUSES, TIME_COLOURS
 
 QUESTION = "How much of the GPU-hours moved the runs on, and what did the rest cost?"
 
@@ -44,7 +50,17 @@ _TROUBLE = 'cause=~"late_rank|hang|repeated|between_attempts"'
 _HELD = 'cause!~"between_launches"'
 # At 0 there is no price, and no money.
 _PRICED = "* on () group_left () (vector($price) > 0)"
-_NO_PRICE = "no price chosen"
+_PRODUCTIVE = 'cause="productive"'
+# Shown by themselves, so narrow that all are in sight beside a menu; the others together.
+_COLUMNS = {
+    "start": ("Start", 75),
+    "data": ("Data", 75),
+    "checkpoint": ("Saving", 85),
+    "late_rank": ("Late rank", 105),
+    "hang": ("Hang", 75),
+    "repeated": ("Done twice", 110),
+    "between_attempts": ("No process", 115),
+}
 
 
 def build() -> str:
@@ -70,48 +86,69 @@ def build() -> str:
     )
 
 
+def _spent(*selectors: str) -> str:
+    """The seconds of each run and cause, since the run first began; of ended runs too."""
+    found = last(recorded("run_cause:otel_ddp_run_time:sum", WHOLE_RUNS, *selectors))
+    return having_role(found, IN_RANGE)
+
+
+def _attempts() -> str:
+    """How often each run was begun."""
+    found = last(metric("otel_ddp.run.attempts", WHOLE_RUNS))
+    return having_role(f"max by ({BY_RUN}) ({found})", IN_RANGE)
+
+
 def _hours(*selectors: str) -> str:
-    return f"sum({spent(_HELD, *selectors)}) / 3600"
+    return f"sum({_spent(_HELD, *selectors)}) / 3600"
 
 
-def _costs(by: str, *selectors: str) -> str:
-    return f"sum by ({by}) ({spent(_HELD, *selectors)}) / 3600 {_PRICED}"
+def _hours_stat(text: Text, *selectors: str) -> Panel:
+    return stat(text, now(_hours(*selectors)), unit=HOURS, nothing="not counted")
+
+
+def _cost_stat(text: Text, *selectors: str) -> Panel:
+    asked = now(f"{_hours(*selectors)} {_PRICED}")
+    return stat(text, asked, unit="locale", decimals=2, nothing="no price chosen")
 
 
 def _numbers() -> list[Panel]:
     return [
-        goodput(size=(6, 3)),
         stat(
+            Text(
+                "Goodput",
+                "Of all time of the ranks of these runs, since each first began, the share in "
+                "steps that moved the run on.",
+                "The table says which run has lost most, and to what.",
+            ),
+            now(f"sum({_spent(_PRODUCTIVE)}) / sum({_spent()})"),
+            unit="percentunit",
+            decimals=1,
+            nothing="not counted",
+        ),
+        _hours_stat(
             Text(
                 "GPU-hours",
                 "Hours of all ranks of these runs, from the start of their first processes on, "
                 "with the gaps between attempts of a launch.",
                 "What was paid for: compare with your bill.",
-            ),
-            now(_hours()),
-            unit=HOURS,
-            nothing="not counted",
+            )
         ),
-        stat(
+        _hours_stat(
             Text(
                 "Lost to all causes",
                 "GPU-hours that moved no run on and were no evaluation.",
                 "By cause, below, tells what took them.",
             ),
-            now(_hours(_LOST)),
-            unit=HOURS,
-            nothing="not counted",
+            _LOST,
         ),
-        stat(
+        _hours_stat(
             Text(
                 "Lost to trouble",
                 "GPU-hours lost to late ranks, hangs, steps done twice and the gaps between "
                 "attempts of a launch: lost seconds times ranks.",
                 "The table of runs says where; Ranks says who, and Run why an attempt ended.",
             ),
-            now(_hours(_TROUBLE)),
-            unit=HOURS,
-            nothing="not counted",
+            _TROUBLE,
         ),
         stat(
             Text(
@@ -119,42 +156,32 @@ def _numbers() -> list[Panel]:
                 "Attempts of these runs beyond the first of each.",
                 "The table says which run; its page says why each attempt ended.",
             ),
-            now(f"sum(({attempts()}) - 1)"),
+            now(f"sum(({_attempts()}) - 1)"),
             decimals=0,
             nothing="not counted",
         ),
-        stat(
+        _cost_stat(
             Text(
                 "Cost",
                 "The GPU-hours at the price above.",
                 "Choose what an hour of a GPU costs you.",
-            ),
-            now(f"{_hours()} {_PRICED}"),
-            unit="locale",
-            decimals=2,
-            nothing=_NO_PRICE,
+            )
         ),
-        stat(
+        _cost_stat(
             Text(
                 "Cost of all losses",
                 "The hours lost to all causes at the price above.",
                 "As for the hours above it.",
             ),
-            now(f"{_hours(_LOST)} {_PRICED}"),
-            unit="locale",
-            decimals=2,
-            nothing=_NO_PRICE,
+            _LOST,
         ),
-        stat(
+        _cost_stat(
             Text(
                 "Cost of trouble",
                 "The hours lost to trouble at the price above.",
                 "As for the hours above it.",
             ),
-            now(f"{_hours(_TROUBLE)} {_PRICED}"),
-            unit="locale",
-            decimals=2,
-            nothing=_NO_PRICE,
+            _TROUBLE,
         ),
     ]
 
@@ -163,7 +190,19 @@ def _causes() -> list[Panel]:
     recorded_ = recorded("run_cause:otel_ddp_run_time:sum", WHOLE_RUNS)
     told = having_role(last(recorded_, IN_STEP), IN_STEP)
     return [
-        hours_by_cause(f"sum by (cause) ({spent()})", size=(8, 9)),
+        bars(
+            Text(
+                "GPU-hours by cause",
+                "What the time of all ranks went to, over all attempts, since the run first began.",
+                "docs/goodput.md says what each cause is. The largest beside `productive` is what "
+                "to mend first.",
+            ),
+            now(f"sort_desc(sum by (cause) ({_spent()}) / 3600 > 0)", "{{cause}}"),
+            unit=HOURS,
+            colours=TIME_COLOURS,
+            nothing="not counted",
+            size=(8, 9),
+        ),
         lines(
             Text(
                 "Shares until then",
@@ -186,18 +225,75 @@ def _causes() -> list[Panel]:
 
 
 def _tables() -> list[Panel]:
-    paid = [
-        Column("Value #cost", "Cost", "locale", decimals=2),
-        Column("Value #trouble", "Cost of trouble", "locale", decimals=2, width=150),
-    ]
-
-    def asked(by: str) -> list[Any]:
-        return [rows(_costs(by), "cost"), rows(_costs(by, _TROUBLE), "trouble")]
-
+    runs = f"count by (group) (sum by ({BY_RUN}) ({_spent()}))"
     return [
-        table_of_groups(*asked("group"), columns=paid),
-        table_of_runs(*asked(BY_RUN), columns=paid),
+        _table(
+            Text(
+                "By group",
+                "Shares of the time of all chosen runs of a group, since each first began.",
+                "Compare groups by Goodput, and find below which run of a group has lost most.",
+            ),
+            "group",
+            [rows(runs, "runs"), rows(f"sum by (group) ({_attempts()})", "attempts")],
+            [
+                Column("group", width=110),
+                Column("Value #runs", "Runs", decimals=0, width=80),
+            ],
+        ),
+        _table(
+            Text(
+                "What the time went to",
+                "Shares of the time of all ranks of a run since it first began, over its attempts.",
+                "The largest beside Goodput is what to mend first; `otel-ddp goodput` tells more.",
+            ),
+            BY_RUN,
+            [rows(_attempts(), "attempts"), *lifetime()],
+            [
+                Column("group", width=100),
+                Column("run", width=110, links=[of_table_lifetime("Run"), of_table("Run")]),
+                Column("Value #start", "Started", out_of_sight=True),
+                Column("Value #until", "Until", out_of_sight=True),
+            ],
+        ),
     ]
+
+
+def _table(text: Text, by: str, asked: Sequence[Query], columns: Sequence[Column]) -> Panel:
+    """*columns*: those of *asked* but for attempts."""
+    whole = f"sum by ({by}) ({_spent()})"
+
+    def share(selector: str) -> str:
+        return f"sum by ({by}) ({_spent(selector)}) / {whole}"
+
+    def cost(*selectors: str) -> str:
+        return f"sum by ({by}) ({_spent(_HELD, *selectors)}) / 3600 {_PRICED}"
+
+    others = "|".join(each for each in TIME_CAUSES if each not in {"productive", *_COLUMNS})
+    return listing(
+        text,
+        rows(f"{whole} / 3600", "hours"),
+        *asked,
+        rows(cost(), "cost"),
+        rows(cost(_TROUBLE), "trouble"),
+        rows(share(_PRODUCTIVE), "productive"),
+        *(rows(share(f'cause="{each}"'), f"of_{each}") for each in _COLUMNS),
+        rows(share(f'cause=~"{others}"'), "others"),
+        columns=[
+            *columns,
+            Column("Value #attempts", "Attempts", decimals=0, width=100),
+            Column("Value #hours", "GPU-hours", HOURS, decimals=2, width=140),
+            Column("Value #productive", "Goodput", "percentunit", decimals=1, width=95),
+            *(
+                Column(f"Value #of_{each}", title, "percentunit", decimals=1, width=width)
+                for each, (title, width) in _COLUMNS.items()
+            ),
+            Column("Value #others", "Else", "percentunit", decimals=1, width=65),
+            Column("Value #cost", "Cost", "locale", decimals=2),
+            Column("Value #trouble", "Cost of trouble", "locale", decimals=2, width=150),
+        ],
+        sort=("GPU-hours", True),
+        nothing="no run has counted its time",
+    )
 
 
 def _over_time() -> list[Panel]:
@@ -206,8 +302,25 @@ def _over_time() -> list[Panel]:
         for whose, chosen in (("group", GROUPS), ("run", WHOLE_RUNS), ("cluster", ""))
     )
     of_runs = having_role(of_runs, IN_STEP)
+    rates = recorded("run_cause:otel_ddp_run_time:rate5m", WHOLE_RUNS)
+    told = having_role(average(rates), IN_STEP)
     return [
-        by_cause(size=(24, 8)),
+        lines(
+            Text(
+                "What the ranks do",
+                "How many ranks' worth of time goes to each cause, over five minutes, all chosen "
+                "runs together. The start of a run is counted when its first step has ended, so it "
+                "is not here.",
+                "What grows beside `productive` is lost: open the run in which it does.",
+            ),
+            over_time(f"sum by (cause) ({told})", "{{cause}}"),
+            minimum=0,
+            stacked=True,
+            colours=TIME_COLOURS,
+            size=(24, 8),
+            shortest_step=SHORTEST_STEP,
+            nothing="nobody in this time",
+        ),
         lines(
             Text(
                 "Goodput of groups",

@@ -47,9 +47,7 @@ def build() -> str:
             Row("GPUs: the first four to look at", _first_four()),
             Row("Is something wrong with one?", _wrong()),
             Row("Nodes", _nodes()),
-            Row("Power, clocks and cooling", _power(), collapsed=True),
-            Row("What keeps the GPU busy, and its memory", _inside(), collapsed=True),
-            Row("PCIe and NVLink", _ways(), collapsed=True),
+            Row("Power, clocks, PCIe and NVLink of GPUs", _more(), collapsed=True),
             Row("Disks, network and waiting of nodes", _node_more(), collapsed=True),
         ],
         variables=[
@@ -310,52 +308,25 @@ def _gpu_lines(
     )
 
 
-def _power() -> list[Panel]:
-    power = _gpu("hw.power")
-    clock = "otel_ddp.gpu.clock.frequency"
+def _more() -> list[Panel]:
+    clock = _gpu("otel_ddp.gpu.clock.frequency", 'domain="core"')
+    nvlink_errors = _gpu("otel_ddp.gpu.nvlink.errors")
+    replays = _gpu("otel_ddp.gpu.pcie.replays")
+    way = "network_io_direction"
     return [
         _gpu_lines(
             "Power",
-            _few(power, "bottomk"),
+            _few(_gpu("hw.power"), "bottomk"),
             "watt",
             "What each GPU draws; of many, those that draw least.",
             "Little power at full utilisation: it waits in a kernel, for another rank mostly.",
         ),
         _gpu_lines(
-            "Power against its limit",
-            _few(power, share_of=_gpu("otel_ddp.gpu.power.limit")),
-            "percentunit",
-            "Share of what the GPU may draw.",
-            "At 1 it lowers its clock: usual under load. Unequal limits make unequal ranks.",
-        ),
-        _gpu_lines(
-            "Energy",
-            _few_rates(_gpu("hw.energy")),
-            "watt",
-            "Power in the mean, from the energy that the GPU has counted.",
-            "More exact than the power above, which is a sample now and then.",
-        ),
-        _gpu_lines(
             "Clock of the cores",
-            _few(_gpu(clock, 'domain="core"'), "bottomk"),
+            _few(clock, "bottomk"),
             "hertz",
             "Of many GPUs, the slowest.",
             "One below its neighbours is a straggler in the making: see what holds it back.",
-        ),
-        _gpu_lines(
-            "Clock of the memory",
-            _few(_gpu(clock, 'domain="memory"'), "bottomk"),
-            "hertz",
-            "Of many GPUs, the slowest.",
-            "It should not move under load.",
-        ),
-        _gpu_lines(
-            "Temperature of the memory",
-            _few(_gpu("hw.temperature", 'hw_sensor_location="memory"')),
-            "celsius",
-            "Where the board has that sensor; the hottest.",
-            "Above 95 °C memory slows down.",
-            levels=steps((90, WARN), (95, BAD)),
         ),
         _gpu_lines(
             "Held back, by reason",
@@ -368,37 +339,13 @@ def _power() -> list[Panel]:
             _WHOSE + " · {{reason}}",
         ),
         _gpu_lines(
-            "Fans",
-            _few(_gpu("hw.fan.speed_ratio")),
-            "percentunit",
-            "Speed as a share of the highest; boards for servers have none.",
-            "At the highest and still hot: dust, or the room.",
-        ),
-    ]
-
-
-def _inside() -> list[Panel]:
-    engines = _gpu("otel_ddp.gpu.engine.active")
-    coders = _gpu("hw.gpu.utilization", 'hw_gpu_task!="general"')
-    by_engine = f"avg by (engine) ({engines})"
-    return [
-        _gpu_lines(
             "Parts of the GPU",
-            by_engine,
+            f"avg by (engine) ({_gpu('otel_ddp.gpu.engine.active')})",
             "percentunit",
             "Share of the time in which each part was busy, in the mean over these GPUs. "
             "NVIDIA's alone, Hopper and newer.",
             "Tensor cores low: shapes or types that they do not take, or waiting.",
             "{{engine}}",
-        ),
-        _gpu_lines(
-            "Encoder and decoder",
-            f"max by (node, gpu, hw_gpu_task) ({coders}) and on (node, gpu)"
-            f" topk($shown, max by (node, gpu) (avg_over_time({coders}[$__range] @ end())))",
-            "percentunit",
-            "Share of the time in which video is encoded or decoded.",
-            "Busy while training: somebody else, or the loading of videos.",
-            "{{node}} · GPU {{gpu}} · {{hw_gpu_task}}",
         ),
         _gpu_lines(
             "Memory of each rank",
@@ -408,25 +355,9 @@ def _inside() -> list[Panel]:
             "Far less than what is in use on the GPU: somebody else has a part of it.",
             nothing="not measured",
         ),
-    ]
-
-
-def _ways() -> list[Panel]:
-    way = "network_io_direction"
-    pcie = _gpu("hw.gpu.io")
-    nvlink_errors = _gpu("otel_ddp.gpu.nvlink.errors")
-    replays = _gpu("otel_ddp.gpu.pcie.replays")
-
-    def below_best(what: str, name: str) -> str:
-        current = _each(_gpu(name, 'link="current"'))
-        best = _each(_gpu(name, 'link!="current"'))
-        chosen = f"bottomk($shown, {current} / {best}) < 1"
-        return f'label_replace({chosen}, "what", "{what}", "", "")'
-
-    return [
         _gpu_lines(
             "PCIe",
-            _few_rates(pcie, way),
+            _few_rates(_gpu("hw.gpu.io"), way),
             "Bps",
             "Bytes received and sent.",
             "Near the link's limit (26 GB/s for generation 4 with 16 lanes): copies are in the "
@@ -448,30 +379,6 @@ def _ways() -> list[Panel]:
             "Errors of NVLink, and transfers over PCIe that were repeated.",
             "A steady rate: the cable, the socket, or the board.",
             levels=ABOVE_0_IS_ODD,
-        ),
-        listing(
-            Text(
-                "PCIe links below their best",
-                "GPUs whose link runs with an older generation or fewer lanes than it could, as a "
-                "share. An idle GPU lowers the generation to save power.",
-                "Fewer lanes, or a low generation under load: reseat the board.",
-            ),
-            rows(
-                f"{below_best('generation', 'otel_ddp.gpu.pcie.link.generation')}"
-                f" or {below_best('lanes', 'otel_ddp.gpu.pcie.link.width')}",
-                "share",
-            ),
-            columns=[
-                Column("node"),
-                Column("gpu", "GPU"),
-                Column("rank"),
-                Column("what", "What"),
-                Column("Value #share", "Of its best", "percentunit", levels=steps(base=WARN)),
-            ],
-            hidden=("hw_id",),
-            sort=("Of its best", False),
-            nothing=_NONE_TOLD,
-            size=(24, 6),
         ),
     ]
 

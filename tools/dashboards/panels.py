@@ -19,7 +19,6 @@ from grafana_foundation_sdk.builders import (
     tempo,
     timeseries,
     trend,
-    xychart,
 )
 from grafana_foundation_sdk.builders import stat as stat_
 from grafana_foundation_sdk.cog.builder import Builder
@@ -28,7 +27,6 @@ from grafana_foundation_sdk.models import dashboard as m
 from grafana_foundation_sdk.models import heatmap as h
 from grafana_foundation_sdk.models import loki as lo
 from grafana_foundation_sdk.models import prometheus as p
-from grafana_foundation_sdk.models import xychart as x
 from tools.dashboards.looks import NEUTRAL, PALETTE, fixed, steps
 from tools.dashboards.names import mentioned
 from tools.dashboards.variables import LOKI, PROMETHEUS, TEMPO
@@ -52,8 +50,8 @@ def over_time(expr: str, legend: str = "__auto", ref: str = "") -> Query:
     return Query(expr, legend, ref)
 
 
-def now(expr: str, legend: str = "__auto", ref: str = "") -> Query:
-    return Query(expr, legend, ref, instant=True)
+def now(expr: str, legend: str = "__auto") -> Query:
+    return Query(expr, legend, instant=True)
 
 
 def rows(expr: str, ref: str) -> Query:
@@ -252,12 +250,11 @@ def bars(
     *asked: Query,
     unit: str,
     colours: Mapping[str, str],
-    decimals: int | None = None,
     nothing: str,
     size: tuple[int, int],
 ) -> Panel:
     """A bar a series, as long as its value; one below the other."""
-    panel = _valued(_dressed(bargauge.Panel(), text, asked, size), unit, (), decimals)
+    panel = _valued(_dressed(bargauge.Panel(), text, asked, size), unit, (), None)
     return (
         _painted(panel, colours)
         .min(0)
@@ -279,13 +276,12 @@ def against(
     text: Text,
     *asked: Query,
     transformations: Sequence[Transformation],
-    unit: str = "none",
     size: tuple[int, int] = (24, 12),
     band: tuple[str, str] | None = None,
     legend: Sequence[str] = ("lastNotNull", "min", "max"),
 ) -> Panel:
     """Values against the first number of the one table that the transformations end in."""
-    panel = _valued(_dressed(trend.Panel(), text, asked, size), unit, (), None)
+    panel = _valued(_dressed(trend.Panel(), text, asked, size), "none", (), None)
     panel = (
         _coloured(_transformed(panel, transformations))
         # A run has fewer points than it has steps: as many as are there, within what is allowed.
@@ -301,42 +297,6 @@ def against(
     return _with_band(panel, *band) if band else panel
 
 
-def every_point(
-    text: Text,
-    *asked: Query,
-    transformations: Sequence[Transformation],
-    size: tuple[int, int] = (12, 10),
-) -> Panel:
-    """Points of two values, in the order in which they came."""
-    panel = _valued(_dressed(xychart.Panel(), text, asked, size), "none", (), None)
-    series = xychart.XYSeriesConfig()
-    # The names before they are shown otherwise: partitionByValues gives them back.
-    series = series.x(_by_name("Value #x", x.XychartXYSeriesConfigX)).y(
-        _by_name("Value #y", x.XychartXYSeriesConfigY)
-    )
-    panel = _coloured(_transformed(panel, transformations)).max_data_points(5000)
-    # The titles of panel and variables say what they are.
-    for name in ("Value #x", "Value #y"):
-        panel = panel.override_by_name(name, [_set("custom.axisLabel", name[-1])])
-    return (
-        panel.mapping(x.SeriesMapping.AUTO)
-        .series([series])
-        # Lines alone cannot be pointed at.
-        .show(x.XYShowMode.POINTS_AND_LINES)
-        .point_size(xychart.XychartFieldConfigPointSize().fixed(3))
-        .legend(_legend())
-        .tooltip(common.VizTooltipOptions().mode(c.TooltipDisplayMode.SINGLE))
-    )
-
-
-def _by_name(name: str, kind: Any) -> Any:
-    class Match(Builder[Any]):
-        def build(self) -> Any:
-            return kind(matcher=m.MatcherConfig(id_val="byName", options=name))
-
-    return Match()
-
-
 def rank_heatmap(
     text: Text,
     *asked: Query,
@@ -345,13 +305,12 @@ def rank_heatmap(
     highest: float,
     scheme: str,
     link: tuple[str, str] | None = None,
-    size: tuple[int, int] = (24, 9),
 ) -> Panel:
     """Rows are ranks, in numerical order as long as the legend is the bare number.
 
     A scheme has to be one that goes through white: Grafana turns others round in its light theme.
     """
-    panel = _valued(_dressed(heatmap.Panel(), text, asked, size), unit, (), None)
+    panel = _valued(_dressed(heatmap.Panel(), text, asked, (24, 9)), unit, (), None)
     panel = (
         panel.max_data_points(300)
         .calculate(False)
@@ -413,7 +372,6 @@ def states(
     *asked: Query,
     words: m.ValueMap,
     size: tuple[int, int] = (24, 8),
-    a_page: int = 32,
 ) -> Panel:
     """A band a series, in the colours of its states."""
     panel = _valued(_dressed(statetimeline.Panel(), text, asked, size), "none", (), None)
@@ -425,7 +383,7 @@ def states(
         .merge_values(True)
         .show_value(c.VisibilityMode.NEVER)
         .row_height(0.9)
-        .per_page(a_page)
+        .per_page(32)
         .fill_opacity(90)
         .line_width(0)
         .legend(_legend())
@@ -516,15 +474,15 @@ def _properties(column: Column) -> list[m.DynamicConfigValue]:
     return parts
 
 
-def traces(text: Text, traceql: str, *, size: tuple[int, int] = (24, 9)) -> Panel:
-    panel = _valued(_dressed(table.Panel(), text, (), size), "none", (), None)
+def traces(text: Text, traceql: str) -> Panel:
+    panel = _valued(_dressed(table.Panel(), text, (), (24, 9)), "none", (), None)
     target = tempo.Dataquery().ref_id("A").query_type("traceql").query(traceql).limit(50)
     return panel.datasource(TEMPO).with_target(target.datasource(TEMPO)).no_value("no traces")
 
 
-def log_lines(text: Text, logql: str, *, size: tuple[int, int] = (24, 14)) -> Panel:
+def log_lines(text: Text, logql: str) -> Panel:
     """Lines as they came, the newest first."""
-    panel = _valued(_dressed(logs.Panel(), text, (), size), "none", (), None)
+    panel = _valued(_dressed(logs.Panel(), text, (), (24, 14)), "none", (), None)
     panel = panel.datasource(LOKI).with_target(_logql(logql).max_lines(1000))
     return (
         panel.show_time(True)

@@ -9,7 +9,6 @@ from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
     Column,
     Panel,
-    Query,
     Text,
     lines,
     listing,
@@ -18,7 +17,7 @@ from tools.dashboards.panels import (
     rows,
     stat,
 )
-from tools.dashboards.roles import RUN_NAME, each_run, having_role
+from tools.dashboards.roles import having_role
 from tools.dashboards.selectors import (
     AGENTS,
     BY_NODE,
@@ -44,9 +43,7 @@ def build() -> str:
             Row("Now, and in this time", _now()),
             Row("From the agents on", _agents()),
             Row("What is not measured, and why", [_capabilities()]),
-            Row("What it costs", _cost(), collapsed=True),
-            Row("Ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
-            Row("The collector (where its own numbers are scraped)", _collector(), collapsed=True),
+            Row("Ranks (as selected; dear for thousands)", [_ranks()], collapsed=True),
         ],
         variables=[
             v.datasource(),
@@ -301,125 +298,29 @@ def _capabilities() -> Panel:
     )
 
 
-def _cost() -> list[Panel]:
-    cpu = _agent("otel_ddp.agent.cpu.time")
-    hooks = metric("otel_ddp.hook.time", RUNS, RANK_0)
-    steps_ = metric("training.steps", RUNS, RANK_0)
-    most = f"topk($topn, max by (node) (rate({cpu}[$__range] @ end())))"
-    return [
-        lines(
-            Text(
-                "Processors of agents",
-                "How much of one processor each agent takes; those that take most.",
-                "Above a tenth: many ranks with very short steps. Log more rarely.",
-            ),
-            over_time(f"max by (node) (rate({cpu}{_RATE})) and on (node) {most}", "{{node}}"),
-            unit="percentunit",
-            minimum=0,
-        ),
-        lines(
-            Text(
-                "Time of our hooks in a step",
-                "What watching adds to a step of rank 0, by our own clock.",
-                "Tens of microseconds are usual, whatever the step takes.",
-            ),
-            over_time(
-                each_run(
-                    f"max by ({BY_RUN}) (rate({hooks}{_RATE}))"
-                    f" / (max by ({BY_RUN}) (rate({steps_}{_RATE})) > 0)"
-                ),
-                RUN_NAME,
-            ),
-            unit="s",
-            minimum=0,
-        ),
-    ]
+def _ranks() -> Panel:
+    def since_start(name: str) -> str:
+        # Pushed and scraped, a series comes twice.
+        once = f"max by ({BY_RANK}, why) ({metric(name, RANKS_OF_RUNS)})"
+        return f"topk($topn, sum by (node, rank) ({once}) > 0)"
 
-
-def _ranks() -> list[Panel]:
-    def most(title: str, name: str, by: str, meaning: str, action: str) -> Panel:
-        series = metric(name, RANKS_OF_RUNS)
-        labels = f"node, rank{', ' + by if by else ''}"
-        most_ = f"topk($topn, max by ({labels}) (increase({series}[$__range] @ end())))"
-        expr = f"max by ({labels}) (rate({series}{_RATE})) and on ({labels}) {most_}"
-        legend = "rank {{rank}} · {{node}}" + (f" · {{{{{by}}}}}" if by else "")
-        return lines(
-            Text(title, meaning, action),
-            over_time(expr, legend),
-            unit="short",
-            size=(8, 7),
-            nothing="none",
-        )
-
-    return [
-        most(
-            "Records lost",
-            "otel_ddp.records.lost",
-            "why",
-            "Records that the agent came too late for, or that came too fast for a point each.",
-            "Give the agent a processor, or the journal more room (docs/settings.md); log less.",
+    return listing(
+        Text(
+            "Lost, refused, failed",
+            "Records that the agent came too late for, values that log() refused or shortened, and "
+            "errors of ours that were kept out of training, of the ranks with most.",
+            "Lost: give the agent a processor, or log less. Refused: fewer names, numbers only. "
+            "Errors: report them, with the training's own output.",
         ),
-        most(
-            "Values refused",
-            "otel_ddp.values.refused",
-            "why",
-            "Values or names that log() refused or shortened.",
-            "Fewer names, and numbers only.",
-        ),
-        most(
-            "Errors of our hooks",
-            "otel_ddp.hook.errors",
-            "",
-            "Errors of ours that were kept out of training.",
-            "Report it, with the training's own output; those numbers are missing meanwhile.",
-        ),
-    ]
-
-
-def _collector() -> list[Panel]:
-    def rate(name: str) -> Query:
-        # With and without the suffix, which depends on the collector's configuration.
-        series = f'{{__name__=~"otelcol_{name}(_total)?"}}'
-        return over_time(f"sum(rate({series}{_RATE}))", name)
-
-    def panel(title: str, meaning: str, action: str, *asked: Query, unit: str = "short") -> Panel:
-        return lines(Text(title, meaning, action), *asked, unit=unit, minimum=0, size=(8, 7))
-
-    # Of several collectors the fullest; each kind of data has a queue of its own.
-    size = "max by (instance, exporter, data_type) (otelcol_exporter_queue_size)"
-    capacity = "max by (instance, exporter, data_type) (otelcol_exporter_queue_capacity)"
-    return [
-        panel(
-            "Accepted and refused",
-            "Data points, spans and log records a second that the collector took, and sent back.",
-            "Refused: its memory limit. Agents keep it and come again.",
-            rate("receiver_accepted_metric_points"),
-            rate("receiver_refused_metric_points"),
-            rate("receiver_accepted_spans"),
-            rate("receiver_refused_spans"),
-            rate("receiver_accepted_log_records"),
-            rate("receiver_refused_log_records"),
-        ),
-        panel(
-            "Sent and failed",
-            "Data points, spans and log records a second that it handed on, and that its backend "
-            "refused for good. While a backend is away, only the queue grows.",
-            "Failed: the backend's log. Refused as too old: its out-of-order window.",
-            rate("exporter_sent_metric_points"),
-            rate("exporter_send_failed_metric_points"),
-            rate("exporter_sent_spans"),
-            rate("exporter_send_failed_spans"),
-            rate("exporter_sent_log_records"),
-            rate("exporter_send_failed_log_records"),
-        ),
-        panel(
-            "Queue",
-            "How full its queues are.",
-            "Near 1: the backend is too slow or down; after that agents keep data on disk.",
-            over_time(
-                f"max by (exporter, data_type) ({size} / {capacity})",
-                "{{exporter}} · {{data_type}}",
-            ),
-            unit="percentunit",
-        ),
-    ]
+        rows(since_start("otel_ddp.records.lost"), "lost"),
+        rows(since_start("otel_ddp.values.refused"), "refused"),
+        rows(since_start("otel_ddp.hook.errors"), "errors"),
+        columns=[
+            Column("rank"),
+            Column("node"),
+            Column("Value #lost", "Records lost", levels=ABOVE_0_IS_ODD),
+            Column("Value #refused", "Values refused", levels=ABOVE_0_IS_ODD),
+            Column("Value #errors", "Errors of hooks", levels=ABOVE_0_IS_BAD),
+        ],
+        sort=("Records lost", True),
+    )

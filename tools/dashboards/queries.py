@@ -47,20 +47,14 @@ class Variable(NamedTuple):
 class Question(NamedTuple):
     """One query to Prometheus."""
 
-    board: str
-    row: str
     collapsed: bool
     """In a row that asks for nothing until it is opened."""
     panel_id: int
     panel: str
-    panel_type: str
     ref: str
     expr: str
-    legend: str
     instant: bool
     """At the end of the time range, rather than over it."""
-    form: str
-    """time_series, table or heatmap"""
     max_points: int
     """At most so many steps over the time range."""
     shortest_step_s: float
@@ -78,18 +72,14 @@ class LogQuestion(NamedTuple):
 class Mark(NamedTuple):
     """One annotation, asked for over the time range."""
 
-    board: str
     name: str
     expr: str
-    at_value: bool
-    """The value is the time of the mark, in milliseconds."""
 
 
 class Board(NamedTuple):
     """One dashboard."""
 
     title: str
-    uid: str
     since: str
     variables: tuple[Variable, ...]
     questions: tuple[Question, ...]
@@ -97,25 +87,20 @@ class Board(NamedTuple):
     marks: tuple[Mark, ...]
 
 
-def boards(folder: Path = FOLDER) -> Iterator[Board]:
+def boards() -> Iterator[Board]:
     """All boards, by the names of their files."""
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(FOLDER.glob("*.json")):
         yield board(json.loads(path.read_text(encoding="utf-8")))
 
 
 def board(definition: dict[str, Any]) -> Board:
-    title = definition["title"]
     return Board(
-        title,
-        definition["uid"],
+        definition["title"],
         definition["time"]["from"],
         tuple(map(_variable, definition["templating"]["list"])),
-        tuple(_questions(title, definition["panels"])),
+        tuple(_questions(definition)),
         tuple(_log_questions(definition)),
-        tuple(
-            Mark(title, each["name"], each["expr"], each.get("useValueForTime", False))
-            for each in definition["annotations"]["list"]
-        ),
+        tuple(Mark(each["name"], each["expr"]) for each in definition["annotations"]["list"]),
     )
 
 
@@ -131,22 +116,17 @@ def panels(definition: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[st
             yield row, within
 
 
-def _questions(title: str, definition: list[dict[str, Any]]) -> Iterator[Question]:
-    for row, panel in panels({"panels": definition}):
+def _questions(definition: dict[str, Any]) -> Iterator[Question]:
+    for row, panel in panels(definition):
         for target in panel.get("targets", []):
             if target["datasource"]["type"] == "prometheus":
                 yield Question(
-                    title,
-                    row["title"],
                     row["collapsed"],
                     panel["id"],
                     panel["title"],
-                    panel["type"],
                     target["refId"],
                     target["expr"],
-                    target["legendFormat"],
                     target["instant"],
-                    target["format"],
                     # What Grafana takes, about, for a panel of the whole width.
                     panel.get("maxDataPoints", 1000),
                     float(panel.get("interval", "0m").removesuffix("m")) * 60,

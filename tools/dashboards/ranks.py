@@ -14,7 +14,6 @@ from tools.dashboards.looks import (
     HOLDS_UP_WORDS,
     HOURS,
     LATE_WORDS,
-    PHASE_COLOURS,
     PHASE_WORDS,
     STALL_REASON_WORDS,
     WARN,
@@ -37,7 +36,6 @@ from tools.dashboards.panels import (
     stat,
     states,
 )
-from tools.dashboards.phases import LATE, clock, late, seconds_per_step
 from tools.dashboards.roles import training_alone
 from tools.dashboards.selectors import (
     ALIVE_S,
@@ -51,6 +49,7 @@ from tools.dashboards.selectors import (
 QUESTION = "Which rank holds the others back, since when, and which one hangs?"
 
 _RATE = "[$__rate_interval]"
+LATE = "{{who}}{{node}} · {{phase}}"
 _WHOSE = "rank {{rank}} · {{node}}"
 _WORK = recorded("rank:training_work:per_step2m", RANKS_OF_RUN)
 _WAIT = recorded("rank:training_wait:per_step2m", RANKS_OF_RUN)
@@ -66,7 +65,6 @@ def build() -> str:
             Row("Now", _now()),
             Row("Who holds the others back", _late()),
             Row("Who hangs", _hanging()),
-            Row("Spread over all ranks", _spread()),
             Row("The process of each rank (as selected; dear for thousands)", _process(), True),
         ],
         variables=[
@@ -76,6 +74,19 @@ def build() -> str:
             v.numbers("topn", "Ranks listed", "Rows of the tables.", 10, 5, 25, 50),
         ],
         annotations=marks(one_run=True),
+    )
+
+
+def late(selector: str) -> str:
+    """Who holds the others back, in which phase, by what share of the step: ranks and nodes.
+
+    *selector*: of ranks.
+    """
+    ranks = recorded("rank:training_straggler:ratio", selector)
+    nodes = recorded("rank:training_straggler:ratio", WHOLE_RUN, 'rank=""')
+    return (
+        f'(label_replace(max by (node, rank, phase) ({ranks}), "who", "rank $1 · ", "rank", "(.+)")'
+        f" or max by (node, phase) ({nodes}))"
     )
 
 
@@ -445,64 +456,6 @@ def _in_order(ranks: str) -> str:
     return padded
 
 
-def _spread() -> list[Panel]:
-    here = f'{WHOLE_RUN},node=~"$node"'
-
-    def of_nodes(by_rule: str, by_agents: str, over: str = "{}") -> str:
-        """Without the rules, of nodes whose agents compare ranks: those of several ranks."""
-        told = recorded(by_rule, here), metric(by_agents, here)
-        return " or ".join(f"max by (node) ({over.format(each)})" for each in told)
-
-    most = "node:training_work:max2m", "training.node.work.max"
-    node_most = of_nodes(*most)
-    node_median = of_nodes("node:training_work:median2m", "training.node.work.median")
-    slow = f"topk($topn, {of_nodes(*most, over='avg_over_time({}[$__range] @ end())')})"
-    return [
-        lines(
-            Text(
-                "Work of all ranks",
-                "Slowest, 99th percentile and median rank of the whole run.",
-                "The band is what balance would gain. Only the top apart: one rank. "
-                "All rise together: not a straggler, see Run.",
-            ),
-            over_time(f"max({recorded('run:training_work:max2m', WHOLE_RUN)})", "slowest"),
-            over_time(f"max({recorded('run:training_work:p99_2m', WHOLE_RUN)})", "99th percentile"),
-            over_time(f"max({recorded('run:training_work:median2m', WHOLE_RUN)})", "median"),
-            unit="s",
-            minimum=0,
-            band=("slowest", "median"),
-        ),
-        lines(
-            Text(
-                "Slowest nodes",
-                "Work per step of the slowest and of the median rank, on the nodes where it is "
-                "most.",
-                "Slowest and median both high: the node. Only the slowest: one rank of it.",
-            ),
-            over_time(f"({node_most}) and on (node) {slow}", "{{node}}, slowest"),
-            over_time(f"({node_median}) and on (node) {slow}", "{{node}}, median"),
-            unit="s",
-            minimum=0,
-            link=of_series("GPUs & nodes", "node"),
-        ),
-        lines(
-            Text(
-                "Where the time goes",
-                "Seconds of a step in each phase, in the mean over all ranks.",
-                "A lot of comm_wait with a slow rank above: that rank. Without: the network.",
-            ),
-            over_time(seconds_per_step(), "{{phase}}"),
-            unit="s",
-            stacked=True,
-            colours=PHASE_COLOURS,
-            minimum=0,
-            size=(21, 8),
-            legend=("mean", "lastNotNull"),
-        ),
-        clock(),
-    ]
-
-
 def _process() -> list[Panel]:
     def each(title: str, expr: str, unit: str, meaning: str, action: str) -> Panel:
         panel = Text(title, meaning, action)
@@ -540,39 +493,11 @@ def _process() -> list[Panel]:
             "Grows without end: something is kept at every step.",
         ),
         each(
-            "Memory of loader workers",
-            last("training.children.memory.usage"),
-            "bytes",
-            "Physical memory of its child processes; what they share counts for each.",
-            "Grows with each epoch: workers that copy the data set's Python objects.",
-        ),
-        each(
             "Storage",
             rate("process.disk.io"),
             "Bps",
             "Bytes that the process and its loader workers read and write.",
             "More than on other ranks: its shard, or a cold cache. At the limit of the disk: that "
             "is what data is waited for.",
-        ),
-        each(
-            "Threads",
-            last("process.thread.count"),
-            "none",
-            "Threads of the training process.",
-            "More than processors times ten: OMP_NUM_THREADS.",
-        ),
-        each(
-            "Open files",
-            last("process.unix.file_descriptor.count"),
-            "none",
-            "Files, sockets and pipes that are open.",
-            "Grows without end: something is not closed, and will fail at the limit.",
-        ),
-        each(
-            "Child processes",
-            last("training.children.count"),
-            "none",
-            "Processes that the training process has started and that live.",
-            "Fewer than before: a loader worker was killed, for memory mostly.",
         ),
     ]

@@ -6,13 +6,12 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.artifacts import artifacts
 from tools.dashboards.board import Row, board
-from tools.dashboards.links import of_row, of_series
+from tools.dashboards.links import of_series
 from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
     ABOVE_0_IS_ODD,
     BAD,
     PHASE_COLOURS,
-    PHASE_WORDS,
     SEVERITY_COLOURS,
     STATE_WORDS,
     WARN,
@@ -20,6 +19,7 @@ from tools.dashboards.looks import (
 )
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
+    NAME_ALONE,
     WITH_NAME,
     Column,
     Panel,
@@ -35,10 +35,9 @@ from tools.dashboards.panels import (
     points,
     rows,
     stat,
-    states,
     traces,
 )
-from tools.dashboards.phases import LATE, clock, late, per_step, seconds_per_step, step_time
+from tools.dashboards.ranks import LATE, late
 from tools.dashboards.roles import IN_RANGE, last, training_alone
 from tools.dashboards.selectors import (
     ALERTS_OF_RUN,
@@ -51,7 +50,6 @@ from tools.dashboards.selectors import (
     RUN_BEFORE,
     WHOLE_RUN,
 )
-from tools.dashboards.time_spent import hours_by_cause
 
 QUESTION = "How is this run doing, and is it worth going on?"
 
@@ -67,7 +65,6 @@ def build() -> str:
             Row("Overview", _overview()),
             Row("Learning", _learning()),
             Row("Speed, and where the time goes", _speed()),
-            Row("Balance", _balance()),
             Row("Events (needs Loki)", _logs(), collapsed=True),
             Row("Memory", _memory(), collapsed=True),
             Row("Checkpoints, restarts and errors", _events(), collapsed=True),
@@ -87,7 +84,6 @@ def build() -> str:
                 [(each, each) for each in ("1m", "5m", "30m", "2h")],
                 "Over how long the thick line of a value is averaged.",
             ),
-            v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
             v.traces(),
             v.logs(),
             v.service(),
@@ -147,7 +143,7 @@ def _now() -> list[Panel]:
                 "How long a step takes; it is the same on all ranks, as they wait for each other.",
                 "Longer than it was: see below which phase has grown.",
             ),
-            over_time(step_time()),
+            over_time(_step_time()),
             unit="s",
         ),
         stat(
@@ -365,6 +361,42 @@ def matrix(column: str) -> list[tuple[str, dict[str, object]]]:
     ]
 
 
+def _seconds_per_step() -> str:
+    """By phase: over all ranks where that is recorded, of rank 0 where it is not."""
+    all_ranks = recorded("run_phase:training_phase_time:avg2m", WHOLE_RUN)
+    of_rank_0 = training_alone(metric("training.phase.step_time", RUN, RANK_0), WHOLE_RUN)
+    return f"max by (phase) ({all_ranks}) or max by (phase) ({of_rank_0})"
+
+
+def _clock() -> Panel:
+    """Which clock the times of the phases are by."""
+    host, device = (
+        f"max by (clock) (last_over_time({metric('training.phase.time', RUN, each)}[$__range]))"
+        for each in ('clock="host"', 'clock="device"')
+    )
+    return stat(
+        Text(
+            "Clock",
+            "By which clock work and phases are: the device's where it is known, else the host's.",
+            "host, though there are GPUs: Pipeline says why, under what is not measured.",
+        ),
+        now(f"({device} > 0) or ({host} unless on () ({device} > 0))", "{{clock}}"),
+        named=NAME_ALONE,
+        size=(3, 8),
+    )
+
+
+def _step_time() -> str:
+    """Of rank 0; all others take as long, as they wait for each other."""
+
+    def rate(part: str) -> str:
+        series = metric("training.step.duration", RUN, RANK_0, part=part)
+        return f"sum({training_alone(f'rate({series}{_RATE})', WHOLE_RUN)})"
+
+    # Not one by the rate of steps: where they end, that goes to infinity.
+    return f"{rate('sum')} / ({rate('count')} > 0)"
+
+
 def _speed() -> list[Panel]:
     samples = metric("training.samples", RUN, RANK_0)
     tokens = metric("training.tokens", RUN, RANK_0)
@@ -378,7 +410,7 @@ def _speed() -> list[Panel]:
                 "data: more loader workers. comm_wait: a slow rank or the network, see Ranks. "
                 "other: what the script does between the phases.",
             ),
-            over_time(seconds_per_step(), "{{phase}}"),
+            over_time(_seconds_per_step(), "{{phase}}"),
             unit="s",
             stacked=True,
             colours=PHASE_COLOURS,
@@ -386,7 +418,7 @@ def _speed() -> list[Panel]:
             size=(21, 8),
             legend=("mean", "lastNotNull"),
         ),
-        clock(),
+        _clock(),
         lines(
             Text(
                 "Step and work",
@@ -394,7 +426,7 @@ def _speed() -> list[Panel]:
                 "the median rank: a step without its waiting.",
                 "A gap between slowest and median is what balancing would gain.",
             ),
-            over_time(step_time(), "step"),
+            over_time(_step_time(), "step"),
             over_time(f"max({recorded('run:training_work:max2m', WHOLE_RUN)})", "slowest"),
             over_time(f"max({recorded('run:training_work:p99_2m', WHOLE_RUN)})", "99th percentile"),
             over_time(f"max({recorded('run:training_work:median2m', WHOLE_RUN)})", "median"),
@@ -421,20 +453,6 @@ def _speed() -> list[Panel]:
         ),
         lines(
             Text(
-                "MFU",
-                "Model FLOP utilisation: the model's operations per second, as a share of what all "
-                "devices could do.",
-                "It falls with the step time; if it is low from the beginning, see where the time "
-                "goes.",
-            ),
-            over_time(f"max({recorded('run:training_mfu:ratio2m', WHOLE_RUN)})", "MFU"),
-            unit="percentunit",
-            minimum=0,
-            maximum=1,
-            nothing="peak not known",
-        ),
-        lines(
-            Text(
                 "Scaling efficiency",
                 "Samples a second of a rank, beside what a rank of $before did in the median of "
                 "the last 30 days: 1 is no loss by scaling. Not drawn beside the run itself.",
@@ -456,65 +474,6 @@ def _scaling() -> str:
     typical = f"max(quantile_over_time(0.5, {before}[30d] @ end()))"
     other = recorded(name, WHOLE_RUN, 'run!="$before"')
     return f"max({other}) / on () {typical}"
-
-
-def _balance() -> list[Panel]:
-    work = recorded("rank:training_work:per_step2m", RUN)
-    return [
-        listing(
-            Text(
-                "Ranks with most work",
-                "Work per step of the slowest ranks, waiting left out.",
-                "One far above the rest holds all back: click it.",
-            ),
-            rows(f"topk($topn, max by (node, rank) (last_over_time({work}[$__range])))", "work"),
-            columns=[
-                Column("rank", links=[of_row("Ranks", "node", "rank")]),
-                Column("node"),
-                Column("Value #work", "Work per step", "s", width=165),
-            ],
-            sort=("Work per step", True),
-            size=(8, 8),
-        ),
-        lines(
-            Text(
-                "GPUs lost to waiting",
-                "How many GPUs' worth of time all ranks together wait for the slowest one, and "
-                "how much "
-                "of it the agents put down to a straggler.",
-                "Times the price of a GPU it is what looking into it is worth.",
-            ),
-            over_time(
-                f"max({recorded('run:training_lost_gpus:rate2m', WHOLE_RUN)})",
-                "waiting for the slowest",
-            ),
-            over_time(
-                f"max({recorded('run:training_straggler_lost_time:rate2m', WHOLE_RUN)})",
-                "put down to stragglers",
-            ),
-            levels=steps((1, WARN), (8, BAD)),
-            size=(8, 8),
-            minimum=0,
-        ),
-        lines(
-            Text(
-                "Slowest nodes",
-                "Work per step of the slowest rank on each of the slowest nodes.",
-                "One node apart: its hardware, its disk, or its neighbours. See GPUs & nodes.",
-            ),
-            over_time(_slowest_nodes(), "{{node}}"),
-            unit="s",
-            size=(8, 8),
-            minimum=0,
-            link=of_series("GPUs & nodes", "node"),
-        ),
-    ]
-
-
-def _slowest_nodes() -> str:
-    work = recorded("node:training_work:max2m", WHOLE_RUN, 'node=~"$node"')
-    worst = f"topk($topn, max by (node) (avg_over_time({work}[$__range] @ end())))"
-    return f"max by (node) ({work}) and on (node) {worst}"
 
 
 # Who said it and when in the training, then the line, then the stack trace if there is one.
@@ -625,8 +584,6 @@ def _events() -> list[Panel]:
     lengths = metric("training.step.duration", RUN, RANK_0, part="bucket")
     # A bound of 1 is "1" where it was pushed and "1.0" where it was scraped.
     of_length = f'label_replace(rate({lengths}{_RATE}), "le", "$1", "le", "(.*)[.]0")'
-    parameters = f"max by (trainable) ({metric('training.parameters', RUN)})"
-    spent = last(metric("otel_ddp.run.time", WHOLE_RUN))
     return [
         lines(
             Text(
@@ -648,19 +605,6 @@ def _events() -> list[Panel]:
             ),
             over_time(f"sum by (le) (max by ({BY_RANK}, le) ({of_length}))", "{{le}}"),
             unit="s",
-            size=(8, 7),
-        ),
-        lines(
-            Text(
-                "Epoch and micro-batches",
-                "The epoch of rank 0, and forward passes per second.",
-                "More micro-batches than steps: gradients are accumulated.",
-            ),
-            over_time(f"max({metric('training.epoch', RUN, RANK_0)})", "epoch"),
-            over_time(
-                f"max(rate({metric('training.micro_batches', RUN, RANK_0)}{_RATE}))",
-                "micro-batches/s",
-            ),
             size=(8, 7),
         ),
         listing(
@@ -698,21 +642,6 @@ def _events() -> list[Panel]:
             ],
             size=(8, 7),
         ),
-        listing(
-            Text(
-                "Parameters",
-                "How many parameters the model has.",
-                "None trainable: everything is frozen.",
-            ),
-            rows(parameters, "n"),
-            columns=[Column("trainable", "Trainable"), Column("Value #n", "Parameters", "short")],
-            size=(8, 7),
-            nothing="not known",
-        ),
-        hours_by_cause(
-            f"sum by (cause) (max by (node, cause) ({spent}))",
-            size=(8, 7),
-        ),
         lines(
             Text(
                 "Attempts and restarts",
@@ -724,24 +653,6 @@ def _events() -> list[Panel]:
             over_time(f"max({metric('otel_ddp.run.attempts', WHOLE_RUN)})", "attempts"),
             over_time(f"max({metric('training.restarts', RUN, RANK_0)})", "restarts"),
             levels=ABOVE_0_IS_ODD,
-            size=(8, 7),
-        ),
-        lines(
-            Text(
-                "Operations per second",
-                "Floating-point operations of rank 0's model, and what its device could do at "
-                "best.",
-                "method says how they are known: counted, from parameters and tokens, or given.",
-            ),
-            over_time(
-                f"max by (method) (rate({metric('training.flops', RUN, RANK_0)}{_RATE}))",
-                "{{method}}",
-            ),
-            over_time(
-                f"max by (dtype) ({metric('training.flops.peak', RUN, RANK_0)})", "peak, {{dtype}}"
-            ),
-            unit="flops",
-            log=True,
             size=(8, 7),
         ),
     ]
@@ -762,17 +673,6 @@ def _ranks() -> list[Panel]:
         ),
         lines(
             Text(
-                "Work by rank",
-                "Work per step of each selected rank, waiting left out.",
-                "The highest is the one that the others wait for.",
-            ),
-            over_time(per_step(RANKS_OF_RUN, waiting=False), whose),
-            unit="s",
-            minimum=0,
-            sort=("Last *", True),
-        ),
-        lines(
-            Text(
                 "Garbage collection by rank",
                 "Share of time for which Python's garbage collector held up the rank.",
                 "Above one in a hundred: gc.freeze() after the set-up, or collect at a fixed step.",
@@ -784,16 +684,6 @@ def _ranks() -> list[Panel]:
             unit="percentunit",
             minimum=0,
             sort=("Max", True),
-        ),
-        states(
-            Text(
-                "Phase by rank",
-                "What each selected rank is busy with. Grey waits for the others.",
-                "All grey but one: that one is what they wait for.",
-            ),
-            over_time(f"max by (rank) ({metric('training.phase', RANKS_OF_RUN)})", "{{rank}}"),
-            words=PHASE_WORDS,
-            size=(12, 8),
         ),
     ]
 

@@ -19,6 +19,7 @@ from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
     Column,
     Panel,
+    Query,
     Text,
     lines,
     listing,
@@ -48,7 +49,6 @@ from tools.dashboards.selectors import (
     RUNS,
     WHOLE_RUNS,
 )
-from tools.dashboards.time_spent import lifetime, time_spent
 
 QUESTION = "What is running, what is healthy, and what did it cost?"
 
@@ -64,9 +64,7 @@ def build() -> str:
         [
             Row("Now, and in this time", _now()),
             Row("Runs", [_table()]),
-            Row("What their time went to", time_spent()),
             Row("Over time", _over_time()),
-            Row("What the runs take", _taken(), collapsed=True),
         ],
         variables=[v.datasource(), *v.of_runs(), v.name(RUNS), v.split(RUNS)],
         annotations=marks(),
@@ -177,6 +175,16 @@ def _now() -> list[Panel]:
             nothing="not measured",
         ),
     ]
+
+
+def lifetime() -> list[Query]:
+    """When each run first began, and when all that it sent had come: its last export, with how it
+    ended, comes after its last heartbeat."""
+    began = metric("training.run.start.timestamp", WHOLE_RUNS)
+    beat = metric("training.heartbeat.timestamp", WHOLE_RUNS, RANK_0)
+    first = f"min by ({BY_RUN}) (min_over_time({began}{IN_RANGE}) * 1000)"
+    end = f"max by ({BY_RUN}) ({last(beat)} * 1000 + 60000)"
+    return [rows(having_role(first, IN_RANGE), "start"), rows(having_role(end, IN_RANGE), "until")]
 
 
 def _table() -> Panel:
@@ -324,68 +332,5 @@ def _over_time() -> list[Panel]:
             ),
             over_time(each_run(state), RUN_NAME),
             words=STATE_WORDS,
-        ),
-    ]
-
-
-def _taken() -> list[Panel]:
-    def by_rule(
-        title: str, name: str, unit: str, meaning: str, action: str, nothing: str = ""
-    ) -> Panel:
-        return lines(
-            Text(title, meaning, action),
-            over_time(each_run(having_role(recorded(name, WHOLE_RUNS))), RUN_NAME),
-            unit=unit,
-            minimum=0,
-            nothing=nothing,
-            link=of_series("Run", "run"),
-        )
-
-    return [
-        by_rule(
-            "GPU utilisation",
-            "run:hw_gpu_utilization:avg",
-            "percentunit",
-            "Mean over the GPUs of each run.",
-            "Low: the GPUs wait. Open the run and see where the time goes.",
-            "not measured",
-        ),
-        by_rule(
-            "MFU",
-            "run:training_mfu:ratio2m",
-            "percentunit",
-            "Share of what the devices could compute that the model's work amounts to.",
-            "The run with the same model and a higher one shows what is possible.",
-            "peak not known",
-        ),
-        by_rule(
-            "Tokens per second",
-            "run:training_tokens:rate2m",
-            "short",
-            "Of all ranks that are exported, together.",
-            "Compare runs of one model only.",
-            "no tokens are counted",
-        ),
-        by_rule(
-            "Power",
-            "run:hw_power:sum",
-            "watt",
-            "Of all GPUs of each run, together.",
-            "A fall without an end of the run: it waits.",
-            "not measured",
-        ),
-        by_rule(
-            "GPUs lost to waiting",
-            "run:training_lost_gpus:rate2m",
-            "none",
-            "How many GPUs' worth of time the ranks of each run wait for their slowest.",
-            "Open Ranks for the run where it is high.",
-        ),
-        by_rule(
-            "Ranks running",
-            "run:training_ranks_running:count",
-            "none",
-            "Ranks of each run that run and are heard of.",
-            "Fewer than its world size: Ranks says who is missing.",
         ),
     ]

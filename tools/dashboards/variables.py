@@ -266,12 +266,8 @@ def choice(
     )
 
 
-def numbers(
-    name: str, label: str, description: str, *values: int, first: int = 0
-) -> build.CustomVariable:
-    return choice(
-        name, label, [(str(value), str(value)) for value in values], description, first=first
-    )
+def numbers(name: str, label: str, description: str, *values: int) -> build.CustomVariable:
+    return choice(name, label, [(str(value), str(value)) for value in values], description)
 
 
 def text(name: str, label: str, default: str, description: str) -> build.TextBoxVariable:
