@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo pictures stack loki test stress lint types unit gpu bench peers programs docs site dist matrix clean
+.PHONY: demo pictures stack test stress lint types unit gpu bench peers programs docs site dist matrix clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -29,10 +29,6 @@ pictures: $(STAMP)
 
 stack: $(DEMO)
 	$(BIN)/python -m tools.stack
-
-# Once, and nine minutes of a core: `make stack` and the tests use it where it is there.
-loki: $(STAMP)
-	$(BIN)/python -m tools.stack loki
 
 test: lint types unit
 

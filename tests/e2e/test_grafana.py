@@ -35,7 +35,7 @@ def binary() -> Path:
 
 @pytest.fixture(scope="module")
 def log_store(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    built = loki.found() or pytest.skip("no Loki: `make loki` builds one")
+    built = loki.found() or pytest.skip("no Loki: put it on the PATH, or name its binary in LOKI")
     server, url = loki.server(built, tmp_path_factory.mktemp("loki"), free_port())
     with server:
         yield url

@@ -94,7 +94,7 @@ def store(
             found, url = Standin(receiver), f"{receiver.start_http()}/v1/logs"
         else:
             if (binary := loki.found()) is None:
-                pytest.skip("no Loki: `make loki` builds one")
+                pytest.skip("no Loki: put it on the PATH, or name its binary in LOKI")
             server, url = loki.server(binary, folder / "loki", free_port())
             life.enter_context(server)
             found, url = Loki(url), f"{url}/otlp/v1/logs"

@@ -1,4 +1,4 @@
-"""python -m tools.stack [build | loki | demo ...]: the real servers here, without Docker."""
+"""python -m tools.stack [build | demo ...]: the real servers here, without Docker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tools.stack.build import binaries, loki
+from tools.stack.build import binaries
 from tools.stack.go import CannotBuild
 from tools.stack.server import NotUp
 from tools.stack.up import Addresses, AlreadyRunning, up
@@ -21,7 +21,7 @@ def main(words: list[str]) -> int:
         # What ends politely ends the servers too.
         signal.signal(polite, lambda number, _: sys.exit(128 + number))
     what, *rest = words or ["run"]
-    if what not in ("run", "build", "loki", "demo"):
+    if what not in ("run", "build", "demo"):
         print(__doc__, file=sys.stderr)
         return 2
     try:
@@ -40,9 +40,6 @@ def main(words: list[str]) -> int:
 
 
 def _run(what: str, rest: list[str]) -> int:
-    if what == "loki":
-        loki(say=_say)
-        return 0
     built = binaries(say=_say)
     if what == "build":
         return 0

@@ -1,4 +1,4 @@
-"""Builds the collector, Prometheus and promtool into .stack/ once, and Loki if asked for."""
+"""Builds the collector, Prometheus and promtool into .stack/ once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,27 +31,8 @@ class Binaries(NamedTuple):
 
 def binaries(room: Path = ROOM, say: Callable[[str], None] = print) -> Binaries:
     """The servers of the pinned versions; missing ones are built, which takes minutes."""
-    _build(room, say, {"collector": _build_collector, "prometheus": _build_prometheus})
-    return Binaries(
-        room / "collector" / "otelcol",
-        room / "prometheus" / "prometheus",
-        room / "prometheus" / "promtool",
-    )
-
-
-def loki(room: Path = ROOM, say: Callable[[str], None] = print) -> Path:
-    """Loki of the pinned version. It takes nine minutes of a core, so no test asks for it."""
-    _build(room, say, {"loki": _build_loki})
-    return room / "loki" / "loki"
-
-
-def _build(
-    room: Path,
-    say: Callable[[str], None],
-    parts: Mapping[str, Callable[[_Steps, Path], None]],
-) -> None:
-    """Those of these parts that are not there yet."""
     room.mkdir(parents=True, exist_ok=True)
+    parts = {"collector": _build_collector, "prometheus": _build_prometheus}
     with _alone(room, say):
         missing = {part: build for part, build in parts.items() if not _is_built(room / part)}
         if missing:
@@ -59,6 +40,11 @@ def _build(
             steps.go = go.find(room, steps.run)
             for part, build in missing.items():
                 _into(room / part, partial(build, steps))
+    return Binaries(
+        room / "collector" / "otelcol",
+        room / "prometheus" / "prometheus",
+        room / "prometheus" / "promtool",
+    )
 
 
 def collector_manifest(folder: Path) -> str:
@@ -82,8 +68,6 @@ def _recipe(part: str) -> str:
     """What a binary depends on; another recipe means another build."""
     if part == "collector":
         return collector_manifest(Path())
-    if part == "loki":
-        return f"{versions.LOKI} {versions.LOKI_PUSH}"
     return f"{versions.PROMETHEUS_MODULE} {versions.PROMETHEUS_TAGS}"
 
 
@@ -185,37 +169,3 @@ def _build_prometheus(steps: _Steps, folder: Path) -> None:
         ],
         cwd=sources,
     )
-
-
-def _build_loki(steps: _Steps, folder: Path) -> None:
-    # Its go.mod names a module beside itself, which the proxy does not deliver with it: a copy is
-    # built, in which that module is named by its version.
-    sources = folder / "sources"
-    at, push = f"github.com/grafana/loki/v3@v{versions.LOKI}", "github.com/grafana/loki/pkg/push"
-    fetch = (
-        '"$0" mod download "$1" && '
-        'cp -r "$("$0" env GOMODCACHE)/$1" "$2" && chmod -R u+w "$2" && cd "$2" && '
-        '"$0" mod edit -replace "$3=$3@$4"'
-    )
-    steps.run(
-        f"fetching Loki {versions.LOKI}",
-        ["sh", "-c", fetch, str(steps.go), at, str(sources), push, versions.LOKI_PUSH],
-        # `go mod download` wants to be in a module.
-        cwd=_module(folder),
-    )
-    steps.run(
-        f"building Loki {versions.LOKI}",
-        [
-            *(str(steps.go), "build", "-mod=mod", "-tags", "netgo"),
-            *("-ldflags=-s -w", "-o", f"{folder}/loki", "./cmd/loki"),
-        ],
-        cwd=sources,
-    )
-    shutil.rmtree(sources)
-
-
-def _module(folder: Path) -> Path:
-    empty = folder / "module"
-    empty.mkdir()
-    (empty / "go.mod").write_text("module stack\n")
-    return empty

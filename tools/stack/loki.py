@@ -1,4 +1,4 @@
-"""Runs a Loki that is on this machine, with the deployed configuration, and builds one if asked."""
+"""Runs a Loki that is installed on this machine, with the deployed configuration."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
-from tools.stack.build import ROOM
 from tools.stack.server import Server, environment, free_port
 
 _CONFIGURATION = Path(__file__).parents[2] / "deploy" / "compose" / "loki.yaml"
 _IN_A_CONTAINER = "/loki"
 
 
-def found(room: Path = ROOM) -> Path | None:
-    """Its binary: the one named in LOKI, that on the PATH, or the one that `make loki` built."""
-    built = room / "loki" / "loki"
-    binary = os.environ.get("LOKI") or shutil.which("loki") or (built if built.exists() else None)
+def found() -> Path | None:
+    """Its binary: the one named in LOKI, or that on the PATH."""
+    binary = os.environ.get("LOKI") or shutil.which("loki")
     return Path(binary).resolve() if binary else None
 
 

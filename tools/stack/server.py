@@ -73,9 +73,6 @@ class Server:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LINES_OF_A_FAILURE:])
 
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def send_signal(self, how: signal.Signals) -> None:
         """To the running server."""
         if self._process is not None:

