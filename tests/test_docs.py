@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import io
 import itertools
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 import yaml
 from tools import docs
 
+import otel_ddp
 from otel_ddp.cli import _parse
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +32,7 @@ SOURCES = (ROOT, ROOT / "src", ROOT / "src" / "otel_ddp")
 
 _PATH = re.compile(r"`([a-z_]+/[\w/.-]*(?:\.(?:py|md|yml|yaml|sh)|/))`")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 _BETWEEN = set(";|&()<>")
@@ -97,6 +100,23 @@ def test_every_file_and_folder_that_a_page_names_is_there() -> None:
         for page, path in named
         if not any((root / path).exists() for root in (page.parent, *SOURCES))
     } == set()
+
+
+def test_every_call_of_ours_in_the_python_of_a_page_is_one_with_these_arguments() -> None:
+    calls = [
+        node
+        for page in COMMANDED
+        for text in _PYTHON.findall(page.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("otel_ddp.", "run."))
+    ]
+
+    assert calls
+    for call in calls:
+        whose, _, name = ast.unparse(call.func).partition(".")
+        function = getattr({"otel_ddp": otel_ddp, "run": object.__new__(otel_ddp.Run)}[whose], name)
+        named = {each.arg: each.value for each in call.keywords if each.arg}
+        inspect.signature(function).bind(*call.args, **named)
 
 
 def test_every_reason_for_silence_on_the_page_of_verdicts_is_one_that_the_agent_gives() -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e import fragments
-from extras import needed
 from node import Node, finished, until
 from otlp_receiver import Point, Receiver
 
@@ -96,25 +94,6 @@ def test_the_snippets_of_the_pages_run_as_they_stand_and_log_what_they_say() -> 
         until(lambda: with_a_loss() == {*snippets}, "the loss of each")
         states = [(each["run"], each["state"]) for each in node.processes()]
         assert sorted(states) == sorted((name, "finished") for name in snippets)
-
-
-def test_the_fragments_of_the_pages_run_with_what_stands_around_them() -> None:
-    needed("ignite", "frameworks")
-    with Node() as node:
-        for name, program in fragments.completed():
-            folder = node.root / name.replace("/", "-")
-            folder.mkdir()
-            started = node.warm("-c", f"import os; os.chdir({str(folder)!r})\n{program}")
-            finished(started)
-        assert {each["state"] for each in node.processes()} == {"finished"}
-
-
-def test_every_python_fragment_of_the_pages_is_run_by_a_test() -> None:
-    pages = [page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")]
-    whole = {(page, n) for page in PAGES for n, _ in enumerate(fragments.of(page))}
-    there = {(page, n) for page in pages for n, _ in enumerate(fragments.of(page))}
-
-    assert there - whole == {*fragments.AROUND, *fragments.ELSEWHERE}
 
 
 @pytest.mark.timed
