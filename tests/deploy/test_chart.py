@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import re
-import tarfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -38,23 +35,10 @@ CLUSTERS: dict[str, Manifest] = {
         "prometheus": {"operator": True, "labels": {"release": "kube-prometheus-stack"}},
         "agent": {**DAEMONSET, "env": SCRAPED},
     },
-    "other-nodes": {
-        "agent": {
-            **DAEMONSET,
-            "user": 2000,
-            "namespace": "gpu-nodes",
-            "pod": {"priorityClassName": "system", "runtimeClassName": ""},
-        }
-    },
     "own-collector": {
         "collector": {"enabled": False},
         "agent": {**DAEMONSET, "endpoint": "http://collector.monitoring.svc:4318"},
         "grafana": {"dashboards": False},
-    },
-    "scraped": {
-        "collector": {"enabled": False},
-        "prometheus": {"operator": True},
-        "agent": {**DAEMONSET, "env": SCRAPED},
     },
     "all-of-the-collector": {
         "collector": {
@@ -62,22 +46,13 @@ CLUSTERS: dict[str, Manifest] = {
             "replicas": 3,
             "env": {
                 "METRICS_URL": "https://mimir.example.org/otlp/v1/metrics",
-                "TRACES_EXPORTER": "otlp_grpc/traces",
-                "TRACES_ENDPOINT": "http://tempo:4317",
-                "LOGS_EXPORTER": "otlp_http/logs",
-                "LOGS_URL": "http://loki:3100/otlp/v1/logs",
                 "QUEUE_BYTES": "8589934592",
-                "MEMORY_LIMIT_MIB": "3200",
                 "GOMEMLIMIT": "2560MiB",
-                "TLS_CLIENT_CA_FILE": "/etc/otelcol/tls/clients.crt",
             },
             "storage": "50Gi",
-            "storageClass": "fast",
             "resources": {"requests": {"cpu": 1, "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
             "pod": {
                 "imagePullSecrets": [{"name": "registry"}],
-                "nodeSelector": {"pool": "monitoring"},
-                "tolerations": [{"key": "pool", "operator": "Exists"}],
                 "topologySpreadConstraints": [],
             },
         },
@@ -252,8 +227,6 @@ def test_monitors_of_the_chart_are_the_plain_ones_under_the_operators_labels(
     assert all(each["metadata"]["labels"] == labels for each in rules.values())
     # Who is not scraped is not asked.
     assert not [each for each in rendered("as-it-is") if each["kind"].endswith("Monitor")]
-    monitors = [each["kind"] for each in rendered("scraped") if each["kind"].endswith("Monitor")]
-    assert monitors == ["PodMonitor"]
 
 
 def pod_of(manifests: list[Manifest], kind: str) -> Manifest:
@@ -267,23 +240,10 @@ def variables(container: Manifest) -> dict[str, Any]:
 
 
 @pytest.mark.stress
-def test_agents_of_a_daemonset_have_their_user_and_the_fields_of_its_pod(
-    rendered: Rendered,
-) -> None:
-    pod = pod_of(rendered("other-nodes"), "DaemonSet")
-
-    assert "runtimeClassName" not in pod
-    assert pod["securityContext"]["runAsUser"] == 2000
-    assert variables(pod["containers"][0])["OTEL_DDP_DIR"] == "/run/otel-ddp/2000"
-    assert pod["priorityClassName"] == "system"
-
-
-@pytest.mark.stress
 def test_agents_take_a_token_only_to_a_collector_with_tls(rendered: Rendered) -> None:
     for cluster, endpoint in (
         ("daemonset", "https://otel-ddp-gateway.otel-ddp.svc:4318"),
         ("own-collector", "http://collector.monitoring.svc:4318"),
-        ("scraped", None),
     ):
         pod = pod_of(rendered(cluster), "DaemonSet")
         env = variables(pod["containers"][0])
@@ -342,38 +302,25 @@ def test_a_wrong_value_is_refused_by_its_name(values: Manifest, told: str, tmp_p
     assert told in said
 
 
+def noted(*arguments: str | Path) -> str:
+    return helm("install", "it", DEPLOY, "-n", "otel-ddp", "--dry-run=client", *arguments)
+
+
 @pytest.mark.stress
-def test_the_lines_for_a_sidecar_are_those_of_the_example(tmp_path: Path) -> None:
-    """Both in the notes, and for a chart that depends on this one."""
+def test_the_lines_for_a_sidecar_are_those_of_the_example() -> None:
     (job,) = (d for d in documents(KUBERNETES / "training-job.yaml") if d["kind"] == "Job")
     spec = job["spec"]["template"]["spec"]
-    chart = tmp_path / "training"
-    (chart / "templates").mkdir(parents=True)
-    dependency = {"name": "otel-ddp", "version": "*", "repository": DEPLOY.as_uri()}
-    named = {"apiVersion": "v2", "name": "training", "version": "1.0.0"}
-    (chart / "Chart.yaml").write_text(yaml.safe_dump({**named, "dependencies": [dependency]}))
-    (chart / "templates" / "pod.yaml").write_text(
-        '{{ include "otel-ddp.sidecar" (index .Subcharts "otel-ddp") }}\n'
-    )
-
-    helm("dependency", "update", chart)
-    included = parsed(
-        helm(
-            *("template", "it", chart, "-n", "otel-ddp"),
-            *("--show-only", "templates/pod.yaml", "--set", "otel-ddp.agent.image=" + IMAGE),
-        )
-    )
-    notes = helm("install", "it", DEPLOY, "-n", "otel-ddp", "--dry-run=client")
+    notes = noted("--set", f"agent.image={IMAGE}")
     (lines,) = re.findall(r"lines in its spec:\n\n(.*?)\n\n", notes, re.S)
+    (made,) = parsed(lines)
+    (agent,), (example,) = made["initContainers"], spec["initContainers"]
 
-    for (made,) in (included, parsed(lines)):
-        (agent,), (theirs,) = made["initContainers"], spec["initContainers"]
-        assert variables(agent) == variables(theirs)
-        assert {**agent, "env": []} == {**theirs, "env": []}
-        names = [each["name"] for each in theirs["volumeMounts"]]
-        assert made["volumes"] == [each for each in spec["volumes"] if each["name"] in names]
-        for field in ("runtimeClassName", "securityContext", "shareProcessNamespace"):
-            assert made[field] == spec[field]
+    assert variables(agent) == variables(example)
+    assert {**agent, "env": []} == {**example, "env": []}
+    names = [each["name"] for each in example["volumeMounts"]]
+    assert made["volumes"] == [each for each in spec["volumes"] if each["name"] in names]
+    for field in ("runtimeClassName", "securityContext", "shareProcessNamespace"):
+        assert made[field] == spec[field]
     (theirs,) = parsed(notes.partition("its own container these:\n\n")[2].partition("\n\n")[0])
     (training,) = spec["containers"]
     assert variables(theirs).items() <= variables(training).items()
@@ -384,43 +331,19 @@ def test_the_lines_for_a_sidecar_are_those_of_the_example(tmp_path: Path) -> Non
 def test_the_lines_for_pods_beside_the_daemonset_lead_to_its_agent(
     tmp_path: Path, rendered: Rendered
 ) -> None:
-    values = written(tmp_path, CLUSTERS["other-nodes"])
-    notes = helm("install", "it", DEPLOY, "--dry-run=client", "--values", values)
-    (lines,) = re.findall(r"are its own:\n\n(.*?)\n\n", notes, re.S)
-
-    agent = pod_of(rendered("other-nodes"), "DaemonSet")
-    (training,) = parsed(lines)
-    (container,) = training["containers"]
-    said, own = variables(container), variables(agent["containers"][0])
+    notes = noted("--values", written(tmp_path, CLUSTERS["daemonset"]))
+    (training,) = parsed(re.findall(r"are its own:\n\n(.*?)\n\n", notes, re.S)[0])
+    agent = pod_of(rendered("daemonset"), "DaemonSet")
+    (container,), (its,) = training["containers"], agent["containers"]
     (place,) = (each for each in agent["volumes"] if each["name"] == "meeting-place")
 
-    shared = {name: own[name] for name in ("OTEL_DDP_DIR", "OTEL_DDP_NODE")}
-    assert said == {"OTEL_DDP_AGENT": "external", **shared}
-    assert container["volumeMounts"][0] in agent["containers"][0]["volumeMounts"]
+    shared = {name: variables(its)[name] for name in ("OTEL_DDP_DIR", "OTEL_DDP_NODE")}
+    assert variables(container) == {"OTEL_DDP_AGENT": "external", **shared}
+    assert container["volumeMounts"][0] in its["volumeMounts"]
     assert training["volumes"][0]["hostPath"]["path"] == place["hostPath"]["path"]
     assert training["securityContext"]["runAsUser"] == agent["securityContext"]["runAsUser"]
     for field in ("hostNetwork", "dnsPolicy"):
         assert training[field] == agent[field]
-
-
-@pytest.mark.stress
-def test_a_release_fits_into_the_secret_that_helm_keeps_it_in(
-    tmp_path: Path, rendered: Rendered
-) -> None:
-    helm("package", DEPLOY, "--destination", tmp_path)
-    (package,) = tmp_path.glob("*.tgz")
-    with tarfile.open(package) as archive:
-        files = {
-            each.name: base64.b64encode(archive.extractfile(each).read()).decode()
-            for each in archive
-        }
-
-    # Helm writes JSON with each file in base64, compresses it, and writes that in base64 again.
-    release = json.dumps({"chart": files, "manifest": json.dumps(rendered("operator"))})
-    kept = base64.b64encode(gzip.compress(release.encode()))
-
-    assert not [name for name in files if re.search("slurm|systemd|compose|prometheus/tests", name)]
-    assert len(kept) < 0.7 * 1024**2
 
 
 def test_the_guide_installs_the_chart_with_values_that_it_has() -> None:
