@@ -14,7 +14,7 @@ from history.page.serving import Served
 from otel_ddp.history.page import guard
 from otel_ddp.history.page.app import App
 
-PATHS = ("/", "/metrics", "/healthz", "/api/runs", "/static/style.css", "/nothing")
+PATHS = ("/", "/metrics", "/healthz", "/api/runs", "/run/r", "/nothing")
 
 
 @pytest.fixture(params=["agent", "page"])
@@ -80,10 +80,13 @@ def test_only_paths_are_answered(port: int, target: str) -> None:
 
 def test_every_answer_has_the_headers_of_the_guard(port: int) -> None:
     asked = (["Host: localhost"], ["Host: evil.com"], ["Host: localhost", "x" * 70000])
+    policy = {("Content-Security-Policy", guard.HEADERS["Content-Security-Policy"])}
     for path, lines in itertools.product(PATHS, asked):
         _, text = ask(port, path, *lines)
 
-        for name, value in guard.HEADERS.items():
+        # The page has a policy of its own, as strict.
+        assert text.count("\r\nContent-Security-Policy: default-src 'none'; ") == 1
+        for name, value in guard.HEADERS.items() - policy:
             assert text.count(f"\r\n{name}: {value}\r\n") == 1
 
 

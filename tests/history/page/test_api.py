@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -465,8 +466,8 @@ def test_bad_requests_are_told_of(tmp_path: Path, client: Client) -> None:
         "/api/values?run=lr-0.3&name=loss&columns=many": 400,
         "/api/none?run=lr-0.3": 404,
         "/api/events.csv?run=lr-0.3": 404,
-        "/static/../app.py": 404,
-        "/static/%2e%2e/app.py": 404,
+        "/static/style.css": 404,
+        "/../app.py": 404,
         "/none": 404,
         "/api/values?run=lr-0.3&name=none": 200,
         "/api/steps?run=lr-0.3&first=20&until=10": 200,
@@ -574,7 +575,10 @@ def test_other_sites_get_no_answer(client: Client) -> None:
     assert client.ask("/", Sec_Fetch_Site="cross-site").status == 200
     answer = client.ask("/", Origin="http://evil.example")
     assert "access-control-allow-origin" not in answer.headers
-    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    policy = answer.headers["content-security-policy"]
+    assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= {
+        *policy.split("; ")
+    }
 
 
 @pytest.mark.parametrize(
@@ -620,9 +624,15 @@ def test_stacks_are_asked_for_by_our_own_page_alone(tmp_path: Path) -> None:
     assert asked == [("g", "r", "1")]
 
 
-def test_a_browser_that_has_a_file_gets_none(client: Client) -> None:
-    first = client.ask("/static/style.css", Accept_Encoding="gzip")
-    again = client.ask("/static/style.css", If_None_Match=first.headers["etag"])
+def test_the_page_is_one_answer_whose_scripts_have_a_number_of_their_own(client: Client) -> None:
+    pages = [client.ask("/"), client.ask("/run/r")]
 
-    assert (first.status, first.headers["content-encoding"]) == (200, "gzip")
-    assert (again.status, again.body) == (304, b"")
+    numbers = [
+        set(re.findall(r"nonce-([\w-]{20,})'", each.headers["content-security-policy"]))
+        for each in pages
+    ]
+    scripts = [re.findall(r'<script nonce="([^"]*)"', each.body.decode()) for each in pages]
+    assert [{*each} for each in scripts] == numbers
+    assert numbers[0] != numbers[1]
+    assert b"<script src" not in pages[0].body
+    assert len(client.ask("/", Accept_Encoding="gzip").body) < 100_000

@@ -333,6 +333,22 @@ def test_the_first_screen_of_a_run_that_goes_on_says_what_to_do_next(
     assert "The latest: ranks 36–37, by up to 3" in strip
 
 
+def test_the_first_screen_asks_for_little(window: Window) -> None:
+    page = window.open("/run/late?group=sweep")
+    page.locator(LEARNS).wait_for()
+    page.locator(".wait.late").wait_for()
+    asked = page.evaluate(
+        "['navigation', 'resource'].flatMap(each => performance.getEntriesByType(each))"
+        ".map(({name, transferSize}) => [name, transferSize])"
+    )
+
+    paths = [name.removeprefix(window.address).partition("?")[0] for name, _ in asked]
+    assert paths[:2] == ["/run/late", "/api/run"]
+    # The same values are drawn wide and narrow, and asked for once.
+    assert paths.count("/api/values") == len({name for name, _ in asked if "/api/values" in name})
+    assert sum(size for _, size in asked) < 300_000
+
+
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 40), (1024, 20), (2, 0)])
 def test_the_first_screen_has_what_the_run_has_and_nothing_empty(
     window: Window, tmp_path: Path, ranks: int, steps: int

@@ -9,7 +9,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from weakref import WeakSet
@@ -105,6 +105,8 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "otel-ddp"
     sys_version = ""
     timeout = CLIENT_TIMEOUT_S
+    given: Mapping[str, str] = {}
+    """The headers of its answer, which may replace those of the guard."""
 
     def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
         """The page's answer. *is_known*: who asks has shown that they may see everything."""
@@ -131,8 +133,7 @@ class Handler(BaseHTTPRequestHandler):
         except Refused as why:
             given = as_text(why.status, f"{why}\n")
         self.send_response(given.status)
-        for name, value in given.headers.items():
-            self.send_header(name, value)
+        self.given = given.headers
         self.send_header("Content-Length", str(len(given.body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -142,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def end_headers(self) -> None:
         # The library's own answers to what is no request at all end here as well.
-        for name, value in guard.HEADERS.items():
+        for name, value in {**guard.HEADERS, **self.given}.items():
             self.send_header(name, value)
         super().end_headers()
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history import beside, compare
-from otel_ddp.history.page import answers, guard, runs
+from otel_ddp.history.page import answers, guard, runs, static_files
 from otel_ddp.history.page.exchange import (
     PACKED,
     Answer,
     Question,
     Refused,
     as_csv,
+    as_html,
     as_json,
     as_text,
 )
 from otel_ddp.history.page.runs import Runs
-from otel_ddp.history.page.static_files import INDEX, StaticFiles
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.survey import Survey
 
@@ -68,7 +68,6 @@ class App:
         self._ask_stacks = ask_stacks
         self._folder, self._ours = folder, ours
         self._profiles = profile_folder or beside.profile_directory()
-        self._files = StaticFiles()
 
     def answer(self, question: Question) -> Answer:
         """The answer, whatever is asked; raises nothing."""
@@ -85,8 +84,7 @@ class App:
         began_s = time.thread_time()
         status, headers, body = self._answer(question)
         extra = {}
-        packs = not headers.keys() & {"Content-Encoding", "ETag"}
-        packs = packs and headers.get("Content-Type") != PACKED and len(body) > _PACKED_FROM
+        packs = headers.get("Content-Type") != PACKED and len(body) > _PACKED_FROM
         if packs and "gzip" in question.headers.get("accept-encoding", ""):
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
@@ -104,9 +102,8 @@ class App:
             except Unreadable as why:
                 return as_json(500, {"error": str(why)})
         if _VIEWS.fullmatch(path):
-            return self._files.answer(INDEX, question.headers)
-        if path.startswith("/static/"):
-            return self._files.answer(path.removeprefix("/static/"), question.headers)
+            page, policy = static_files.served()
+            return as_html(page, policy)
         return as_text(404, "try /, /metrics or /healthz\n")
 
     # -- the API

@@ -104,6 +104,15 @@ def as_text(status: int, text: str, headers: Mapping[str, str] | None = None) ->
     return Answer(status, {**always, **(headers or {})}, text.encode("utf-8", "replace"))
 
 
+def as_html(page: str, policy: str) -> Answer:
+    headers = {
+        "Content-Type": "text/html; charset=utf-8",
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": policy,
+    }
+    return Answer(200, headers, page.encode())
+
+
 def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:
     """One row a value. What says which series it is stands before the columns."""
     rows = list(series)

@@ -18,11 +18,8 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I
 # Asked for by name: a form of another site cannot set it.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
-    # The library of plots writes styles, and makes pictures out of blobs and data addresses.
-    "Content-Security-Policy": (
-        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-        "frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
-    ),
+    # Of all but the page, which has its own.
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",

@@ -59,10 +59,6 @@ export function askOnce(path, parameters) {
   return asked.get(key);
 }
 
-export function csvAddress(path, parameters) {
-  return address(`${path}.csv`, { ...parameters, columns: 4096 });
-}
-
 /** Ask again and again while the page is seen; of a saved one, once. Returns what ends it. */
 export function keep(work, everyMs) {
   if (isSaved) {

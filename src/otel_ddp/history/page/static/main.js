@@ -1,6 +1,7 @@
 // Shows the view that the address names.
 
 import { place } from "./address.js";
+import { ask } from "./api.js";
 import { answers, isSaved } from "./saved.js";
 import { el } from "./dom.js";
 
@@ -24,8 +25,10 @@ async function open() {
     document.querySelector("header a").removeAttribute("href");
     document.querySelector("footer").remove();
   }
+  // Asked for before the scripts of the view are there.
+  const head = named === "run" ? ask("run", { run: where.run, group: where.group }) : null;
   const view = await VIEWS[named]();
-  view.show(document.getElementById("main"), where);
+  view.show(document.getElementById("main"), where, head);
 }
 
 open();

@@ -1,6 +1,6 @@
 // One picture: drawn when it is scrolled to, with its numbers as text, CSV and PNG.
 
-import { askOnce, csvAddress } from "./api.js";
+import { address, askOnce } from "./api.js";
 import { themed } from "./colors.js";
 import { el, fill } from "./dom.js";
 import { plot } from "./plot.js";
@@ -16,6 +16,8 @@ const resized = new ResizeObserver((entries) => {
 
 const KEYS = { "+": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
 const [PNG_SCALE, PNG_HEAD] = [2, 24];
+// Columns that are asked for.
+const [SHARED, MOST] = [800, 2400];
 
 /**
  * A picture of what one address answers.
@@ -69,7 +71,8 @@ export class Picture {
       const zoom = this.axis.zoomOf(this.kind());
       const parameters = { ...this.parameters(), ...this.bounds(zoom) };
       this.offerCsv(parameters);
-      const columns = Math.min(Math.max(Math.round(this.plot.clientWidth), 100), 2000);
+      // Wide and narrow pictures of the same share one answer.
+      const columns = Math.min(Math.ceil((this.plot.clientWidth || 1) / SHARED) * SHARED, MOST);
       this.answer = await this.load({ ...parameters, columns });
       if (!zoom) this.whole = this.answer;
       this.redraw();
@@ -86,7 +89,7 @@ export class Picture {
   }
 
   offerCsv(parameters) {
-    this.csv.href = csvAddress(this.path, parameters);
+    this.csv.href = address(`${this.path}.csv`, { ...parameters, columns: 4096 });
   }
 
   /** The steps (or seconds) of a zoomed range, so that it is answered in more detail. */

@@ -21,16 +21,17 @@ const EACH_MS = 1000;
 // Names, events and post-mortems are asked for in every n-th round.
 const SELDOM = 5;
 
-export function show(main, { group, run }) {
-  const view = new Run(group, run);
+export function show(main, { group, run }, head) {
+  const view = new Run(group, run, head);
   main.replaceChildren(view.element);
   document.title = `${run} · otel_ddp`;
   return view.start();
 }
 
 class Run {
-  constructor(group, run) {
-    Object.assign(this, { group, run });
+  /** `asked`: the promise of its first head. */
+  constructor(group, run, asked) {
+    Object.assign(this, { group, run, asked });
     this.head = null;
     this.seen = "";
     this.round = 0;
@@ -94,9 +95,9 @@ class Run {
   async poll() {
     const seldom = this.round % SELDOM === 0;
     this.round += 1;
-    const asked = [ask("run", this.key())];
-    if (seldom) asked.push(ask("names", this.key()));
-    const [head, names] = await Promise.all(asked);
+    const asked = this.asked || ask("run", this.key());
+    this.asked = null;
+    const [head, names] = await Promise.all([asked, seldom ? ask("names", this.key()) : null]);
     const isFirst = !this.head;
     this.head = head;
     this.group = head.group;
