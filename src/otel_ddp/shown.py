@@ -10,21 +10,30 @@ from otel_ddp import plain
 _UNKNOWN = "-"
 # From which length on each unit is used, and its own length.
 _DURATIONS = (
-    (172_800.0, 86_400.0, "d"),
-    (7200.0, 3600.0, "h"),
-    (120.0, 60.0, "min"),
     (0.9995, 1.0, "s"),
     (0.9995e-3, 1e-3, "ms"),
     (0.9995e-6, 1e-6, "us"),
     (1e-12, 1e-9, "ns"),
 )
+# Longer ones have two units: from which length on, how many of the smaller unit are one of the
+# larger, the length of the smaller, and both.
+_LONG = (
+    (86_370.0, 24, 3600.0, "d", "h"),
+    (3599.5, 60, 60.0, "h", "min"),
+    (119.5, 60, 1.0, "min", "s"),
+)
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def seconds(value: float | None) -> str:
-    """20.1 ms; 90 min; 3.31 h."""
+    """20.1 ms; 8 min 53 s; 3 h 18 min."""
     if value is None:
         return _UNKNOWN
+    for least, many, length, large, small in _LONG:
+        if abs(value) >= least:
+            whole, rest = divmod(math.floor(abs(value) / length + 0.5), many)
+            words = f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+            return f"-{words}" if value < 0 else words
     for least, length, unit in _DURATIONS:
         if abs(value) >= least:
             return f"{_three_digits(value / length)} {unit}"

@@ -167,9 +167,10 @@ def last_of(points: Any, metric: str, labels: Mapping[str, str]) -> float:
 
 def number(pattern: str, text: str) -> float:
     """The first number that stands there, with its unit."""
-    found = re.search(pattern.replace("#", r"(-?[\d.]+|NaN) ?(us|ms|s|min|%)?(?![\w.])"), text)
+    figure = r"(-?[\d.]+|NaN) ?(us|ms|s|min|%)?(?: (\d+) s)?(?![\w.])"
+    found = re.search(pattern.replace("#", figure), text)
     assert found, f"no {pattern!r} in:\n{text}"
-    return float(found[1]) * UNITS.get(found[2], 1.0)
+    return float(found[1]) * UNITS.get(found[2], 1.0) + float(found[3] or 0.0)
 
 
 def value_of(rows: Any, name: str) -> Any:

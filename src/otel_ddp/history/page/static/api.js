@@ -59,16 +59,16 @@ export function askOnce(path, parameters) {
   return asked.get(key);
 }
 
-/** Ask again and again while the page is seen; of a saved one, once. Returns what ends it. */
+/** Ask again and again while the page is seen; of a saved one, once. */
 export function keep(work, everyMs) {
   if (isSaved) {
     work().catch(tell);
-    return () => {};
+    return;
   }
-  let [timer, ended, running] = [0, false, false];
+  let [timer, running] = [0, false];
   async function round() {
     clearTimeout(timer);
-    if (ended || running || document.hidden) return;
+    if (running || document.hidden) return;
     running = true;
     spentMs = 0;
     try {
@@ -80,16 +80,10 @@ export function keep(work, everyMs) {
       running = false;
     }
     const rest = Math.min(REST * spentMs, LONGEST_REST_MS);
-    if (!ended) timer = setTimeout(round, Math.max(everyMs, rest));
+    timer = setTimeout(round, Math.max(everyMs, rest));
   }
-  const seen = () => document.hidden || round();
-  document.addEventListener("visibilitychange", seen);
+  document.addEventListener("visibilitychange", () => document.hidden || round());
   round();
-  return () => {
-    ended = true;
-    clearTimeout(timer);
-    document.removeEventListener("visibilitychange", seen);
-  };
 }
 
 let silentSince = null;

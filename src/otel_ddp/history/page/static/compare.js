@@ -5,7 +5,7 @@ import { allChosen, choose, chosen, runAddress } from "./address.js";
 import { Axis } from "./axis.js";
 import { positions, curves } from "./curves.js";
 import { el, fill, labelled, number, table } from "./dom.js";
-import { number as shownNumber, seconds } from "./shown.js";
+import { logged, seconds } from "./shown.js";
 import { seriesColor } from "./colors.js";
 import { MergedPicture } from "./merged.js";
 import { shown } from "./run.js";
@@ -23,19 +23,12 @@ export function show(main) {
   const runs = names.map((run, at) => ({ run, group: groups[at] ?? null }));
   if (runs.length < 2) {
     main.replaceChildren(el("h1", {}, "Compare"), el("p", {}, "Tick two or more runs in the ", el("a", { href: "/" }, "list of runs"), "."));
-    return () => {};
+    return;
   }
   const view = new Compare(runs);
   main.replaceChildren(view.element);
-  const end = keep(() => view.poll(), EACH_MS);
-  const theme = matchMedia("(prefers-color-scheme: dark)");
-  const redraw = () => view.axis.redraw();
-  theme.addEventListener("change", redraw);
-  return () => {
-    end();
-    theme.removeEventListener("change", redraw);
-    for (const each of [...view.axis.pictures]) each.remove();
-  };
+  keep(() => view.poll(), EACH_MS);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.axis.redraw());
 }
 
 class Compare {
@@ -161,7 +154,7 @@ class Compare {
         const place = x.length - 1;
         if (place < 0) continue;
         const about = first[place] === x[place] ? `step ${x[place]}` : `last of steps ${first[place]} to ${x[place]}`;
-        rows.get(key)[at] = `${last[place] === null ? "NaN" : shownNumber(last[place])} (${about})`;
+        rows.get(key)[at] = `${logged({ value: last[place] })} (${about})`;
       }
     });
     fill(this.atStep, table(until === null ? "Last values" : `Values at step ${until}`, ["name", ...this.runs.map((each) => each.run)], [...rows].map(([key, cells]) => [key, ...cells.map((text) => number(text))])));

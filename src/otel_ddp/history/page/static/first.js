@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { el, fill } from "./dom.js";
 import { isSaved } from "./saved.js";
-import { number, seconds, share, size as sized, time } from "./shown.js";
+import { logged, number, seconds, share, size as sized, time } from "./shown.js";
 import { cost, headline, isLate, openTroubles, OVER, size } from "./verdicts.js";
 
 const MOST_TILES = 6;
@@ -137,7 +137,7 @@ function checkpoint({ step, ended_ns, took_s }, head) {
 function value(row) {
   if (!row?.last) return null;
   const best = row.direction && row[row.direction];
-  return [`${row.name}${row.split ? ` (${row.split})` : ""}`, row.last.value === null ? "NaN" : number(row.last.value), best ? `best ${number(best.value)} at step ${best.step ?? "-"}` : `step ${row.last.step ?? "-"}`];
+  return [`${row.name}${row.split ? ` (${row.split})` : ""}`, logged(row.last), best ? `best ${number(best.value)} at step ${best.step ?? "-"}` : `step ${row.last.step ?? "-"}`];
 }
 
 function steps(number) {

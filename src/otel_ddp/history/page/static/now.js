@@ -13,7 +13,7 @@ export function show(main) {
   document.title = "Now · otel_ddp";
   const view = new Now();
   main.replaceChildren(view.element);
-  return keep(() => view.poll(), EACH_MS);
+  keep(() => view.poll(), EACH_MS);
 }
 
 class Now {

@@ -54,7 +54,7 @@ export class Ranks {
 
   row({ each }) {
     const isOver = OVER.includes(each.state);
-    const since = each.phase_since_ns ? seconds(Math.max(0, (this.now_ns - each.phase_since_ns) / 1e9)) : "-";
+    const since = each.phase_since_ns ? seconds(Math.max(0, ((each.read_ns ?? this.now_ns) - each.phase_since_ns) / 1e9)) : "-";
     return el(
       "tr", { class: this.late.has(each.rank) ? "late" : null, "data-rank": each.rank },
       number(each.rank), el("td", {}, each.node || ""), el("td", {}, each.state), number(String(each.step ?? "-")),

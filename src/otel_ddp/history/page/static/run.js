@@ -25,7 +25,7 @@ export function show(main, { group, run }, head) {
   const view = new Run(group, run, head);
   main.replaceChildren(view.element);
   document.title = `${run} · otel_ddp`;
-  return view.start();
+  view.start();
 }
 
 class Run {
@@ -78,18 +78,11 @@ class Run {
   }
 
   start() {
-    const end = keep(() => this.poll(), EACH_MS);
-    const theme = matchMedia("(prefers-color-scheme: dark)");
-    const redraw = () => {
+    keep(() => this.poll(), EACH_MS);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.axis.redraw();
       this.waits.paint();
-    };
-    theme.addEventListener("change", redraw);
-    return () => {
-      end();
-      theme.removeEventListener("change", redraw);
-      for (const each of [...this.axis.pictures]) each.remove();
-    };
+    });
   }
 
   async poll() {

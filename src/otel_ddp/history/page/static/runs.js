@@ -3,7 +3,7 @@
 import { ask, keep } from "./api.js";
 import { choose, chosen, compareAddress, runAddress } from "./address.js";
 import { choice, el, fill, labelled, number, table } from "./dom.js";
-import { number as shownNumber, seconds, share, time } from "./shown.js";
+import { logged, seconds, share, time } from "./shown.js";
 import { brief, OVER } from "./verdicts.js";
 
 const EACH_MS = 2000;
@@ -33,7 +33,7 @@ export function show(main) {
   document.title = "Runs · otel_ddp";
   const view = new Runs();
   main.replaceChildren(view.element);
-  return keep(() => view.poll(), EACH_MS);
+  keep(() => view.poll(), EACH_MS);
 }
 
 class Runs {
@@ -139,11 +139,10 @@ function withFacts(runs, now_ns) {
     const isOver = OVER.includes(run.state) || run.silent;
     const worst = run.verdicts.find((each) => !each.harmless);
     const [loss, checked] = run.main.map((main) => run.summary.find((row) => row.name === main.name && (row.split || "") === main.split)?.last);
-    const shown = (last) => (last ? (last.value === null ? "NaN" : shownNumber(last.value)) : "-");
     Object.assign(run, {
       key: `${run.group} ${run.run}`, isLive: !isOver, worst, trouble: worst ? brief(worst) : "", isBad: Boolean(worst) && (isOver || !worst.until_ns), settings: settings(run),
       ago_s: Math.max(0, (now_ns - run.seen_ns) / 1e9), took_s: Math.floor(((isOver ? run.seen_ns : now_ns) - run.began_ns) / 1e9),
-      last: shown(loss), lastValue: loss?.value ?? Infinity, checked: shown(checked), checkedValue: checked?.value ?? Infinity,
+      last: loss ? logged(loss) : "-", lastValue: loss?.value ?? Infinity, checked: checked ? logged(checked) : "-", checkedValue: checked?.value ?? Infinity,
     });
   }
   return runs;
@@ -196,13 +195,10 @@ function matches(text) {
 }
 
 function of(run, label) {
-  if (label === "script") return [run.script || ""];
-  if (label === "node") return run.nodes;
-  if (label === "rank") return run.ranks;
-  if (label === "job_type") return run.job_type;
-  if (label === "local_rank") return run.local_ranks;
-  return [run[label]];
+  const several = { script: [run.script || ""], node: run.nodes, rank: run.ranks, job_type: run.job_type, local_rank: run.local_ranks };
+  return several[label] || [run[label]];
 }
+
 function grouped(runs, by) {
   if (!by) return [["", runs]];
   const found = new Map();

@@ -6,12 +6,20 @@ const DURATIONS = [
   [172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "min"], [0.9995, 1, "s"],
   [0.9995e-3, 1e-3, "ms"], [0.9995e-6, 1e-6, "us"], [1e-12, 1e-9, "ns"],
 ];
+// Longer ones have two units: from which length on, how many of the smaller are one of the larger.
+const LONG = [[86370, 24, 3600, "d", "h"], [3599.5, 60, 60, "h", "min"], [119.5, 60, 1, "min", "s"]];
 const PREFIXES = ["", "k", "M", "G", "T"];
 
 export function seconds(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  const [, length, unit] = DURATIONS.find(([least]) => Math.abs(value) >= least) || [0, 1, "s"];
-  return `${threeDigits(value / length)} ${unit}`;
+  const long = LONG.find(([least]) => Math.abs(value) >= least);
+  if (long) {
+    const [, many, length, large, small] = long;
+    const count = Math.floor(Math.abs(value) / length + 0.5);
+    return `${value < 0 ? "-" : ""}${Math.floor(count / many)} ${large}${count % many ? ` ${count % many} ${small}` : ""}`;
+  }
+  const [factor, unit] = scaled(value, "s");
+  return `${threeDigits(value * factor)} ${unit}`;
 }
 
 export function share(value) {
@@ -51,6 +59,11 @@ export function number(value) {
   if (length >= 1e-4 && length < 1e15) return length < 99999.5 ? String(Number(value.toPrecision(5))) : String(Math.round(value));
   const [digits, power] = value.toExponential(4).split("e");
   return `${Number(digits)}e${Number(power)}`;
+}
+
+/** The value of a point: in JSON, NaN is null. */
+export function logged({ value }) {
+  return value === null ? "NaN" : number(value);
 }
 
 function threeDigits(value) {
