@@ -13,6 +13,7 @@ from typing import Any
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, SeriesKey, StepSum, ValueSum
+from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES
 
 S = 10**9
@@ -25,6 +26,8 @@ _PHASES_S = {
     "other": 0.0005,
 }
 _JITTER = 0.02
+# What telemetry has cost each rank, and all of its steps.
+_TOTALS = {catalog.OTEL_DDP_HOOK_TIME.name: 0.5, catalog.TRAINING_STEP_DURATION.name: 100.0}
 
 
 def value_sums(
@@ -144,6 +147,7 @@ def write_history(
             "phase_since_ns": at_ns[-1],
             "reason": "",
             "world_size": ranks,
+            "totals": _TOTALS,
         }
         for rank in range(ranks)
     }

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PINNED = {
     ("status", 5): "8249665db36d7d99",
     ("runs", 2): "c0f5359ff663dd70",
-    ("report", 5): "40ed858fa9a439db",
+    ("report", 6): "23fa51c8edcb686c",
     ("goodput", 2): "3a03bd34386c8fdc",
     ("compare", 4): "4e052a96286dedbe",
     ("stacks", 1): "add94b0d7e572e29",

@@ -14,7 +14,7 @@ from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
 
-FORMAT, SCHEMA = "otel_ddp report", 5
+FORMAT, SCHEMA = "otel_ddp report", 6
 """How report.json calls itself."""
 _MOST_FILES = 5
 _GPU = {
@@ -177,12 +177,9 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
-    """Telemetry's own."""
-    parts = []
-    if "hook_s" in cost:
-        share = cost["hook_share"]
-        of = "" if share is None else f" ({shown.share(share)} of the steps)"
-        parts.append(f"hooks {shown.seconds(cost['hook_s'])} on all ranks{of}")
-    if "agent_cpu_s" in cost:
-        parts.append(f"agents {shown.seconds(cost['agent_cpu_s'])} of a core")
-    return ", ".join(parts)
+    """Telemetry's own; empty where it is not known."""
+    if not cost["hook_s"]:
+        return ""
+    share = cost["hook_share"]
+    of = "" if share is None else f" ({shown.share(share)} of the steps)"
+    return f"hooks {shown.seconds(cost['hook_s'])} on all ranks{of}"

@@ -192,10 +192,10 @@ class RunFile:
         """What its attempts were, and what their time went to."""
         return {key: self._about(key) for key in ("time", "attempts")}
 
-    def kept_cost(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What telemetry has cost until now, and the last process of each rank."""
-        rows = self._db.execute("SELECT rank, about FROM ranks").fetchall()
-        return self._about("cost") or {}, {rank: files.parse_json(text) for rank, text in rows}
+    def kept_ranks(self) -> list[dict[str, Any]]:
+        """The last process of each rank."""
+        rows = self._db.execute("SELECT about FROM ranks").fetchall()
+        return [files.parse_json(text) for (text,) in rows]
 
     def _about(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()

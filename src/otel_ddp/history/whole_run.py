@@ -135,34 +135,13 @@ class WholeRun:
 
     @property
     def cost(self) -> dict[str, float | None]:
-        """Telemetry's own: of the hooks in all processes, and their share of the steps of these;
-        and of the agents of all nodes."""
-        costs = {each: plain.mapping(each.about.get("cost")) for each in self.histories}
-        # A process that has moved on to another lead's history is known by its journal.
-        ranks = {
-            (each.get("node"), each.get("journal"), rank): each
-            for history in self.histories
-            for rank, each in history.ranks.items()
-        }
-        totals = [plain.mapping(each.get("totals")) for each in ranks.values()]
-        totals += [plain.mapping(each.get("earlier")) for each in costs.values()]
-        agents: dict[str, float | None] = {}
-        for history, cost in costs.items():
-            of_nodes = {**plain.mapping(cost.get("nodes")), _node(history): cost.get("agent_cpu_s")}
-            for node, cpu_s in of_nodes.items():
-                told = [plain.number(each) for each in (cpu_s, agents.get(node))]
-                agents[node] = max((each for each in told if each is not None), default=None)
-        sums = {
-            "hook_s": [plain.number(each.get(catalog.OTEL_DDP_HOOK_TIME.name)) for each in totals],
-            "agent_cpu_s": [*agents.values()],
-        }
-        known = {key: [one for one in each if one is not None] for key, each in sums.items()}
-        found: dict[str, float | None] = {key: sum(each) for key, each in known.items() if each}
-        steps_s = sum(
-            plain.number(each.get(catalog.TRAINING_STEP_DURATION.name)) or 0.0 for each in totals
+        """Telemetry's own: of the hooks of the newest attempt, and their share of its steps."""
+        totals = [plain.mapping(each.get("totals")) for each in self.ranks.values()]
+        hook_s, steps_s = (
+            sum(plain.number(each.get(metric.name)) or 0.0 for each in totals)
+            for metric in (catalog.OTEL_DDP_HOOK_TIME, catalog.TRAINING_STEP_DURATION)
         )
-        hook_s = found.get("hook_s")
-        return {**found, "hook_share": None if hook_s is None or not steps_s else hook_s / steps_s}
+        return {"hook_s": hook_s, "hook_share": hook_s / steps_s if steps_s else None}
 
     @property
     def ranks(self) -> Mapping[str, Mapping[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 
 from agent.link.two_agents import RUN, Agent, TwoAgents
 from otel_ddp.agent.history.histories import Collector, Histories
-from otel_ddp.agent.history.kept_run import Readings, Sample
+from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.link.following import Following
 from otel_ddp.agent.link.known import Senseless, pack_readings, unpack_readings
 from otel_ddp.agent.link.leading import Leading
@@ -297,7 +297,7 @@ def test_times_of_another_node_are_the_leads(
     assert all(abs(each - now_ns()) < 600 * S for each in times)
 
 
-def test_samples_and_the_cost_of_each_node_are_in_the_file_of_the_lead(agents: KeptAgents) -> None:
+def test_samples_of_each_node_are_in_the_file_of_the_lead(agents: KeptAgents) -> None:
     of_host = (("group", ""), ("run", ""), ("job_type", ""))
     for number, agent in enumerate((agents.lead, agents.led)):
         labels = (*of_host, ("node", f"node-{number}"), ("rank", ""), ("local_rank", ""))
@@ -312,11 +312,6 @@ def test_samples_and_the_cost_of_each_node_are_in_the_file_of_the_lead(agents: K
             for history, series in run.series("node")
         }
         assert found == {"node-0": [100.0], "node-1": [101.0]}
-        cost = run.histories[0].about["cost"]
-        assert run.cost["agent_cpu_s"] == pytest.approx(
-            cost["agent_cpu_s"] + cost["nodes"]["node-1"]
-        )
-        assert cost["nodes"]["node-1"] > 0
 
 
 def test_nodes_that_write_into_one_folder_are_counted_once(tmp_path: Path) -> None:
@@ -369,11 +364,10 @@ GOOD = ["node", "hw.power", "3", [["hw.id", "GPU-0"]], 7 * S, 0.5]
 )
 def test_samples_without_sense_are_refused(bad: list[Any]) -> None:
     def content(row: list[Any]) -> bytes:
-        return json.dumps({"agent_cpu_s": 1.5, "samples": [row]}).encode()
+        return json.dumps({"samples": [row]}).encode()
 
     key = SeriesKey("node", "hw.power", "3", (("hw.id", "GPU-0"), ("node", "node-1")))
-    expected = Readings([Sample(None, key, 8 * S, 0.5)], 1.5)
-    assert unpack_readings(content(GOOD), "node-1", S) == expected
+    assert unpack_readings(content(GOOD), "node-1", S) == [Sample(None, key, 8 * S, 0.5)]
     with pytest.raises(Senseless):
         unpack_readings(content(bad), "node-1", S)
 
@@ -381,8 +375,8 @@ def test_samples_without_sense_are_refused(bad: list[Any]) -> None:
 def test_a_sample_is_of_the_node_that_sends_it_whatever_it_says() -> None:
     key = SeriesKey("node", "hw.power", "", (("node", "node-0"),))
 
-    content = pack_readings(Readings([Sample(None, key, time.time_ns(), 1.0)], None))
+    content = pack_readings([Sample(None, key, time.time_ns(), 1.0)])
 
-    [sample] = unpack_readings(content, "node-1", time.time_ns() - time.monotonic_ns()).samples
+    [sample] = unpack_readings(content, "node-1", time.time_ns() - time.monotonic_ns())
     assert sample.key.labels == (("node", "node-1"),)
     assert abs(sample.time_ns - time.time_ns()) < 60 * S

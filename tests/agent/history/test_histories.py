@@ -26,14 +26,11 @@ from otel_ddp.diagnosis.steps import Parts
 from otel_ddp.history import directory, run_file
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
-from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.parser import Document, Scalars
 from otel_ddp.settings import MIB
-from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import UNMEASURED
 
-HOOK, STEP_DURATION = catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name
 NOTHING = State({}, {}, (), ())
 OTHER = 65534
 
@@ -374,50 +371,6 @@ def test_a_run_that_is_started_again_began_with_its_first_process(tmp_path: Path
 
     with History(path) as history:
         assert history.about["began_ns"] == 5 * S
-
-
-def test_what_telemetry_costs_is_that_of_all_processes_and_agents_of_the_run(
-    tmp_path: Path,
-) -> None:
-    def rank(started_ns: int, hook_s: float, steps_s: float) -> dict[str, Any]:
-        totals = {HOOK: hook_s, STEP_DURATION: steps_s}
-        return {"state": "running", "started_ns": started_ns, "totals": totals}
-
-    path = tmp_path / "a.sqlite"
-    for told in (
-        [rank(1, 0.1, 5.0), rank(1, 0.5, 50.0)],
-        [rank(1, 0.5, 50.0), rank(2, 0.25, 25.0)],
-    ):
-        # Each is an agent's.
-        run = KeptRun(path)
-        run.open()
-        for each in told:
-            run.feed_state(State({}, {"0": each}, (), (), agent_cpu_s=1.5))
-            run.write(S)
-        run.close()
-
-    with WholeRun([History(path)]) as whole:
-        assert whole.cost == {"hook_s": 0.75, "agent_cpu_s": 6.0, "hook_share": 0.01}
-
-
-def test_runs_of_one_node_share_what_its_agent_needs(tmp_path: Path, made: Histories) -> None:
-    fed = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        fed.append(Fed(tmp_path / name, {**IDENTITY, "run": name}))
-        fed[-1].steps(1, 2, 3)
-        fed[-1].poll()
-    Collector(made, Ledger(), "n").feed_states([each.process for each in fed], ())
-    made._write_all()
-    Fed.close_all()
-
-    paths = [made.directory / file_name("g", name, "n") for name in ("a", "b")]
-    needed_s = []
-    for path in paths:
-        with History(path) as history:
-            needed_s.append(history.about["cost"]["agent_cpu_s"])
-    assert needed_s[0] == needed_s[1] > 0
-    assert sum(needed_s) == pytest.approx(time.process_time(), abs=0.5)
 
 
 def test_a_rank_whose_journal_is_closed_before_its_end_is_written_has_ended(

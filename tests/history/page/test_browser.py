@@ -112,7 +112,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         began_ns=began_ns,
         about={
             "summary": [row],
-            "cost": {"agent_cpu_s": 2.0},
             "time": {"seconds": spent, "late": {"rank 2 (node-0)": 2.1}},
         },
         bound="compute-bound",
@@ -134,7 +133,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=20,
         names=(MARKUP,),
         state="killed",
-        about={"cost": {"agent_cpu_s": 2.0}},
     )
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE series SET rank = '<b>0</b>' WHERE kind = 'steps'")
@@ -655,7 +653,7 @@ def test_a_saved_page_shows_the_run_without_a_network(
     assert asked == [window.address]
     assert len(lines) == 4
     assert min(lines) > 0
-    assert "Telemetry took: agents 2 s of a core." in text
+    assert "Telemetry took: hooks 2 s on all ranks (0.5 % of the steps)." in text
     assert "training begins" in text
     assert "rank 2 is slow in forward" in text
     assert re.search(r"H100 GPU-2\t[78]\d(\.\d)? %, mean", text)

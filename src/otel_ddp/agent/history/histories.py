@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import __version__, errors, files
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, Readings, Sample, State
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
 from otel_ddp.agent.history.run_time import ProcessTime, Told
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
@@ -175,11 +175,6 @@ class Histories:
         written = None if found is None else found[0].written
         return {} if written is None and self.remark() else written
 
-    def agent_cpu_s(self, run: RunKey) -> float | None:
-        """What the agents of this node have needed for a run until now; None: not known."""
-        found = self._runs.get(run)
-        return None if found is None else found[0].cost.agent_cpu_s
-
     def describe(self) -> dict[str, Any]:
         """Where histories are, and since when nothing could be kept, if that is so."""
         problem, since_ns = self._disk.problem()
@@ -293,8 +288,8 @@ class _Run:
         """The node of its lead as last known; empty: this one, or it has one node."""
         self.samples: Sequence[Sample] = ()
         """The newest of each series."""
-        self.nodes: dict[str, Readings] = {}
-        """What came of other nodes since the last look, where this agent leads it."""
+        self.nodes: dict[str, list[Sample]] = {}
+        """New samples of other nodes since the last look, where this agent leads it."""
 
 
 class Collector:
@@ -305,27 +300,24 @@ class Collector:
         self._ledger = ledger
         self._node = node
         self.keeps = histories.keeps
-        # What this process had needed at the last look.
-        self._cpu_s = 0.0
         self._runs: defaultdict[RunKey, _Run] = defaultdict(_Run)
 
     # -- of runs on several nodes
 
-    def take_readings(self, run: RunKey, node: str, found: Readings) -> None:
-        """Add new samples and the agent's cost of another node of a run that this agent leads."""
+    def take_readings(self, run: RunKey, node: str, found: Sequence[Sample]) -> None:
+        """Add new samples of another node of a run that this agent leads."""
         nodes = self._runs[run].nodes
-        waiting = nodes[node].samples if node in nodes else []
-        nodes[node] = found._replace(samples=[*waiting, *found.samples][-_MOST_SAMPLES:])
+        nodes[node] = [*nodes.get(node, ()), *found][-_MOST_SAMPLES:]
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
         """The offset up to which the history has each journal; None: its file is not open yet."""
         return self._histories.positions(run)
 
-    def readings(self, key: RunKey, lead: str) -> Readings:
+    def readings(self, key: RunKey, lead: str) -> Sequence[Sample]:
         """What the lead's history of a run keeps of this node. *lead*: the lead's node."""
         run = self._runs[key]
         run.led_by = lead
-        return Readings([*run.samples], self._histories.agent_cpu_s(key))
+        return run.samples
 
     # -- collecting
 
@@ -360,11 +352,6 @@ class Collector:
             by_run.setdefault(self._key_and_rank(each)[0], []).append(each)
         taken = list(_samples(self._ledger, self._node))
         states = {key: self._state(key, each, verdicts, taken) for key, each in by_run.items()}
-        # One agent serves all runs of a node: the living ones share its processor time.
-        cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
-        living = [key for key, state in states.items() if not state.has_ended]
-        for key in living:
-            states[key] = states[key]._replace(agent_cpu_s=cpu_s / len(living))
         self._histories.feed_states(states)
         self._update_time(states)
         for key in self._runs.keys() - states.keys():
@@ -422,10 +409,8 @@ class Collector:
             about["seen_ns"] = max(each.life.ended_ns for each in processes)
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
         run.samples = here
-        came: list[Sample] = []
-        for node, found in run.nodes.items():
-            came += found.samples
-            run.nodes[node] = found._replace(samples=[])
+        came = [sample for found in run.nodes.values() for sample in found]
+        run.nodes.clear()
         since_ns.pop("", None)
         about |= {
             "node": self._node,
@@ -435,8 +420,7 @@ class Collector:
         }
         if since_ns:
             about["nodes"] = since_ns
-        cpu_s = {node: each.agent_cpu_s for node, each in run.nodes.items() if each.agent_cpu_s}
-        return State(about, ranks, own, [*here, *came], times, nodes_cpu_s=cpu_s)
+        return State(about, ranks, own, [*here, *came], times)
 
     def _about(self, feed: Process) -> dict[str, Any]:
         return {

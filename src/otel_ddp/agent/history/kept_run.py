@@ -18,7 +18,6 @@ from otel_ddp.agent.reading.process import News
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.parser import Document, Name, Scalars
-from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
 log = logging.getLogger("otel_ddp.agent")
@@ -43,14 +42,6 @@ class Sample(NamedTuple):
     value: float
 
 
-class Readings(NamedTuple):
-    """New samples of one node, and the processor time of its agents."""
-
-    samples: list[Sample]
-    agent_cpu_s: float | None
-    """What its agents have needed for the run until now; None: not known."""
-
-
 class Batch(NamedTuple):
     """What was read of one process since the last batch."""
 
@@ -72,15 +63,6 @@ class State(NamedTuple):
     verdicts: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
     processes: Sequence[ProcessTime] = ()
-    agent_cpu_s: float = 0.0
-    """What the agent has needed for the run since the state before."""
-    nodes_cpu_s: Mapping[str, float] = {}
-    """What the agents of other nodes have needed until now."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no process of it is left here."""
-        return "seen_ns" in self.about
 
     def after(self, before: State) -> State:
         """With what *before* alone tells: how a rank ended whose journal is closed by now."""
@@ -89,7 +71,6 @@ class State(NamedTuple):
             about={**before.about, **self.about},
             ranks={**before.ranks, **self.ranks},
             processes=[*found.values()],
-            agent_cpu_s=before.agent_cpu_s + self.agent_cpu_s,
             samples=[*before.samples, *self.samples][-_MOST_SAMPLES:],
         )
 
@@ -123,55 +104,6 @@ def _is_unusual(codes: bytes) -> bool:
     return not _UNUSUAL.isdisjoint(code & PHASE_CODE for code in codes)
 
 
-# Of hooks, and of the steps that they are a share of.
-_OF_PROCESS = (catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name)
-
-
-class OwnCost:
-    """Of one run. Only the thread that writes its history calls it."""
-
-    def __init__(self) -> None:
-        self.agent_cpu_s = 0.0
-        """Of the agents of this node."""
-        self._nodes_cpu_s: dict[str, float] = {}
-        # The totals of processes whose ranks have another one by now; and the newest of each rank.
-        self._earlier: dict[str, float] = {}
-        self._newest: dict[str, Mapping[str, Any]] = {}
-
-    def restore(self, cost: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> None:
-        """What an earlier agent has kept; nothing if this one has counted already."""
-        if not (self._newest or self.agent_cpu_s):
-            self.agent_cpu_s = cost.get("agent_cpu_s", 0.0)
-            self._earlier, self._newest = {**cost.get("earlier", {})}, {**ranks}
-            self._nodes_cpu_s = {**cost.get("nodes", {})}
-
-    def add(
-        self,
-        ranks: Mapping[str, Mapping[str, Any]],
-        agent_cpu_s: float,
-        nodes_cpu_s: Mapping[str, float],
-    ) -> None:
-        """The ranks as they are now, and what this agent has needed for the run since the last.
-
-        *nodes_cpu_s*: what the agents of other nodes have needed until now.
-        """
-        self.agent_cpu_s += agent_cpu_s
-        self._nodes_cpu_s |= nodes_cpu_s
-        for rank, each in ranks.items():
-            before = self._newest.get(rank, each)
-            if before.get("started_ns", 0) < each.get("started_ns", 0):
-                for name in _OF_PROCESS:
-                    total = before.get("totals", {}).get(name, 0.0)
-                    self._earlier[name] = self._earlier.get(name, 0.0) + total
-            self._newest[rank] = each
-
-    def to_json(self) -> dict[str, Any]:
-        """Of `about`; the newest processes are among the ranks."""
-        nodes = {node: round(cpu_s, 1) for node, cpu_s in self._nodes_cpu_s.items()}
-        found = {"agent_cpu_s": round(self.agent_cpu_s, 1), "earlier": {**self._earlier}}
-        return {**found, "nodes": nodes} if nodes else found
-
-
 class KeptRun:
     """One run. Only the thread that writes calls it."""
 
@@ -179,7 +111,6 @@ class KeptRun:
         self.path = path
         self.written: Mapping[str, int] | None = None
         """The offset up to which the file has each journal; None: it was not opened yet."""
-        self.cost = OwnCost()
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
         # When each journal began, as first known, and the processes of each other node: the clock
@@ -230,10 +161,8 @@ class KeptRun:
         self.written = {journal: position for journal, (position, *_) in self._positions.items()}
 
     def _restore(self, file: RunFile) -> None:
-        cost, ranks = file.kept_cost()
-        self.cost.restore(cost, ranks)
         self._nodes = file.kept_nodes() | self._nodes
-        known = [each for each in ranks.values() if "journal" in each]
+        known = [each for each in file.kept_ranks() if "journal" in each]
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
     def close(self) -> None:
@@ -293,12 +222,9 @@ class KeptRun:
     def feed_state(self, state: State) -> None:
         """What is known now."""
         state = self._with_beginnings(state)
-        self.cost.add(state.ranks, state.agent_cpu_s, state.nodes_cpu_s)
         for node, since_ns in state.about.get("nodes", {}).items():
             self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
-        self._state = state.after(self._unwritten())._replace(
-            samples=(), processes=(), agent_cpu_s=0.0
-        )
+        self._state = state.after(self._unwritten())._replace(samples=(), processes=())
         released = self.time.note(state.processes, state.verdicts, time.time_ns())
         for attempt, rank, clock, placed in released:
             self._add_steps(self._new[attempt], rank, clock, placed)
@@ -441,7 +367,7 @@ class KeptRun:
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
-        counted = {"gaps": self._gaps, "cost": self.cost.to_json(), **self.time.to_json()}
+        counted = {"gaps": self._gaps, **self.time.to_json()}
         about = {"seen_ns": now_ns, **state.about, **counted}
         if self._nodes:
             about["nodes"] = {**self._nodes}

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
-from otel_ddp.agent.history.kept_run import Readings
+from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link import said
 from otel_ddp.agent.link.known import Senseless, pack_readings, told_of, wall_origin_ns
@@ -44,7 +44,7 @@ QUESTIONS: Mapping[int, Question] = {
     wire.Question.WHAT: "what",
 }
 
-History = Callable[[str], Readings]
+History = Callable[[str], Sequence[Sample]]
 """What is new of this node for the history that the agent of another node, the lead's, writes."""
 
 # For this long after a question, reports include the kernel's evidence on the process.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_ddp import files, plain
-from otel_ddp.agent.history.kept_run import Readings, Sample
+from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.reading.process import Host, Life, Process
 from otel_ddp.agent.verdicts.answers import content_of, evidence_of
 from otel_ddp.diagnosis.detector import NonfiniteValue
@@ -229,24 +229,23 @@ _KINDS = ("node", "counter")
 _LAST_NS = 1 << 62
 
 
-def pack_readings(found: Readings) -> bytes:
+def pack_readings(found: Sequence[Sample]) -> bytes:
     """Serialise for the lead, with times on our monotonic clock."""
     origin_ns = wall_origin_ns()
     rows = [
         [*key[:3], [*map(list, key.labels)], time_ns - origin_ns, value]
-        for _, key, time_ns, value in found.samples[:_MOST_SAMPLES]
+        for _, key, time_ns, value in found[:_MOST_SAMPLES]
         # JSON has no such numbers.
         if math.isfinite(value)
     ]
-    return json.dumps({"agent_cpu_s": found.agent_cpu_s, "samples": rows}).encode()
+    return json.dumps({"samples": rows}).encode()
 
 
-def unpack_readings(content: bytes, node: str, ahead_ns: int) -> Readings:
+def unpack_readings(content: bytes, node: str, ahead_ns: int) -> list[Sample]:
     """Parse what a node sent; raises Senseless. *ahead_ns*: our clock minus the sender's."""
     told = read_json(content, _MOST_OF_READINGS)
     rows = plain.list_of(list, told.get("samples"))[:_MOST_SAMPLES]
-    cpu_s = plain.number(told.get("agent_cpu_s"), 0, 1e12)
-    return Readings([_sample(row, node, ahead_ns) for row in rows], cpu_s)
+    return [_sample(row, node, ahead_ns) for row in rows]
 
 
 def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
