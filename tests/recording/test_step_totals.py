@@ -28,5 +28,5 @@ def test_a_thread_that_counted_before_the_last_step_takes_nothing_away() -> None
 def work(samples: int, tokens: int, micro_batches: int) -> Work:
     made = Work()
     made.micro_batches = micro_batches
-    made.samples, made.tokens, made.flops, made.flops_method = samples, tokens, 8.0, "counted"
+    made.samples, made.tokens, made.flops, made.flops_method = samples, tokens, 8.0, "6pt"
     return made

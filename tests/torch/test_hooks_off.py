@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 from typing import Any
 from weakref import ref
 
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import otel_ddp
 from conftest import Here, Journal
@@ -112,36 +110,6 @@ def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None
     assert len(calls) == 4
     otel_ddp.finish()
     assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
-
-
-def test_a_child_that_is_forked_amid_a_counted_forward_keeps_no_mode(place: Here) -> None:
-    # What other tests have compiled rules counting out.
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-    class Forking(nn.Linear):
-        forwards = 0
-        code = -1
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            self.forwards += 1
-            if self.forwards == 2:
-                assert _get_current_dispatch_mode_stack()
-                child = os.fork()
-                if child == 0:
-                    left = len(_get_current_dispatch_mode_stack())
-                    os._exit(left)
-                self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            return super().forward(inputs)
-
-    model = Forking(4, 1)
-    otel_ddp.instrument(model)
-
-    train(model, 3)
-
-    assert model.code == 0
-    otel_ddp.finish()
-    assert place.only().total(catalog.TRAINING_FLOPS, method="counted") > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")

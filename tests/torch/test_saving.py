@@ -75,9 +75,7 @@ def test_nothing_is_left_on_a_model_that_is_watched_no_more(model: nn.Module) ->
 @pytest.mark.filterwarnings(
     "ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning"
 )
-def test_a_model_is_traced_also_where_its_operations_are_about_to_be_counted(
-    model: nn.Module,
-) -> None:
+def test_a_model_that_is_watched_can_be_traced(model: nn.Module) -> None:
     traced = torch.jit.trace(model, INPUT)
 
     assert torch.equal(model(INPUT), traced(INPUT))

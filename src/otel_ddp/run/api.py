@@ -92,7 +92,7 @@ def instrument(
     they are called for the first time. *best* is as for `init`.
     *optimizer* has parameters that are not the model's own, such as copies in float32. If there are
     several, *step_optimizer* is the one whose step ends a training step. *scaler* knows the steps
-    that it skipped. *flops_per_sample* counts forward and backward, where counting is not enough.
+    that it skipped. *flops_per_sample* are those of forward and backward, if you know them.
     With *mirror*, what the program tells W&B, SwanLab, MLflow and TensorBoard is recorded here too.
     """
     arguments = {name: value for name, value in locals().items() if name not in _NOT_OF_RUN}

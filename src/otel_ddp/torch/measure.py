@@ -170,8 +170,6 @@ def _after_fork() -> None:
         current.stepper.leave_to_parent()
         errors.attempt(discovery.detach, None)
         errors.attempt(current.window.leave_to_parent, None)
-        # Keep no mode of ours in this thread.
-        errors.attempt(current.readings.flops.close, None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

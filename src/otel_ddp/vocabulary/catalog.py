@@ -283,8 +283,8 @@ TRAINING_GC_TIME = _speed.counter("training.gc.time", "s")(
     "Time for which Python's garbage collector held up the rank."
 )
 TRAINING_FLOPS = _speed.counter("training.flops", "{operation}", "method")(
-    "Floating-point operations that the model's work amounts to, and how that is known: `counted` "
-    "in one forward, `6pt` from parameters and tokens, or `given` by the user."
+    "Floating-point operations that the model's work amounts to, and how that is known: `6pt` from "
+    "parameters and tokens, or `given` by the user."
 )
 TRAINING_FLOPS_PEAK = _speed.gauge("training.flops.peak", "{operation}/s", "dtype", "device")(
     "Floating-point operations per second that the rank's device could reach at best."

@@ -209,9 +209,9 @@ def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
     is_new = ddp is not None and id(ddp) not in _watched
     if is_new and not models.makes_steps(ddp) and attach(ddp, stepper):
         around = _watched[id(ddp)]
-        # It does the same work, and some forwards of it were seen.
-        around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit
-        around.by_samples = watched.by_samples
+        # It does the same work.
+        around.flops_per_unit, around.by_samples = watched.flops_per_unit, watched.by_samples
+        around.shared = watched.shared
 
 
 def watch_compiled_in_place() -> None:

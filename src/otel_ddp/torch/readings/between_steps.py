@@ -23,7 +23,7 @@ from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
-from otel_ddp.torch.readings.flops import COUNTED_FORWARD, ModelFlops
+from otel_ddp.torch.readings.flops import ModelFlops
 from otel_ddp.torch.readings.loss import StepLoss
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
@@ -141,10 +141,11 @@ class Readings:
     # -- in a step
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
-        """End the count, and read the loss where the backward of this forward begins."""
-        if watched.flops_per_unit is None and watched.forwards <= COUNTED_FORWARD:
+        """Look at what is looked at once, and read the loss where the backward begins."""
+        # Without an output it has raised.
+        if watched.flops_per_unit is None and output is not None:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
-        self.flops.forward_ended(watched, module, output is not None)
+            self.flops.forward_ended(watched, module)
         model_hooks.watch_wrapping_ddp(watched, self._stepper)
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
@@ -172,7 +173,6 @@ class Readings:
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the gradients before the optimizer uses them."""
-        self.flops.check_again()
         self._norm = None
         # A fused optimizer has its gradients unscaled in its own step: they are still scaled here.
         capturing = self._device is not None and captures(module_of(self._device))
@@ -332,8 +332,6 @@ class Readings:
         return found | {"device_clock": "device_failed" if self._clock.failed else ""}
 
     def _correct_work(self, found: dict[str, str]) -> None:
-        if found["flops"] == "uncountable" and self.flops.uncounted:
-            found["flops"] = self.flops.uncounted
         if found["samples"] == "shapes_unknown" and self._stepper.progress.work.tokens:
             found["samples"] = "packed"
         if self.flops.any_shared:
@@ -343,7 +341,6 @@ class Readings:
 
     def close(self) -> None:
         """The hooks come off: report if that was not done, and keep nothing."""
-        self.flops.close()
         self._own_collectives.take_off()
         if self._updates is not None:
             self._updates.take_off()

@@ -20,6 +20,8 @@ NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
 # The name of a node of the graph that is reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
+# No training but a language model's has FLOPs that nobody passes: that is worth no warning.
+_UNCOUNTABLE = "uncountable"
 
 # The word of a reason -> the sentence for people.
 REASONS: Mapping[str, str] = {
@@ -54,9 +56,8 @@ REASONS: Mapping[str, str] = {
     "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "
     "a sum over ranks would be a multiple of the truth; for FLOPs, pass this rank's share as "
     "instrument(flops_per_sample=...)",
-    "uncountable": "the model's operations could not be counted, and it is given no tokens",
-    "compiled": "torch.compile was used in this process, and counting would make it compile once "
-    "more: pass instrument(flops_per_sample=...)",
+    _UNCOUNTABLE: "without tokens, or with parameters in shards (FSDP1, ZeRO-3), FLOPs are not "
+    "estimated: pass instrument(flops_per_sample=...)",
     "device_unknown": "this device has no events that could be asked without waiting for it",
     "device_failed": "the device's clock failed",
     "no_statistics": "torch tells no statistics of this device's allocator",
@@ -86,7 +87,7 @@ def measured(
     found["data"] = "" if is_own else "no_loader"
     work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
-    found["flops"] = "" if stepper.progress.work.flops else "uncountable" if seen else "not_called"
+    found["flops"] = "" if stepper.progress.work.flops else _UNCOUNTABLE if seen else "not_called"
     if stepper.end.has_scaler:
         found["skipped_steps"] = ""
     elif stepper.seen.float16:
@@ -137,7 +138,7 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
     """What is not measured, in sentences for people."""
     reasons: dict[str, list[str]] = {}
     for what, reason in found.items():
-        if reason and reason not in NO_LOSS:
+        if reason and reason not in (*NO_LOSS, _UNCOUNTABLE):
             reasons.setdefault(reason, []).append(what)
     # People take a missing `comm_wait` for a late rank that is not found.
     by_calls = "; within a node a late rank is found by its calls to process groups"

@@ -12,7 +12,6 @@ import torch
 
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import times_called
-from otel_ddp.torch.steps.sampled import SampledSteps
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
@@ -41,8 +40,8 @@ def _backward_runs() -> bool:
 class OpenCalls:
     """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
 
-    def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
-        self._steps, self._progress, self.sampled = progress.steps, progress, sampled
+    def __init__(self, progress: Progress) -> None:
+        self._steps, self._progress = progress.steps, progress
         phases = progress.phases
         self._leave = phases.leave
         # Phases of ours, one each: none of them is ever inside itself.
@@ -103,7 +102,6 @@ class OpenCalls:
         self.forwards = 0
         self._leave(self.forward)
         self._leave(self.eval)
-        self.sampled.readings.flops.interrupt()
 
     def close_what_raised(self) -> None:
         """End a backward that has raised: only forward has a hook for its end in any case."""

@@ -112,7 +112,7 @@ class Stepper:
         self.alive = True
         self.progress = progress
         self.sampled = SampledSteps()
-        self.calls = OpenCalls(progress, self.sampled)
+        self.calls = OpenCalls(progress)
         self.group_calls = GroupCalls(progress)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
@@ -198,7 +198,6 @@ class Stepper:
         self.group_calls.give_up()
         self.progress.settle()
         calls = self.calls
-        self.sampled.run(self.sampled.readings.flops.interrupt)
         for phase in (calls.forward, calls.eval, calls.backward, self._optimizer, calls.load):
             self._phases.leave(phase)
         self._steps.look = None
@@ -532,13 +531,13 @@ class Stepper:
         phases.enter(calls.forward)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             phases.enter(self._buffers)
-        batches = self.batches
-        batches.model = batches.model or watched
-        watched.counted = batches.model is watched
-        watched.take(args, kwargs, self.progress.work)
         if watched.flops_per_unit is None:
             sampled = self.sampled
-            sampled.run(sampled.readings.flops.forward_began, watched, module, args, kwargs)
+            sampled.run(sampled.readings.flops.forward_began, watched, module)
+        batches = self.batches
+        batches.model = batches.model or watched
+        watched.counted = batches.model is watched and not watched.shared
+        watched.take(args, kwargs, self.progress.work)
         batches.forward_begins(watched)
 
     def _is_beside_step(self, thread: int, trains: bool) -> bool:

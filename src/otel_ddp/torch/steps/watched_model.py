@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import ref
 
 import torch
@@ -55,15 +55,8 @@ class WatchedModel:
         self.flops_per_unit: float | None = None
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
-        self.forwards = 0
         self.shared = False
-        """Whether other ranks work on the same samples."""
-        # How that figure was found, and which it was; what was counted last: which parameters were
-        # trained, and the shapes of a sample; and how often.
-        self.flops_method = ""
-        self.settled_flops: float | None = None
-        self.counted_at: tuple[bytes, Shapes | None] | None = None
-        self.counts = 0
+        """Whether other ranks work on the same samples: none of them counts."""
         # What the last forward worked on.
         self.samples = self.tokens = 0
 
@@ -97,7 +90,6 @@ _Tensor = torch.Tensor
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
@@ -204,15 +196,6 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
     if words is None:
         return others, 0
     return words[0], words.numel()
-
-
-def shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | None:
-    """The shapes of one sample: those of the inputs without their first dimension."""
-    found = tuple(
-        tuple(inspection.of_tensor(each, "shape"))[1:] for _, each in _tensors(args, kwargs)
-    )
-    # In a trace, sizes are tensors, which must not be compared.
-    return found if all(type(size) is int for shape in found for size in shape) else None
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
