@@ -464,9 +464,9 @@ def test_the_picture_fits_any_terminal_and_the_worst_ranks_come_first(
         table = drawn[head : drawn.index("", head)]
         assert [line.split()[0] for line in table[1:4]] == ["!7", "9", "30"]
         assert table[-1] == f"  and {count - len(table) + 2:,} more ranks, all running"
-        # The GPUs get as many rows, or one less.
+        # The GPUs get as many rows.
         gpus = next(at for at, line in enumerate(drawn) if line.startswith("GPUs of alpha"))
-        assert len(table) - len(drawn[gpus + 1 : drawn.index("", gpus)]) in (0, 1)
+        assert len(table) == len(drawn[gpus + 1 : drawn.index("", gpus)])
 
 
 def test_runs_that_have_ended_take_no_room_from_those_that_go_on() -> None:

@@ -26,6 +26,8 @@ NO_AGENT = {
 }
 # Rows of a table in a picture that may be as long as it likes, and in one that must fit.
 _MOST_ROWS, _FEWEST_ROWS = 20, 3
+# Lines of a picture that must fit: headings, a verdict, values, the agent.
+_BESIDE_TABLES = 12
 _MOST_VALUES, _MOST_PAST = 8, 3
 _BAR = 10
 
@@ -59,32 +61,23 @@ def picture(
     drawn = sorted(runs, key=lambda of: of in ended)
     if rows is not None:
         drawn = [of for of in drawn if of not in ended] or drawn[-1:]
-    tables = max(len(drawn) + len(found.agents), 1)
-
-    def draw(most: int) -> list[Line]:
-        """With tables of so many rows."""
-        lines = [*_remarks(found, agent)]
-        if not runs:
-            lines.append(Line("no runs" if named else "no runs of this user"))
-        for of in drawn:
-            lines += [Line("")] if lines else []
-            lines += _run(found, of, runs[of], now_ns, columns, most, fits=rows is not None)
-        if more := len(runs) - len(drawn):
-            lines += [Line(""), Line(f"ended runs that `otel-ddp status` shows: {more}", "dim")]
-        for each in found.agents:
-            if each["alive"]:
-                lines += _gpus(each, columns, most)
-        if agents := [*_agents(found)]:
-            lines += [Line(""), *agents]
-        return [part for line in lines for part in _wrapped(line, columns)]
-
-    if rows is None:
-        return draw(_MOST_ROWS)
-    most = max(rows, _FEWEST_ROWS)
-    while len(lines := draw(most)) > rows and most > _FEWEST_ROWS:
-        # Never too few: a table loses one line at most for each row less.
-        most = max(most - max((len(lines) - rows) // tables, 1), _FEWEST_ROWS)
-    return lines[:rows]
+    with_gpus = [each for each in found.agents if each["alive"] and each.get("gpus")]
+    tables = max(len(drawn) + len(with_gpus), 1)
+    most = _MOST_ROWS if rows is None else max((rows - _BESIDE_TABLES) // tables, _FEWEST_ROWS)
+    lines = [*_remarks(found, agent)]
+    if not runs:
+        lines.append(Line("no runs" if named else "no runs of this user"))
+    for of in drawn:
+        lines += [Line("")] if lines else []
+        lines += _run(found, of, runs[of], now_ns, columns, most, fits=rows is not None)
+    if more := len(runs) - len(drawn):
+        lines += [Line(""), Line(f"ended runs that `otel-ddp status` shows: {more}", "dim")]
+    for each in found.agents:
+        if each["alive"]:
+            lines += _gpus(each, columns, most)
+    if agents := [*_agents(found)]:
+        lines += [Line(""), *agents]
+    return [part for line in lines for part in _wrapped(line, columns)][:rows]
 
 
 def _wrapped(line: Line, columns: int | None) -> Iterator[Line]:

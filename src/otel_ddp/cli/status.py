@@ -49,6 +49,7 @@ def watch(directory: str) -> int:
     if os.environ.get("TERM", "dumb") == "dumb":
         can = "a terminal that can move its cursor (TERM is dumb or unset)"
         raise ConfigError(f"The live picture needs {can}{once}")
+    # Before the screen is cleared: it may raise.
     _survey(directory)
     end_by_signals()
     _write("\x1b[2J")
@@ -56,12 +57,8 @@ def watch(directory: str) -> int:
         while True:
             columns, rows = _size()
             began_s = time.process_time()
-            try:
-                # A line of all columns could lose its last letter to the erasing of the rest.
-                lines = _picture(directory, columns - 1, rows)
-            except (ConfigError, OSError) as error:
-                # The directory may have gone for a moment only.
-                lines = [Line(str(error), "trouble")]
+            # A line of all columns could lose its last letter to the erasing of the rest.
+            lines = _picture(directory, columns - 1, rows)
             took_s = time.process_time() - began_s
             # In place and at once: nothing flickers.
             shown = "\x1b[K\n".join(styled(lines, coloured=has_colours()))
