@@ -165,29 +165,16 @@ def test_an_agent_that_starts_after_the_end_of_a_run_still_tells_it(
     assert len(links.describe()) == links_of
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_lead_stays_one_when_rank_0_has_gone_until_another_attempt(
-    process: Made, links: Links, again: bool
+@pytest.mark.parametrize("drawn", ["once", "anew"])
+def test_a_lead_stays_one_when_rank_0_has_gone_until_another_secret_is_drawn(
+    process: Made, links: Links, drawn: str
 ) -> None:
-    first, other = process(0, 4), process(1, 4)
-    links.poll([first, other])
-    links.poll([process(1, 4)] if again else [other])
+    links.poll([process(0, 4), process(1, 4)])
+    named = NAMED if drawn == "once" else lead.propose(["node-1"]).as_json()
+    links.poll([process(1, 4, named=named)])
 
     (told,) = links.describe()
-    assert ("this agent leads the run" in told["sentence"]) is not again
-
-
-def test_a_lead_stays_one_when_rank_0_goes_before_a_rank_that_came_after_it(
-    process: Made, links: Links
-) -> None:
-    first = process(0, 4)
-    links.poll([first])
-    later = process(1, 4)
-    links.poll([first, later])
-    links.poll([later])
-
-    (told,) = links.describe()
-    assert "this agent leads the run" in told["sentence"]
+    assert ("this agent leads the run" in told["sentence"]) is (drawn == "once")
 
 
 def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -274,22 +274,6 @@ class Following:
     def judgement(self) -> Judgement | None:
         """What the lead says of the run; None where it does not lead now."""
         return None if self._now_ns - self._said_ns > _LEADS_NO_MORE_NS else self._said
-
-    def sources(self) -> Iterator[Process]:
-        """The lead has them."""
-        return iter(())
-
-    def fresh(self) -> Sequence[Process]:
-        """The lead has them."""
-        return ()
-
-    def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
-        """They are asked for on the lead's node."""
-        return []
-
-    def answer(self, judgement: Judgement | None, now_ns: int) -> None:
-        # No agent follows this one.
-        return
 
     def describe(self) -> str:
         """For `status`."""

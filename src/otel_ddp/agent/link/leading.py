@@ -155,8 +155,8 @@ class Leading:
         self, run: Labels, node: str, server: LinkServer, history: Collector | None
     ) -> None:
         """*node*: of this agent. *history*: None: of other nodes none is written."""
-        self._run, self._own_node = run, node
-        self._key = dict(run)["group"], dict(run)["run"]
+        self.run, self._own_node = run, node
+        self.key = dict(run)["group"], dict(run)["run"]
         self._server = server
         self._history = history
         self._nodes: dict[str, _Node] = {}
@@ -188,7 +188,7 @@ class Leading:
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[Elsewhere, _Node] = {}
-        written = None if self._history is None else self._history.positions(self._key)
+        written = None if self._history is None else self._history.positions(self.key)
         for name, report in self._server.take():
             if (of := self._take(name, report)) is not None:
                 before = len(of.hosts)
@@ -223,7 +223,7 @@ class Leading:
         if self._history is not None and report.readings:
             with contextlib.suppress(Senseless):
                 found = unpack_readings(report.readings, name, node.ahead_ns)
-                self._history.take_readings(self._key, name, found)
+                self._history.take_readings(self.key, name, found)
         return node
 
     @errors.contained(default=False)
@@ -234,7 +234,7 @@ class Leading:
         labels = host.process.labels
         if labels is before:
             return True
-        return run_labels(labels) == self._run and dict(labels)["node"] != self._own_node
+        return run_labels(labels) == self.run and dict(labels)["node"] != self._own_node
 
     def fresh(self) -> Sequence[Process]:
         """The processes of other nodes of which there are news."""
@@ -298,10 +298,6 @@ class Leading:
             return None
         self._said, self._said_ns = said, now_ns
         return said
-
-    def judgement(self) -> Judgement | None:
-        """None: the judge of this node judges the run."""
-        return None
 
     def describe(self) -> str:
         """For `status`."""

@@ -44,34 +44,25 @@ class Wanted(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A link that is open."""
+    """A link that is open: one of the two."""
 
     wanted: Wanted
-    link: Leading | Following
-    rank_0_until_ns: int
-    """Until when rank 0 was at work here, as last known."""
-
-    def still_leads(self, sources: Collection[Process], fact: Lead) -> bool:
-        """Whether rank 0 was here in the attempt of these processes, also if it has gone first."""
-        same = self.wanted.leads and self.wanted.fact.secret == fact.secret
-        return same and all(each.began_ns <= self.rank_0_until_ns for each in sources)
-
-    def seen(self, sources: Collection[Process], now_ns: int) -> _Open:
-        """The same after another look."""
-        until_ns = (
-            now_ns if each.is_at_work else each.ended_ns
-            for each in sources
-            if each.global_rank == 0
-            and (fact := lead_facts.parse(each.fact("lead"))) is not None
-            and fact.secret == self.wanted.fact.secret
-        )
-        return self._replace(rank_0_until_ns=max([self.rank_0_until_ns, *until_ns]))
+    leading: Leading | None = None
+    following: Following | None = None
 
     @property
-    def led_by(self) -> str:
-        """The node that shows the whole run; empty: this one, or none does now."""
-        judgement = self.link.judgement()
-        return "" if judgement is None else judgement.by
+    def link(self) -> Leading | Following:
+        link = self.leading or self.following
+        assert link is not None
+        return link
+
+    def goes_on(self, wanted: Wanted) -> bool:
+        """Whether it is the wanted one. Rank 0 may have ended first: who leads does so to the end.
+
+        A rank 0 on another node draws another secret.
+        """
+        same = self.wanted.fact.secret == wanted.fact.secret
+        return wanted == self.wanted or (same and self.leading is not None)
 
 
 class Links:
@@ -134,10 +125,7 @@ class Links:
             if why := _why_alone(sources):
                 self._why_alone[run] = why
             return
-        if known is not None and (
-            known.wanted == wanted or known.still_leads(sources, wanted.fact)
-        ):
-            self._open[run] = known.seen(sources, now_ns)
+        if known is not None and known.goes_on(wanted):
             return
         # The first link of the run; or a new attempt, which may have another lead.
         if wanted.world_size > _MOST_RANKS:
@@ -147,12 +135,12 @@ class Links:
                 f"({_MOST_RANKS}): those of this node are compared with each other alone"
             )
             return
-        link = self._opened(run, wanted)
+        opened = self._opened(run, wanted)
         self._close(run)
-        self._open[run] = _Open(wanted, link, 0).seen(sources, now_ns)
-        link.start()
+        self._open[run] = opened
+        opened.link.start()
 
-    def _opened(self, run: Labels, wanted: Wanted) -> Leading | Following:
+    def _opened(self, run: Labels, wanted: Wanted) -> _Open:
         # Protobuf and cryptography are loaded for runs on several nodes alone.
         from otel_ddp.agent.link.client import LinkClient
         from otel_ddp.agent.link.following import Following
@@ -170,13 +158,13 @@ class Links:
         if wanted.leads:
             server = LinkServer(self._thread, secret, clock=self._now_ns, **ends)
             history = self._collector if is_kept and self._collector.keeps else None
-            return Leading(run, self._node, server, history)
+            return _Open(wanted, leading=Leading(run, self._node, server, history))
         client = LinkClient(self._thread, secret, **ends)
         readings = partial(self._collector.readings, _key(run)) if is_kept else None
         following, before = Following(run, client, self._origin_ns, readings), self._open.get(run)
-        if before is not None and isinstance(before.link, Following):
-            following.take_over(before.link)
-        return following
+        if before is not None and before.following is not None:
+            following.take_over(before.following)
+        return _Open(wanted, following=following)
 
     def _close(self, run: Labels) -> None:
         self._why_alone.pop(run, None)
@@ -185,16 +173,22 @@ class Links:
 
     def fresh(self) -> Iterator[Process]:
         """Those of `sources` of which there are news."""
-        for each in self._open.values():
-            yield from each.link.fresh()
+        for each in self._leading():
+            yield from each.fresh()
 
     def sources(self) -> Iterator[Process]:
         """The processes of other nodes of the runs that this agent leads."""
-        for each in self._open.values():
-            yield from each.link.sources()
+        for each in self._leading():
+            yield from each.sources()
+
+    def _leading(self) -> list[Leading]:
+        # The endpoint's threads ask while the loop goes on.
+        opened = list(self._open.values())
+        return [each.leading for each in opened if each.leading is not None]
 
     def _goes_on_elsewhere(self, run: Labels) -> bool:
-        led = self._open[run].link.sources() if run in self._open else ()
+        known = self._open.get(run)
+        led = known.leading.sources() if known is not None and known.leading is not None else ()
         return any(each.is_at_work and not each.host.silent_since_ns for each in led)
 
     def going_on_elsewhere(self) -> set[Labels]:
@@ -214,9 +208,9 @@ class Links:
         """The stacks of this rank, if it runs on another node. Threads of the endpoint ask."""
         return [
             row
-            for labels, each in list(self._open.items())
-            if _key(labels) == (group, run)
-            for row in each.link.ask_stacks(rank)
+            for each in self._leading()
+            if each.key == (group, run)
+            for row in each.ask_stacks(rank)
         ]
 
     def judgements(self) -> Mapping[Labels, Judgement]:
@@ -224,23 +218,23 @@ class Links:
         return {
             run: judgement
             for run, each in self._open.items()
-            if (judgement := each.link.judgement()) is not None
+            if each.following is not None and (judgement := each.following.judgement()) is not None
         }
 
     @errors.contained()
     def answer(self, judge: Judge) -> None:
         """Once a round, after the judge: tell the other nodes what it asks and says."""
         now_ns = self._now_ns()
-        for run, each in self._open.items():
-            each.link.answer(judge.judgement(run, self._node), now_ns)
+        for each in self._leading():
+            each.answer(judge.judgement(each.run, self._node), now_ns)
 
     def describe(self) -> list[dict[str, str]]:
         """A sentence on each run that has several nodes."""
-        # The endpoint's threads ask while the loop goes on.
-        found = [
-            {**dict(run), "sentence": each.link.describe(), "look": where_to_look(each.led_by)}
-            for run, each in list(self._open.items())
-        ]
+        found = []
+        for run, each in list(self._open.items()):
+            led = None if each.following is None else each.following.judgement()
+            look = where_to_look("" if led is None else led.by)
+            found.append({**dict(run), "sentence": each.link.describe(), "look": look})
         unled = [{**dict(run), "sentence": why} for run, why in list(self._why_alone.items())]
         return found + unled
 
