@@ -101,7 +101,7 @@ class Fed:
         """What is new; no series of what is true now."""
         now_ns = time.time_ns() + int(after_s * 1e9)
         self.process = self.process.poll(now_ns, alive)
-        self.exports.feed(self.process, now_ns)
+        self.exports.feed(self.process)
 
     def poll(self, after_s: float = 0.0, *, alive: bool = True) -> None:
         self.read(after_s, alive=alive)

@@ -206,8 +206,8 @@ def _overview() -> list[Panel]:
         listing(
             Text(
                 "What this run is",
-                "Description, tags, environment and configuration. A long value is cut; the log "
-                "record otel_ddp.run.config, below, has all of it.",
+                "Description, tags, environment and configuration. A long value is cut; the page "
+                "and otel-ddp status --json have all of it.",
                 "Two rows of one name: it was changed on the way, or by a restart.",
             ),
             rows(mine, "n"),

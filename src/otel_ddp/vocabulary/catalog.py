@@ -81,8 +81,6 @@ def prometheus_name(name: str, kind: Kind, unit: str) -> str:
 # 200 characters are 800 bytes at most, below the 1,024 of the strictest.
 MOST_CONFIG_LABELS = 100
 LONGEST_LABEL = 200
-# The log record of a run with all of it.
-RUN_CONFIG_EVENT = "otel_ddp.run.config"
 # That of each phase `checkpoint` that ends.
 CHECKPOINT_EVENT = "training.checkpoint"
 # That of each call of `run.alert`.

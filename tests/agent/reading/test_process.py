@@ -19,12 +19,6 @@ from otel_ddp.journal.writer import Shape
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, STATES
 
-# What its description says where no facts are known.
-ENVIRONMENT = {
-    key: IDENTITY[key]
-    for key in ("world_size", "nodes", "strategy", "launcher")
-    if IDENTITY[key] is not None
-}
 MS_NS = 10**6
 
 
@@ -220,51 +214,6 @@ def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     assert bench.values(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
 
 
-def told_of_config(bench: Fed) -> list[dict[str, Any]]:
-    taken = bench.exports.take_documents()
-    return [each.content for each in taken]
-
-
-def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path) -> None:
-    long = "d" * 900
-    bench = Fed(tmp_path, {**IDENTITY, "description": long})
-    config = {f"key{number}": number for number in range(100)}
-    bench.writer.document(layout.CONFIG, config)
-
-    def sent(after_s: float) -> list[dict[str, Any]]:
-        bench.poll(after_s=after_s)
-        return told_of_config(bench)
-
-    # A script says it in several calls: it has to rest.
-    assert sent(0) == []
-    first = sent(3)
-    assert sent(6) == []
-    bench.writer.document(layout.CONFIG, {"key0": None, "rank": "mine"})
-    assert sent(7) == []
-    second = sent(10)
-    bench.start_again()
-    bench.poll(after_s=11)
-    # A new agent cannot know what was sent.
-    again = sent(14)
-
-    assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 2
-    assert [each["body"] for each in first] == [
-        "description of run r, part 1 of 2",
-        "description of run r, part 2 of 2",
-    ]
-    keys = [{f"config.key{n}": n for n in part} for part in (range(60), range(60, 100))]
-    assert [each["attributes"] for each in first] == [
-        {"description": long, **ENVIRONMENT, **keys[0]},
-        {"description": long, **keys[1]},
-    ]
-    assert second[0]["attributes"]["config.key0"] == "None"
-    assert second[1]["attributes"]["config.rank"] == "mine"
-    assert [each["attributes"] for each in again] == [each["attributes"] for each in second]
-    (info,) = [dict(series.labels) for series in bench.rows(catalog.TRAINING_RUN_INFO)]
-    assert info["description"] == "d" * 199 + "…"
-    assert len([name for name in info if name.startswith("config_")]) == 99
-
-
 def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path: Path) -> None:
     bench = Fed(tmp_path)
     board = {"name": "NVIDIA H100", "parent": ""}
@@ -276,33 +225,17 @@ def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path
     assert (described["gpu_driver"], described["gpus"]) == ("550.54", "2 x NVIDIA H100")
 
 
-@pytest.mark.parametrize("who", [{"global_rank": 1}, {"exported": False}])
-def test_no_description_is_sent_by_other_ranks_or_by_unexported_ones(
-    who: dict[str, Any], tmp_path: Path
-) -> None:
-    bench = Fed(tmp_path, {**IDENTITY, **who})
-    bench.writer.document(layout.CONFIG, {"lr": 0.1})
-
-    bench.poll()
-    bench.poll(after_s=3)
-
-    assert told_of_config(bench) == []
-
-
-def test_a_run_without_configuration_has_an_environment_and_each_of_it_is_a_series(
+def test_each_setting_and_all_of_the_environment_is_a_series_until_it_changes(
     tmp_path: Path,
 ) -> None:
-    bench = Fed(tmp_path, {**IDENTITY, "name": "mine"})
+    bench = Fed(tmp_path, {**IDENTITY, "name": "mine", "description": "d" * 900})
     versions = {"python": "3.11.7", "torch": "2.4", "device_runtime": "CUDA 12.8"}
     facts = {"script": "t.py", **versions, "slurm_job_id": "77"}
     bench.writer.document(layout.FACTS, facts)
-
+    bench.writer.document(layout.CONFIG, {"lr": None})
     bench.poll()
-    bench.poll(after_s=3)
 
-    (record,) = told_of_config(bench)
-    expected = {**facts, "name": "mine"}
-    assert record["attributes"].items() >= expected.items()
+    expected = {**facts, "name": "mine", "config.lr": "None", "description": "d" * 199 + "…"}
     settings = bench.values(catalog.TRAINING_RUN_SETTING)
     assert {f"{key}/{value}" for key, value in expected.items()} <= settings.keys()
     bench.writer.document(layout.FACTS, {"torch": "2.5"})

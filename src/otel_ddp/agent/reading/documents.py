@@ -232,21 +232,12 @@ _OF_ENVIRONMENT = (
 Devices = Callable[[], Mapping[str, Any]]
 
 
-# Loki refuses a log record with more than 128 attributes, including labels and the resource's.
-_MOST_ATTRIBUTES = 60
-# A description is sent once it has not changed for so long: a script says it in several calls.
-_RESTS_NS = 2 * 10**9
-
-
 class RunDescription:
     """Of one rank 0."""
 
     def __init__(self, reader: Journal, devices: Devices) -> None:
         self._reader = reader
         self._devices = devices
-        self._sent: dict[str, Any] = {}
-        self._seen: dict[str, Any] = {}
-        self._since_ns = 0
 
     def texts(self) -> dict[str, Any]:
         """What the user has said about it."""
@@ -284,40 +275,6 @@ class RunDescription:
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
             found[f"config.{key}"[:100]] = "None" if value is None else label_text(value)
         return found
-
-    def new_records(self, now_ns: int, *, ended: bool) -> Iterator[Document]:
-        """Log records of all of it if it has changed and rests for a while; otherwise none.
-
-        An agent that starts again sends all of it once more.
-        """
-        reader = self._reader
-        # OTLP has no None, and "not set" is a setting too.
-        config = {
-            f"config.{key}": "None" if value is None else value
-            for key, value in reader.config.items()
-        }
-        texts = self.texts()
-        more = {**texts, **self.environment()}
-        content = {**config, **more}
-        if content != self._seen:
-            self._seen, self._since_ns = content, now_ns
-        rests = now_ns - self._since_ns >= _RESTS_NS
-        if content == self._sent or not (rests or ended):
-            return
-        self._sent = content
-        # At least one: a run without configuration has an environment too.
-        parts = max(1, -(-len(config) // _MOST_ATTRIBUTES))
-        for part in range(parts):
-            first = part * _MOST_ATTRIBUTES
-            of = f", part {part + 1} of {parts}" if parts > 1 else ""
-            some = islice(config.items(), first, first + _MOST_ATTRIBUTES)
-            record = {
-                "name": catalog.RUN_CONFIG_EVENT,
-                "time": now_ns,
-                "body": f"description of run {reader.identity.get('run')}{of}",
-                "attributes": {**(texts if part else more), **dict(some)},
-            }
-            yield Document(EVENT, record, reader.position)
 
 
 def _counted(gpus: Any) -> str:

@@ -61,7 +61,7 @@ class Exports:
         """Whether its documents leave: without a collector they would pile up."""
         return self.process.exported and self._ledger.keep_history
 
-    def feed(self, process: Process, now_ns: int) -> None:
+    def feed(self, process: Process) -> None:
         """What its last poll has read."""
         self.process, labels, new = process, process.labels, process.new
         if not labels:
@@ -76,9 +76,9 @@ class Exports:
         for record in new.scalars:
             self._values.feed(record)
         if self.is_sent:
-            self._add_documents(new, now_ns)
+            self._add_documents(new)
 
-    def _add_documents(self, new: News, now_ns: int) -> None:
+    def _add_documents(self, new: News) -> None:
         process, reader = self.process, self.reader
         every = sampled_every(reader.facts)
         for step in new.steps:
@@ -86,11 +86,7 @@ class Exports:
                 spans[0]["link"] = context_of(reader)
                 self.documents += [Document(SPAN, each, reader.position) for each in spans]
         self.documents += [*new.spans, *new.events]
-        ended = not process.is_at_work
-        # What the run says of itself, its rank 0 says.
-        if process.global_rank == 0:
-            self.documents += process.description.new_records(now_ns, ended=ended)
-        if ended and not self._has_run_span:
+        if not process.is_at_work and not self._has_run_span:
             self._has_run_span = True
             self.documents += run_span(reader, process.life.state, process.life.ended_ns)
 

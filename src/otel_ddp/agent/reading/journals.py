@@ -172,7 +172,7 @@ class Journals:
         now_ns = time.time_ns()
         process = journal.process.poll(now_ns, journal.reader.writer_is_alive())
         with self._ledger.lock:
-            journal.feed(process, now_ns)
+            journal.feed(process)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that were read since the last call."""
