@@ -175,7 +175,7 @@ def test_the_last_value_of_a_name_survives_an_overrun(
     # It is in the log at once, and no second time in the next polls.
     bench.poll()
     (said,) = [each for each in caplog.messages if "were overwritten before they were read" in each]
-    assert said.startswith(f"{lost:.0f} records of rank 0 of run ")
+    assert said.startswith("Records of rank 0 of run ")
 
 
 def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Fed) -> None:

@@ -78,21 +78,12 @@ _WAIT = PHASES["comm_wait"]
 
 _RECENT = 200
 _ENOUGH = 20
-# The median and the deviation take a sort each: too slow for every step, and they hardly move.
+# The median takes a sort: too slow for every step, and it hardly moves.
 _UPDATE_EVERY = 10
-# A slow step lies four robust standard deviations above the median. If steps vary like a log-normal
-# of 15 %, that is 1.6 medians, which one step in 1,000 exceeds (one in 200 if the deviation comes
-# from 20 steps only). Never less than 1.25 medians: a very even job is not reported for its last
-# per cent. Never as much as two, which is slow in any job.
-_DEVIATIONS = 4.0
-_NEVER_BELOW, _NEVER_ABOVE = 1.25, 1.9
-# In a normal distribution: the standard deviation as a multiple of the median absolute one.
-_OF_NORMAL = 1.4826
-
-# Slow steps that get a span: ten at once, then one every three seconds. That is never more than
-# thirty a minute, however broken the job is.
-_BURST = 10.0
-_REFILL_NS = 3_000_000_000
+# If steps vary like a log-normal of 15 %, one step in 1,000 is slower than this many medians.
+_SLOW = 1.6
+# One slow step in so long gets a span, however broken the job is.
+_SLOW_EVERY_NS = 3_000_000_000
 
 _MOST_CHILDREN = 64
 
@@ -112,8 +103,7 @@ class StepSpans:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._seen = 0
         self._slow_ns = float("inf")
-        self._allowed = _BURST
-        self._allowed_at_ns = 0
+        self._shown_ns = 0
         self._left_out = 0
         # The next measured step is exported: often not the one whose number is asked for.
         self._sample_is_due = False
@@ -130,9 +120,12 @@ class StepSpans:
             self._sample_is_due = False
         elif not is_slow:
             return []
-        elif not self._allow(step.ended_ns):
+        elif 0 <= step.ended_ns - self._shown_ns < _SLOW_EVERY_NS:
+            # By the journal's time, not ours: an agent that starts late reads many steps at once.
             self._left_out += 1
             return []
+        else:
+            self._shown_ns = step.ended_ns
         why = ["sampled"] * is_sampled + ["slow"] * is_slow
         left_out, self._left_out = self._left_out, 0
         return list(_make_spans(step, number, ",".join(why), left_out, labels))
@@ -143,23 +136,8 @@ class StepSpans:
         recent.append(took_ns)
         self._seen += 1
         if len(recent) >= _ENOUGH and self._seen % _UPDATE_EVERY == 0:
-            ordered = sorted(recent)
-            middle = len(ordered) // 2
-            usual = ordered[middle]
-            deviation = _OF_NORMAL * sorted([abs(each - usual) for each in ordered])[middle]
-            bound = max(usual + _DEVIATIONS * deviation, _NEVER_BELOW * usual)
-            self._slow_ns = min(bound, _NEVER_ABOVE * usual)
+            self._slow_ns = _SLOW * sorted(recent)[len(recent) // 2]
         return slow
-
-    def _allow(self, now_ns: int) -> bool:
-        # By the journal's time, not ours: an agent that starts late reads many steps at once.
-        passed_ns = max(0, now_ns - self._allowed_at_ns)
-        self._allowed_at_ns = now_ns
-        self._allowed = min(_BURST, self._allowed + passed_ns / _REFILL_NS)
-        if self._allowed < 1.0:
-            return False
-        self._allowed -= 1.0
-        return True
 
 
 def _make_spans(
@@ -194,14 +172,9 @@ def _make_spans(
         attributes["left_out"] = left_out
     shown = [(at, part) for at, part in enumerate(step.parts.each(), 1) if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
-        # Only the longest parts: a gap is true, but a part that joins two phases is not. The total
-        # time of each phase is then an attribute.
+        # Only the longest parts: a gap is true, but a part that joins two phases is not.
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
         shown = sorted(shown[:_MOST_CHILDREN])
-        for phase in sorted(step.phases()):
-            word = phase_word(phase)
-            key = f"{word}_s"
-            attributes[key] = attributes.get(key, 0.0) + step.seconds(phase)
         attributes["parts_shown"] = _MOST_CHILDREN
     yield span(0, "step", step.began_ns, step.ended_ns, attributes)
     for index, part in shown:

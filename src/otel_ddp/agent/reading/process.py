@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,11 +29,8 @@ from otel_ddp.journal.survey import with_texts
 from otel_ddp.journal.values import Extremes, described
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
-log = logging.getLogger("otel_ddp.agent")
-
 # Does not export a process without a final identity, such as its rank, for this long.
 _UNSETTLED_S = 60.0
-_SAY_LOST_EVERY_S = 300.0
 # An agent that has not looked for so long does not know when a process died.
 _PAUSED_NS = 5_000_000_000
 
@@ -219,7 +215,8 @@ class Process:
         self._nonfinite = NonfiniteValues()
         self.pace = Pace()
         """As the judge feeds it, by the clock that its waits are on."""
-        self._overruns = _Overruns(self.reader)
+        # When it was read last.
+        self._read_ns = created_ns
 
     @cached_property
     def description(self) -> RunDescription:
@@ -400,7 +397,7 @@ class Process:
 
     def _read(self, now_ns: int, alive: bool) -> None:
         new, self.mark_before = self.new, self.reader.bookmark()
-        for record in self._overruns.read(now_ns, self.labels, new):
+        for record in self._new_records(now_ns):
             if isinstance(record, Scalars):
                 new.scalars.append(record)
                 if record.step is not None:
@@ -416,6 +413,37 @@ class Process:
                     new.events.append(saved)
         if self.is_here:
             self._nonfinite.feed(new.scalars, now_ns)
+
+    def _new_records(self, now_ns: int) -> list[Record]:
+        """The records that are new; those that were overwritten before are rescued, or counted."""
+        reader = self.reader
+        before, lost = reader.position, reader.lost
+        records = reader.read()
+        if reader.lost > lost:
+            records = self._rescued(before, records) + records
+        if reader.lost > lost:
+            self.new.overwritten.append((self._read_ns, now_ns))
+            errors.warn_once(
+                f"overwritten {self.journal}",
+                "Records of rank %s of run %s were overwritten before they were read: values come "
+                "faster than the agent reads, or it could not read for a while. The last value of "
+                "each name is there, and otel_ddp.records.lost counts the others. A larger "
+                "OTEL_DDP_JOURNAL_BYTES bridges more.",
+                dict(self.labels).get("rank"),
+                dict(self.labels).get("run"),
+            )
+        self._read_ns = now_ns
+        return records
+
+    def _rescued(self, before: int, records: list[Record]) -> list[Record]:
+        """Of the records that were overwritten, the last of each name, which has a copy."""
+        reader = self.reader
+        first = records[0].position if records else reader.position
+        found: list[Record] = [
+            record for record in reader.latest() if before <= record.position < first
+        ]
+        reader.ring.lost -= len(found)
+        return found
 
     @errors.contained()
     def _read_steps(self, record: Steps) -> None:
@@ -520,52 +548,6 @@ class Process:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-class _Overruns:
-    """Reads records; those that were overwritten before are rescued, or counted and said."""
-
-    def __init__(self, reader: Journal) -> None:
-        self._reader = reader
-        self._read_ns = reader.created_ns
-        # Not said yet, and when it may be.
-        self._lost, self._say_at = 0, 0.0
-
-    def read(self, now_ns: int, labels: Labels, new: News) -> Iterable[Record]:
-        """The records that are new."""
-        reader = self._reader
-        before, lost = reader.position, reader.lost
-        records = reader.read()
-        if reader.lost > lost:
-            records = self._rescued(before, records) + records
-        if reader.lost > lost:
-            new.overwritten.append((self._read_ns, now_ns))
-            self._lost += reader.lost - lost
-        self._read_ns = now_ns
-        self._say(dict(labels))
-        return records
-
-    def _rescued(self, before: int, records: list[Record]) -> list[Record]:
-        """Of the records that were overwritten, the last of each name, which has a copy."""
-        first = records[0].position if records else self._reader.position
-        found: list[Record] = [
-            record for record in self._reader.latest() if before <= record.position < first
-        ]
-        self._reader.ring.lost -= len(found)
-        return found
-
-    def _say(self, labels: dict[str, str]) -> None:
-        now = time.monotonic()
-        if self._lost and now >= self._say_at:
-            log.warning(
-                "%d records of rank %s of run %s were overwritten before they were read: values "
-                "come faster than the agent reads, or it could not read for a while. The last "
-                "value of each name is there. A larger OTEL_DDP_JOURNAL_BYTES bridges more.",
-                self._lost,
-                labels.get("rank", "?"),
-                labels.get("run", "?"),
-            )
-            self._lost, self._say_at = 0, now + _SAY_LOST_EVERY_S
 
 
 def rank_labels(identity: Mapping[str, Any], node: str, pid: int) -> Labels:
