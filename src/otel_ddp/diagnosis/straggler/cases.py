@@ -11,7 +11,7 @@ from functools import cache
 from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.hardware import Cores, core_hint
 from otel_ddp.diagnosis.straggler import limits, rule
-from otel_ddp.diagnosis.straggler.finding import Finding
+from otel_ddp.diagnosis.straggler.finding import evidence_of, sentence_of
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.window import (
     Compared,
@@ -340,25 +340,21 @@ class Cases:
     def _verdict(self, late: Late, look: _Look, reading: tuple[Kind, str]) -> Verdict:
         kind, phase = reading
         length, ranks = late.length, [self.ranks.units[at].labels for at in late.members]
-        finding = Finding(
-            late,
-            reading,
-            look.table(late.history, length),
-            ranks,
-            others=self._others(late),
-            wait_s=_share_s(late.labels, look.excesses_s(length)),
-            step_without_s=look.step_without_s(length),
-            late_ones=len(look.late),
-            waits_in=self._where(late.members),
-        )
-        evidence = finding.evidence()
+        wait_s = _share_s(late.labels, look.excesses_s(length))
+        table = look.table(late.history, length)
+        evidence = evidence_of(late, reading, table, ranks, self._others(late), wait_s)
+        evidence["step_without_s"] = round(look.step_without_s(length), 6)
+        if len(look.late) > 1:
+            evidence["late_ones"] = len(look.late)
+        if waits_in := self._where(late.members):
+            evidence["waits_in"] = waits_in
         states = [self._states[labels] for labels in ranks]
         advice, more = core_hint(states, phase, evidence, self._cores())
-        sentence = finding.sentence(advice if kind == "straggler" else "")
-        evidence = {**evidence, **more}
         step = self.window.last(1)[0].number
         since_ns = self.window.last(late.history.late_for(late.i, length))[0].first_ended_ns
-        return Verdict(kind, late.labels, phase, sentence, evidence, step, since_ns)
+        verdict = Verdict(kind, late.labels, phase, "", evidence, step, since_ns)
+        sentence = sentence_of(verdict, advice if kind == "straggler" else "")
+        return verdict._replace(sentence=sentence, evidence={**evidence, **more})
 
     def close(self, labels: Labels, *, is_over: bool = False) -> None:
         """The verdict on this rank or node is over, if there is one.

@@ -47,6 +47,10 @@ _NODE_ADVICE_BY_SIDE = {
     "device": "The devices themselves are slower: look at this node's cooling, power and clocks, "
     "and at other users of its devices.",
 }
+_NODE_PHASES = {
+    "mixed": "several phases",
+    "compute": "forward, backward and the optimizer together",
+}
 _USUAL_NODE_ADVICE = "Look at this node's clocks, heat, power, and at what else runs on it."
 
 
@@ -62,177 +66,145 @@ def is_about(verdict: Verdict, rank: Labels) -> bool:
     return of_node or verdict.labels == rank
 
 
-class Finding:
-    """One late rank or node, in numbers, over the steps that show it. All are per step."""
+def evidence_of(
+    late: Late,
+    reading: tuple[Kind, str],
+    table: PhaseTable,
+    ranks: Sequence[Labels],
+    others: int,
+    wait_s: float,
+) -> dict[str, Any]:
+    """One late rank or node, in numbers as they are exported, each of a step.
 
-    def __init__(
-        self,
-        late: Late,
-        reading: tuple[Kind, str],
-        table: PhaseTable,
-        ranks: Sequence[Labels],
-        *,
-        others: int,
-        wait_s: float,
-        step_without_s: float,
-        late_ones: int,
-        waits_in: str,
-    ) -> None:
-        """*reading*: the kind of verdict, and the phase. *table*: of the same steps. *ranks*: its
-        own. *others*: how many ranks wait for it, and each for *wait_s*. *step_without_s*: a step
-        without any late ones, of which there are *late_ones*. *waits_in*: in which calls the others
-        wait for it; empty: that is not known."""
-        history, i, length = late
-        window = history.window
-        self.labels, self.steps, self.one_of = late.labels, length, window.one_of(length)
-        self.kind, self.phase = reading
-        self.excess_s, self.step_s = late.excess_s(), window.step_s(length)
-        self.share_above = history.share_above(i, length)
-        self.work_s, self.excess_by_phase = table.work_s(i), table.excess_by_phase(i)
-        # More tokens or samples than the others have, as a share of theirs.
-        self.more_to_do = table.more_to_do(i)
-        self.not_compared = [WORK_PHASES[at] for at in window.left_out]
-        # `device`, `host` or `unclear`; empty where no device's clock is known.
-        self.side = table.side(i, self.phase)
-        # Unlike the others' hosts, its own waits for its device before the phase.
-        self.waits_for_device = table.waits_alone(i, self.phase)
-        # Of a node: what each of its ranks needs more than those of the typical other node.
-        self.excess_by_rank: dict[Labels, float] = {}
-        if len(ranks) > 1:
-            each_ns = history.rank_excesses_ns(i, late.members, length)
-            self.excess_by_rank = {
-                labels: median(ns) / 1e9 for labels, ns in zip(ranks, each_ns, strict=True)
-            }
-        self.others, self.late_ones, self.step_without_s = others, late_ones, step_without_s
-        self.waits_in = waits_in
+    *reading*: the kind of verdict, and the phase. *table*: of the steps that show it. *ranks*: its
+    own. *others*: how many ranks wait for it, and each for *wait_s*.
+    """
+    history, i, length = late
+    window, (kind, phase) = history.window, reading
+    step_s = window.step_s(length)
+    # `device`, `host` or `unclear`; empty where no device's clock is known.
+    side = table.side(i, phase)
+    shares = {word: each / step_s for word, each in table.excess_by_phase(i).items()}
+    evidence: dict[str, Any] = {
+        "excess_s": round(late.excess_s(), 6),
+        "excess": round(late.excess_s() / step_s, 4),
+        "step_s": round(step_s, 6),
+        "work_s": round(table.work_s(i), 6),
+        "excess_by_phase": rounded(shares),
+        "steps": length,
+        "steps_above_others": round(history.share_above(i, length), 3),
         # Seconds that all others together lose in each second.
-        self.lost_per_s = wait_s / self.step_s * others
+        "lost_per_s": round(wait_s / step_s * others, 4),
+        "others": others,
+        "clock": "device" if side else "host",
+    }
+    if (one_of := window.one_of(length)) > 1:
+        evidence["one_of"] = one_of
+    if len(ranks) > 1:
+        # What each of its ranks needs more than those of the typical other node.
+        each_ns = history.rank_excesses_ns(i, late.members, length)
+        evidence["ranks"] = list(map(rank_number, ranks))
+        late_s = [round(median(ns) / 1e9, 6) for ns in each_ns]
+        evidence["excess_s_by_rank"] = dict(zip(evidence["ranks"], late_s, strict=True))
+    if side:
+        evidence["side"] = side
+    if table.waits_alone(i, phase):
+        # Unlike the others' hosts, its own waits for its device before the phase.
+        evidence["waits_for_device"] = True
+    if window.left_out:
+        evidence["not_compared"] = [WORK_PHASES[at] for at in window.left_out]
+    if kind == "imbalance":
+        # More tokens or samples than the others have, as a share of theirs.
+        evidence["more_to_do"] = round(table.more_to_do(i), 4)
+    return evidence
 
-    def evidence(self) -> dict[str, Any]:
-        """The numbers as they are exported."""
-        step_s = self.step_s
-        shares = {word: each / step_s for word, each in self.excess_by_phase.items()}
-        evidence: dict[str, Any] = {
-            "excess_s": round(self.excess_s, 6),
-            "excess": round(self.excess_s / step_s, 4),
-            "step_s": round(step_s, 6),
-            "step_without_s": round(self.step_without_s, 6),
-            "work_s": round(self.work_s, 6),
-            "excess_by_phase": rounded(shares),
-            "steps": self.steps,
-            "steps_above_others": round(self.share_above, 3),
-            "lost_per_s": round(self.lost_per_s, 4),
-            "others": self.others,
-            "clock": "device" if self.side else "host",
-        }
-        if self.one_of > 1:
-            evidence["one_of"] = self.one_of
-        if self.excess_by_rank:
-            by_rank = {rank_number(labels): each for labels, each in self.excess_by_rank.items()}
-            evidence["ranks"] = list(by_rank)
-            evidence["excess_s_by_rank"] = {rank: round(each, 6) for rank, each in by_rank.items()}
-        if self.late_ones > 1:
-            evidence["late_ones"] = self.late_ones
-        if self.side:
-            evidence["side"] = self.side
-        if self.waits_for_device:
-            evidence["waits_for_device"] = True
-        if self.waits_in:
-            evidence["waits_in"] = self.waits_in
-        if self.not_compared:
-            evidence["not_compared"] = self.not_compared
-        if self.kind == "imbalance":
-            evidence["more_to_do"] = round(self.more_to_do, 4)
-        return evidence
 
-    def sentence(self, advice: str = "") -> str:
-        """For people. *advice* replaces the usual one."""
-        what = self._unequal_work() if self.kind == "imbalance" else self._lateness()
-        others = "the other ranks together lose" if self.others > 1 else "the other rank loses"
-        cost = f"{others} {self.lost_per_s:.2g} s each second"
-        if self.one_of > 1:
-            cost += f" (from 1 of {self.one_of} steps)"
-        where = ""
-        # Where all ranks meet, that says nothing.
-        if self.waits_in and not self.waits_in.endswith("all ranks"):
-            where = f" Others wait for it first in {self.waits_in}."
-        return f"{what}; {cost}.{self._what_if()}{where} {advice or self._advice()}"
+def sentence_of(verdict: Verdict, advice: str = "") -> str:
+    """For people. *advice* replaces the usual one."""
+    evidence = verdict.evidence
+    what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
+    others = "the other ranks together lose" if evidence["others"] > 1 else "the other rank loses"
+    cost = f"{others} {evidence['lost_per_s']:.2g} s each second"
+    if one_of := evidence.get("one_of"):
+        cost += f" (from 1 of {one_of} steps)"
+    where, waits_in = "", evidence.get("waits_in", "")
+    # Where all ranks meet, that says nothing.
+    if waits_in and not waits_in.endswith("all ranks"):
+        where = f" Others wait for it first in {waits_in}."
+    return f"{what}; {cost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
 
-    def _what_if(self) -> str:
-        if self.step_s - self.step_without_s < limits.WHAT_IF * self.step_s:
-            return ""
-        late = f"the {self.late_ones} that are late"
-        if self.late_ones == 1:
-            late = unit_name(self.labels) if self.excess_by_rank else "it"
-        without, step = duration(self.step_without_s), duration(self.step_s)
-        return f" Without {late} a step would take {without} instead of {step}."
 
-    def _advice(self) -> str:
-        word = "imbalance" if self.kind == "imbalance" else self.phase
-        by_side = self.kind != "imbalance" and self.side and self.phase in _KERNELS
-        if not self.excess_by_rank:
-            if by_side and self.waits_for_device and self.side != "device":
-                return _ADVICE_WHERE_IT_WAITS
-            return _ADVICE_BY_SIDE[self.side] if by_side else _ADVICE[word]
-        if by_side:
-            return _NODE_ADVICE_BY_SIDE.get(self.side, _USUAL_NODE_ADVICE)
-        return _NODE_ADVICE.get(word, _USUAL_NODE_ADVICE)
+def _what_if(verdict: Verdict) -> str:
+    evidence = verdict.evidence
+    step_s, without_s = evidence["step_s"], evidence["step_without_s"]
+    if step_s - without_s < limits.WHAT_IF * step_s:
+        return ""
+    late = unit_name(verdict.labels) if "ranks" in evidence else "it"
+    if late_ones := evidence.get("late_ones"):
+        late = f"the {late_ones} that are late"
+    without, step = duration(without_s), duration(step_s)
+    return f" Without {late} a step would take {without} instead of {step}."
 
-    @property
-    def _size(self) -> str:
-        return f"{percent(self.excess_s / self.step_s)} of a step of {duration(self.step_s)}"
 
-    def _unequal_work(self) -> str:
-        who = unit_name(self.labels)
-        if self.excess_by_rank:
-            who = f"each of the {len(self.excess_by_rank)} ranks of {unit_name(self.labels)}"
-        return (
-            f"work is unequal: {who} has {percent(self.more_to_do)} more tokens "
-            f"or samples than the others and needs {duration(self.excess_s)} longer, {self._size}"
-        )
+def _advice(verdict: Verdict) -> str:
+    word = "imbalance" if verdict.kind == "imbalance" else verdict.phase
+    side = side_of(verdict) if word in _KERNELS else ""
+    if "ranks" in verdict.evidence:
+        by_side = _NODE_ADVICE_BY_SIDE if side else _NODE_ADVICE
+        return by_side.get(side or word, _USUAL_NODE_ADVICE)
+    if side in ("host", "unclear") and "waits_for_device" in verdict.evidence:
+        return _ADVICE_WHERE_IT_WAITS
+    return _ADVICE_BY_SIDE[side] if side else _ADVICE[word]
 
-    def _lateness(self) -> str:
-        if self.excess_by_rank:
-            return self._lateness_of_node()
-        longer = duration(self._longer_s())
-        if self.phase == "mixed":
-            where = f"its work takes {longer} longer than on the others, in several phases"
-        elif self.phase == "compute":
-            where = (
-                f"forward, backward and the optimizer together take {longer} longer than on the "
-                "others"
-            )
-        else:
-            where = f"{shown_phase(self.phase)} takes {longer} longer than on the others"
-        return (
-            f"{unit_name(self.labels)} keeps the others waiting: {where}; in total it is late by "
-            f"{self._size}"
-        )
 
-    def _lateness_of_node(self) -> str:
-        where = {
-            "mixed": "in several phases",
-            "compute": "in forward, backward and the optimizer together",
-        }.get(self.phase, f"in {shown_phase(self.phase)}")
-        late_s = self.excess_by_rank
-        latest = max(late_s, key=lambda labels: late_s[labels])
+def _size(verdict: Verdict) -> str:
+    step_s = verdict.evidence["step_s"]
+    return f"{percent(verdict.evidence['excess_s'] / step_s)} of a step of {duration(step_s)}"
+
+
+def _unequal_work(verdict: Verdict) -> str:
+    who, evidence = unit_name(verdict.labels), verdict.evidence
+    if ranks := evidence.get("ranks"):
+        who = f"each of the {len(ranks)} ranks of {who}"
+    return (
+        f"work is unequal: {who} has {percent(evidence['more_to_do'])} more tokens "
+        f"or samples than the others and needs {duration(evidence['excess_s'])} longer, "
+        f"{_size(verdict)}"
+    )
+
+
+def _lateness(verdict: Verdict) -> str:
+    who, phase = f"{unit_name(verdict.labels)} keeps the others waiting", verdict.phase
+    longer = duration(_longer_s(verdict))
+    if late_s := verdict.evidence.get("excess_s_by_rank"):
+        where = f"in {_NODE_PHASES.get(phase) or shown_phase(phase)}"
+        latest = max(late_s, key=late_s.__getitem__)
         how = "all alike"
         if limits.NODE_ALIKE * late_s[latest] > min(late_s.values()):
-            how = f"and rank {rank_number(latest)} the most, {duration(late_s[latest])} in total"
+            how = f"and rank {latest} the most, {duration(late_s[latest])} in total"
         return (
-            f"{unit_name(self.labels)} keeps the others waiting: its {len(late_s)} ranks need "
-            f"{duration(self._longer_s())} longer {where}, {how}; in total they are late by "
-            f"{self._size}"
+            f"{who}: its {len(late_s)} ranks need {longer} longer {where}, {how}; in total they "
+            f"are late by {_size(verdict)}"
         )
+    if phase == "mixed":
+        where = f"its work takes {longer} longer than on the others, in several phases"
+    elif phase == "compute":
+        where = (
+            f"forward, backward and the optimizer together take {longer} longer than on the others"
+        )
+    else:
+        where = f"{shown_phase(phase)} takes {longer} longer than on the others"
+    return f"{who}: {where}; in total it is late by {_size(verdict)}"
 
-    def _longer_s(self) -> float:
-        """By how much it needs longer in the phase that is named."""
-        by_phase = self.excess_by_phase
-        if self.phase == "mixed":
-            return self.excess_s
-        if self.phase == "compute":
-            return max(sum(by_phase.get(word, 0.0) for word in COMPUTE_PHASES), 0.0)
-        return max(by_phase.get(self.phase, self.excess_s), 0.0)
+
+def _longer_s(verdict: Verdict) -> float:
+    """By how much it needs longer in the phase that is named."""
+    evidence, phase = verdict.evidence, verdict.phase
+    if phase == "mixed":
+        return float(evidence["excess_s"])
+    words = COMPUTE_PHASES if phase == "compute" else (phase,)
+    shares = evidence["excess_by_phase"]
+    return float(max(sum(shares.get(word, 0.0) for word in words) * evidence["step_s"], 0.0))
 
 
 class RankReport(NamedTuple):
