@@ -82,23 +82,19 @@ class _Look:
     """One look at the last steps: what several verdicts need of them."""
 
     def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
-        self.table = cache(table)
         self.late: list[Late] = []
-        self._excesses_s: dict[int, dict[Labels, float]] = {}
-        self._without_s: dict[int, float] = {}
+        self.table = cache(table)
+        self.excesses_s = cache(self._excesses_s)
+        self.step_without_s = cache(self._step_without_s)
 
-    def excesses_s(self, length: int) -> Mapping[Labels, float]:
+    def _excesses_s(self, length: int) -> Mapping[Labels, float]:
         """Those of all late ones."""
-        if length not in self._excesses_s:
-            self._excesses_s[length] = {each.labels: each.excess_s(length) for each in self.late}
-        return self._excesses_s[length]
+        return {each.labels: each.excess_s(length) for each in self.late}
 
-    def step_without_s(self, length: int) -> float:
+    def _step_without_s(self, length: int) -> float:
         """What a step would take without all late ones."""
-        if length not in self._without_s:
-            ranks = {rank for each in self.late for rank in each.members}
-            self._without_s[length] = self.late[0].history.step_without_s(ranks, length)
-        return self._without_s[length]
+        ranks = {rank for each in self.late for rank in each.members}
+        return self.late[0].history.step_without_s(ranks, length)
 
 
 class Cases:

@@ -53,17 +53,13 @@ class Stragglers(Detector):
         self._alignment = Alignment()
         # What each step took since the last one that all ranks have measured.
         self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
-        # Whether other ranks are compared from the next row on.
-        self._starts_again = False
+        # Whether other ranks are compared from the next row on; and whether more is known of ranks.
+        self._starts_again = self._has_news = False
         # The waits of all ranks show in their calls to process groups.
         self._by_calls = False
         # Indices into WORK_PHASES: in these phases a wait for others looks like work.
         self._not_compared: tuple[int, ...] = ()
-        # By phase, how many ranks have collectives of their own there.
-        self._own_collectives: Counter[str] = Counter()
-        self._waits_unknown: set[Labels] = set()
-        # Ranks whose waits do not show in their calls to process groups.
-        self._without_calls: set[Labels] = set()
+        self._waits_unknown = False
         # Of each rank that is compared, its stage of a pipeline.
         self._stages: Sequence[int] = ()
         # In how many steps in a row it was not known who waits for whom; why calls are given up.
@@ -85,57 +81,40 @@ class Stragglers(Detector):
             self._feed_steps(rank.labels, seen.facts)
 
     def _update(self, before: RankState, rank: RankState) -> None:
-        labels = rank.labels
-        self._ranks[labels] = rank
+        self._ranks[rank.labels] = rank
         self._world_size = rank.world_size
-        if rank.waits_known is False is not before.waits_known and not self._by_calls:
-            # What looked like work may have been a wait.
-            self._start_again()
-            self._cases.close_all()
+        self._has_news = True
         if rank.device_clock != before.device_clock:
             # Steps by the one clock cannot be compared with steps by the other.
             self._start_again()
             if not rank.device_clock:
                 self._cases.close_all()
-        self._count(before, rank)
-
-    def _count(self, before: RankState | None, rank: RankState | None) -> None:
-        """What is known of one rank has changed."""
-        # Of thousands of ranks each may change: this looks at no other rank.
-        if before is not None:
-            self._waits_unknown.discard(before.labels)
-            self._without_calls.discard(before.labels)
-            self._own_collectives.subtract(before.own_collectives)
-        if rank is not None:
-            if rank.waits_known is False:
-                self._waits_unknown.add(rank.labels)
-            # A device arrives later than its host calls.
-            if not rank.calls_noted or rank.device_clock is not None:
-                self._without_calls.add(rank.labels)
-            self._own_collectives.update(rank.own_collectives)
-        self._choose()
 
     def _choose(self) -> None:
         """By what waits are told from work."""
-        by_calls, phases = not (self._without_calls or self._useless), self._own_collectives
-        not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if phases[word] > 0)
-        if by_calls:
-            not_compared = ()
-        if (by_calls, not_compared) != (self._by_calls, self._not_compared):
-            self._by_calls, self._not_compared = by_calls, not_compared
+        ranks = self._ranks.values()
+        # A device arrives later than its host calls.
+        by_calls = not self._useless and all(
+            each.calls_noted and each.device_clock is None for each in ranks
+        )
+        own = {word for each in ranks for word in each.own_collectives}
+        words = [] if by_calls else [word for word in WORK_PHASES if word in own]
+        not_compared = tuple(map(WORK_PHASES.index, words))
+        unknown = not by_calls and any(each.waits_known is False for each in ranks)
+        known = by_calls, not_compared, unknown
+        if known != (self._by_calls, self._not_compared, self._waits_unknown):
+            self._by_calls, self._not_compared, self._waits_unknown = known
             self._start_again()
             # Some of what was taken for work may have been waiting.
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:
-        rank = self._ranks.pop(labels, None)
-        if rank is None:
+        if self._ranks.pop(labels, None) is None:
             return
         self._alignment.remove(labels)
         self._pace.forget(labels)
         self._cases.close(labels)
         self._start_again()
-        self._count(rank, None)
         self._try_calls()
         if len(self._alignment) < 2:
             self._cases.close_all()
@@ -148,14 +127,17 @@ class Stragglers(Detector):
 
     def _try_calls(self) -> None:
         """Other ranks may agree on their calls."""
-        self._useless, self._failed = "", 0
-        self._choose()
+        self._useless, self._failed, self._has_news = "", 0, True
 
     def _start_again(self) -> None:
         """Other ranks, or other phases, are compared, once no more of that changes."""
         self._starts_again = True
 
     def _settle(self) -> None:
+        # Of thousands of ranks each may change: this is done once, before the next row or look.
+        if self._has_news:
+            self._has_news = False
+            self._choose()
         if not self._starts_again:
             return
         self._starts_again, self._compared = False, None

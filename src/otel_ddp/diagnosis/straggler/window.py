@@ -14,7 +14,7 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses_within, median
-from otel_ddp.diagnosis.say import rank_numbers
+from otel_ddp.diagnosis.say import rank_numbers, rank_order
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Labels, node_of
@@ -69,7 +69,7 @@ class Alignment:
 
     def _in_order(self) -> list[_Rank]:
         if len(self._ordered) != len(self._ranks):
-            self._ordered = [self._ranks[labels] for labels in sorted(self._ranks, key=_order)]
+            self._ordered = [self._ranks[labels] for labels in sorted(self._ranks, key=rank_order)]
         return self._ordered
 
     def add(self, labels: Labels) -> bool:
@@ -146,11 +146,6 @@ class Alignment:
         if self._share_in_common < limits.LEAST_IN_COMMON:
             return "for most steps, the records of some ranks are missing"
         return ""
-
-
-def _order(labels: Labels) -> tuple[int, str]:
-    rank = dict(labels).get("rank", "")
-    return (int(rank) if rank.isdecimal() else 1 << 62), rank
 
 
 def _at_one_time(facts: Sequence[StepFacts]) -> bool:
