@@ -176,7 +176,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "all lost a peer on one node": (
         [[failed(0, PEER), failed(1, PEER, 0.1)]],
         None,
-        "The run is on this node alone, and no rank reports another cause.",
+        "All ranks are known here, and none reports another cause.",
     ),
     "an evaluator beside them had finished": (
         [[ended(7, 0, -1.0, world=1)], [failed(0, PEER, known_for_s=2.0)]],
@@ -495,8 +495,13 @@ def test_where_all_lost_a_peer_no_rank_here_is_the_cause() -> None:
 @pytest.mark.parametrize(
     ("finished", "world", "left", "words"),
     [
-        ([], 4, (1,), "The other end may be on another node: look there."),
-        ([], 2, (1,), "The run is on this node alone, and rank 1 is still there."),
+        (
+            [],
+            4,
+            (1,),
+            "No rank here reports another cause: it is on another node, or in the network.",
+        ),
+        ([], 2, (1,), "Rank 1 was there when it was last heard."),
         (
             [ended(1, None, -1.0)],
             2,
@@ -518,17 +523,6 @@ def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
 
     assert rank(change.verdict) is None
     assert change.verdict.sentence.endswith(f"{PEER}. {words}")
-
-
-def test_a_rank_of_another_node_was_there_when_it_was_last_heard() -> None:
-    deaths = Deaths()
-    deaths.feed(RankState(labels_of(1, node="n2")), Observation(T))
-
-    (change,) = fed(deaths, [failed(0, PEER, world=2, known_for_s=6.0)])
-
-    assert change.verdict.sentence.endswith(
-        "All its nodes are known here, and rank 1 was there when it was last heard."
-    )
 
 
 def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:

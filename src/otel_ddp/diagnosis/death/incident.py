@@ -402,23 +402,13 @@ def _other_end(
         if any("exit_code" not in e.cause for e in left):
             text += ", with an exit code that is not known"
         return say.capitalized(text)
-    ended = [each.labels for each in (*members, *finished)]
-    if not 0 < world <= len({*at_work, *ended}):
-        if not at_work and world:
-            return "No rank here reports another cause: it is on another node, or in the network"
-        return "The other end may be on another node: look there"
-    nodes = {dict(labels).get("node") for labels in (*at_work, *ended)}
-    is_alone = len(nodes) == 1
-    alone = "The run is on this node alone" if is_alone else "All its nodes are known here"
-    if at_work and is_alone:
-        return (
-            f"{alone}, and {say.rank_names(at_work)} {say.verb(at_work, 'is', 'are')} still there"
-        )
+    if not 0 < world <= len({*at_work, *(each.labels for each in (*members, *finished))}):
+        return "No rank here reports another cause: it is on another node, or in the network"
     if at_work:
         # Their node may have gone this second: it takes some to notice.
         was, it_was = say.verb(at_work, "was", "were"), say.verb(at_work, "it was", "they were")
-        return f"{alone}, and {say.rank_names(at_work)} {was} there when {it_was} last heard"
-    return f"{alone}, and no rank reports another cause"
+        return f"{say.capitalized(say.rank_names(at_work))} {was} there when {it_was} last heard"
+    return "All ranks are known here, and none reports another cause"
 
 
 def _within(processes: Sequence[EndedProcess]) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.say import about, plural, rank_numbers, rank_order, verb
+from otel_ddp.diagnosis.say import about, rank_list, rank_numbers, rank_order, verb
 from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
@@ -132,7 +132,7 @@ class Silence(Detector):
             node,
             phase,
             f"{name} has not been heard for {about((now_ns - since_ns) / 1e9)}, and the other "
-            f"ranks wait; {_named(ranks)} {verb(ranks, 'was', 'were')} {where}{after}. Look "
+            f"ranks wait; {rank_list(ranks)} {verb(ranks, 'was', 'were')} {where}{after}. Look "
             "whether the node is still there: its power, its kernel, the network to it.",
             {
                 "unheard_s": round((now_ns - since_ns) / 1e9, 1),
@@ -151,14 +151,3 @@ def _again(known: Verdict, now: Verdict) -> Verdict:
     """The present figures, but written anew only where they differ by a second."""
     longer_s = now.evidence["unheard_s"] - known.evidence["unheard_s"]
     return now if longer_s >= 1.0 else known
-
-
-def _named(ranks: Sequence[Labels]) -> str:
-    """`ranks 24 to 31`, or each of them where some are missing."""
-    ordered = sorted(ranks, key=rank_order)
-    numbers = rank_numbers(ordered).split(", ")
-    first, last = numbers[0], numbers[-1]
-    in_a_row = first.isdecimal() and numbers == [str(int(first) + at) for at in range(len(numbers))]
-    if len(numbers) > 2 and in_a_row:
-        return f"ranks {first} to {last}"
-    return f"rank{plural(numbers)} {', '.join(numbers)}"
