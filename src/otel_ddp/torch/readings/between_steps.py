@@ -78,7 +78,7 @@ class Readings:
         # The loss, its step, and when it was read.
         self._kept_back: list[tuple[Any, int, int]] = []
         self._memory: MemoryReadings | None = None
-        self._norm: SquareNorm | None = None
+        self._norm: torch.Tensor | None = None
         self._reentrant = self._sends = False
         self._known: dict[str, str] = {}  # the last report of capabilities
         self._warned = False
@@ -177,7 +177,7 @@ class Readings:
         # A fused optimizer has its gradients unscaled in its own step: they are still scaled here.
         capturing = self._device is not None and captures(module_of(self._device))
         if getattr(optimizer, "grad_scale", None) is None and not capturing:
-            self._norm = square_norm(
+            self._norm = norm_of(
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
 
@@ -255,12 +255,9 @@ class Readings:
     def _offer(self) -> None:
         found: dict[str, Any] = {}
         norm, self._norm = self._norm, None
-        if norm is not None and norm.sharded:
-            found["grad_sq_norm_local"] = norm.value
         # A process that did not know its rank when the model came may know it by now.
         if self._options.leads and not capabilities.rank():
-            if norm is not None and not norm.sharded:
-                found["grad_norm"] = norm.value.sqrt()
+            found["grad_norm"] = norm
             optimizer = self._stepper.end.optimizer or self._optimizer()
             if groups := getattr(optimizer, "param_groups", None):
                 found["learning_rate"] = groups[0].get("lr")
@@ -364,58 +361,21 @@ def _none() -> None:
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-class SquareNorm(NamedTuple):
-    """A number on the device of the gradients: the host does not wait for it."""
+def norm_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
+    """Of all gradients together; None where this rank does not hold all of them, on one device.
 
-    value: torch.Tensor
-    sharded: bool
-    """Whether it is this rank's part of a sum over all ranks."""
-
-
-def square_norm(gradients: Iterable[torch.Tensor | None]) -> SquareNorm | None:
-    """Of all gradients together; None where what this rank holds is not enough to know it."""
-    whole: list[torch.Tensor] = []
-    parts: dict[int, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        if gradient is None:
-            continue
-        copies = _copies(gradient)
-        if copies == 0 or gradient.layout is not torch.strided:
-            return None
-        if copies is None:
-            whole.append(gradient)
-        else:
-            # Never a norm of the DTensor itself: that is a collective.
-            parts.setdefault(copies, []).append(gradient.to_local())
-    if len({each.device for each in [*whole, *(g for many in parts.values() for g in many)]}) != 1:
+    A number on that device: the host does not wait for it.
+    """
+    found = [each for each in gradients if each is not None]
+    # The norm of a DTensor is a collective.
+    if any(hasattr(each, "placements") or each.layout is not torch.strided for each in found):
+        return None
+    if len({each.device for each in found}) != 1:
         return None
     with torch.no_grad():
-        if not parts:
-            return SquareNorm(_squares(whole), False)
-        # Gradients that every rank has whole are left out: a sum over ranks would count them many
-        # times.
-        shares = [_squares(many) / copies for copies, many in parts.items()]
-        return SquareNorm(torch.stack(shares).sum(), True)
-
-
-def _copies(gradient: Any) -> int | None:
-    """On how many ranks each part of it lies; None for no DTensor, 0 where that is unknown."""
-    placements = getattr(gradient, "placements", None)
-    if placements is None:
-        return None
-    copies = 1
-    for dimension, placement in enumerate(placements):
-        if placement.is_partial():
-            return 0
-        if placement.is_replicate():
-            copies *= int(gradient.device_mesh.size(dimension))
-    return copies
-
-
-def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:
-    # The square of a float16 overflows one.
-    norms = [
-        torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
-        for each in gradients
-    ]
-    return torch.stack([norm.to(torch.float32) for norm in norms]).square().sum()
+        # The square of a float16 overflows one.
+        norms = [
+            torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
+            for each in found
+        ]
+        return torch.stack([norm.to(torch.float32) for norm in norms]).square().sum().sqrt()
