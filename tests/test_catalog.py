@@ -15,9 +15,6 @@ from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, PHASES, STATES, VERDICT
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-every_metric = pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-
-
 def test_no_two_metrics_share_a_name_in_opentelemetry_or_in_prometheus() -> None:
     assert len(METRICS) == len({metric.name for metric in METRICS})
     assert len(METRICS) == len({metric.prometheus for metric in METRICS})
@@ -34,37 +31,19 @@ def test_no_histogram_series_is_mistaken_for_another_metric() -> None:
     assert not expanded & {metric.prometheus for metric in METRICS}
 
 
-@every_metric
-def test_a_constant_is_called_like_its_metric(metric: Metric) -> None:
-    assert getattr(catalog, _constant(metric)) is metric
-
-
-@every_metric
-def test_only_a_ratio_has_the_unit_one(metric: Metric) -> None:
-    assert (metric.unit == "1") == metric.prometheus.endswith("_ratio")
-
-
-@every_metric
-def test_a_description_is_one_sentence(metric: Metric) -> None:
-    assert metric.description.endswith(".")
-    assert ". " not in metric.description
-    assert not metric.description[0].islower()
-    assert "|" not in metric.description
-    assert "\n" not in metric.description
-
-
-@every_metric
-def test_attributes_become_distinct_labels_that_hide_none_of_ours(metric: Metric) -> None:
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_is_described_as_all_are(metric: Metric) -> None:
     labels = [catalog.prometheus_label(attribute) for attribute in metric.attributes]
     labels += catalog.LABELS[metric.labels]
 
-    assert len(labels) == len(set(labels))
-    # A histogram's buckets are told apart by this one.
-    assert "le" not in labels
-
-
-@every_metric
-def test_bounds_belong_to_histograms_and_rise(metric: Metric) -> None:
+    assert getattr(catalog, _constant(metric)) is metric
+    # Only a ratio has the unit one.
+    assert (metric.unit == "1") == metric.prometheus.endswith("_ratio")
+    # One sentence.
+    assert metric.description.endswith(".")
+    assert not re.search(r"\. |[|\n]|^[a-z]", metric.description)
+    # No label hides another one; a histogram's buckets are told apart by the last.
+    assert len({*labels, "le"}) == len(labels) + 1
     assert (metric.kind is Kind.HISTOGRAM) == bool(metric.bounds)
     assert list(metric.bounds) == sorted(set(metric.bounds))
 

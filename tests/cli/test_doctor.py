@@ -101,20 +101,14 @@ def test_a_torch_that_is_too_old_or_missing_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("timing", "connections", "warns"),
-    [("1", "1", True), ("TRUE", "1", True), ("1", "8", False), ("0", "1", False), ("", "1", False)],
+    ("timing", "connections", "warns"), [("TRUE", "1", 1), ("1", "8", 0), ("0", "1", 0)]
 )
 def test_timing_of_collectives_on_one_connection_is_a_warning(
-    timing: str, connections: str, warns: bool
+    timing: str, connections: str, warns: int
 ) -> None:
     os.environ.update(TORCH_NCCL_ENABLE_TIMING=timing, CUDA_DEVICE_MAX_CONNECTIONS=connections)
 
-    findings = [each for each in found(doctor.variables) if each.level == "warn"]
-
-    said = any(
-        "CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first" in e.sentence for e in findings
-    )
-    assert said == warns
+    assert levels(found(doctor.variables)).count("warn") == warns
 
 
 def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:
@@ -187,25 +181,20 @@ def test_a_living_agent_is_well_and_one_that_is_stopped_is_not() -> None:
     assert "has not moved" in the(stopped, "warn")
 
 
-def test_an_agent_without_an_endpoint_fails() -> None:
-    assert "the agent has no endpoint" in the(of_agent({"scrape": None}), "fail")
-
-
-def test_ranks_that_the_agent_cannot_see_are_named() -> None:
-    unseen = the(of_agent({"unseen": ["0", "3"]}), "warn")
-
-    assert unseen.startswith("the agent cannot see the process of rank 0, 3, so ")
-    assert "if on another node, OTEL_DDP_DIR must name a directory" in unseen
-    assert levels(of_agent({"unseen": []})) == ["ok"]
-
-
-@pytest.mark.parametrize(("here", "how"), [(7, "with `kill 7`"), (8, "where it runs")])
-def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how: str) -> None:
-    findings = of_agent({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
-
-    assert levels(findings) == ["warn", "warn"]
-    assert f"has version 9.9, this is {__version__}: end it {how}, and" in findings[0].sentence
-    assert findings[1].sentence == "port 9464 is taken"
+@pytest.mark.parametrize(
+    ("agent", "level", "words"),
+    [
+        ({"scrape": None}, "fail", "the agent has no endpoint"),
+        ({"unseen": ["0", "3"]}, "warn", "the agent cannot see the process of rank 0, 3, so "),
+        ({"remark": "port 9464 is taken"}, "warn", "port 9464 is taken"),
+        ({"version": "9.9", "pid_here": 7}, "warn", f"this is {__version__}: end it with `kill 7`"),
+        ({"version": "9.9", "pid_here": 8}, "warn", f"this is {__version__}: end it where it runs"),
+    ],
+)
+def test_what_is_wrong_with_an_agent_is_a_finding(
+    agent: dict[str, Any], level: str, words: str
+) -> None:
+    assert words in the(of_agent(agent), level)
 
 
 def test_an_agent_that_did_not_start_fails() -> None:
@@ -251,37 +240,17 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     assert "s3cret" not in str(findings)
 
 
-def test_a_collector_that_refuses_is_reported_with_its_own_words(receiver: Receiver) -> None:
+def test_a_collector_that_takes_less_is_reported_with_its_own_words(receiver: Receiver) -> None:
     configure(receiver, "http/protobuf")
-    receiver.set_mode(401)
-
-    findings = found(doctor.collector)
-
-    assert levels(findings) == ["fail"] * len(findings)
-    words = "token rejected (OTEL_EXPORTER_OTLP_HEADERS)"
-    assert all(words in each.sentence for each in findings)
-    assert all("correct OTEL_EXPORTER_OTLP_ENDPOINT" in each.sentence for each in findings)
-    assert receiver.attempts == ["metrics", "traces", "logs"]
-
-
-def test_a_collector_without_traces_is_a_warning(receiver: Receiver) -> None:
-    configure(receiver, "http/protobuf")
+    receiver.set_mode(401, "metrics")
     receiver.set_mode(404, "traces")
 
     findings = found(doctor.collector)
 
-    assert levels(findings) == ["ok", "warn", "ok"]
-    assert "set OTEL_TRACES_EXPORTER=none" in the(findings, "warn")
-
-
-def test_a_collector_that_does_not_listen_fails(receiver: Receiver) -> None:
-    url = configure(receiver, "grpc")
-    receiver.close()
-
-    findings = found(doctor.collector)
-
-    assert levels(findings) == ["fail"] * 3
-    assert findings[0].sentence.startswith(f"metrics: connection refused by {url}; start the")
+    assert levels(findings) == ["fail", "warn", "ok"]
+    assert "token rejected (OTEL_EXPORTER_OTLP_HEADERS)" in findings[0].sentence
+    assert "correct OTEL_EXPORTER_OTLP_ENDPOINT" in findings[0].sentence
+    assert "set OTEL_TRACES_EXPORTER=none" in findings[1].sentence
 
 
 def test_where_nothing_is_to_be_sent_no_collector_is_contacted(receiver: Receiver) -> None:
