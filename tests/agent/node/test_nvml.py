@@ -17,7 +17,7 @@ from nvml_boards import GIB, Board, Boards, Instance, a100_mig, h100, show_here,
 from nvml_boards import t4 as tesla_t4
 from otel_ddp.agent.node.gpu.nvml import Device, DriverMissing, Nvml, User
 from otel_ddp.agent.node.gpu.nvml_questions import DeviceLost, NotSupported, Question
-from otel_ddp.agent.node.gpu.polling import Gpus
+from otel_ddp.agent.node.gpu.polling import Gpus, GpuSample, identity
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 
@@ -311,33 +311,6 @@ def test_a_device_that_does_not_answer_any_more_is_lost(seen: Seen, code: int, w
         questions["fields"].ask()
 
 
-def test_a_driver_that_is_loaded_anew_is_lost_and_can_be_opened_again(seen: Seen) -> None:
-    (device,) = seen.open(h100())
-    questions = seen.questions(device)
-    seen.show(generation=2)
-    with pytest.raises(DeviceLost):
-        questions["nvmlDeviceGetTemperature"].ask()
-    seen.show(loaded=0)
-    with pytest.raises(DeviceLost):
-        seen.driver.devices()
-    seen.show(generation=3)
-
-    (again,) = seen.reopened()
-
-    assert again == device
-    assert one(seen.questions(again)["nvmlDeviceGetTemperature"].ask()).value == 64
-
-
-def test_the_other_boards_are_seen_while_one_is_lost(seen: Seen) -> None:
-    first, second, third = (h100(index) for index in range(3))
-    seen.open(first, second, third)
-    second.lost = True
-    seen.show()
-
-    assert [each.index for each in seen.driver.devices()] == ["0", "2"]
-    assert "GPU 1 does not answer" in one(seen.driver.silent)
-
-
 # --- Xid
 
 
@@ -484,6 +457,144 @@ def test_without_nvidia_ml_py_it_is_said_what_to_install(monkeypatch: pytest.Mon
 
     with pytest.raises(DriverMissing, match="pip install nvidia-ml-py"):
         Nvml().open()
+
+
+# --- all boards, from reading to reading
+
+
+class Polled:
+    """Boards that are read on a clock of the test's."""
+
+    def __init__(self, seen: Seen, *boards: Board, **whole: int | str) -> None:
+        self.now_ns = 0
+        seen.show(*boards, **whole)
+        self.gpus = Gpus(seen.driver, clock_ns=lambda: self.now_ns)
+        self.last = self.read()
+
+    def read(self, after_s: int = 0) -> GpuSample:
+        self.now_ns += after_s * 10**9
+        self.last = self.gpus.read()
+        return self.last
+
+    @property
+    def shown(self) -> dict[str, Answers]:
+        """By index."""
+        return {
+            each.device.index: {
+                (found.metric.name, found.attributes[-1][1]): found.value
+                for found in each.measurements
+            }
+            for each in self.last.devices
+        }
+
+
+def test_a_question_that_a_board_does_not_support_is_asked_once_and_one_that_fails_again(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = h100()
+    board.numbers |= {"energy_mj": "!3", "fan.0": "!999", "fan.1": "!999"}
+    board.compute = [(11, GIB)]
+    polled = Polled(seen, board)
+    polled.read(5)
+
+    assert not [name for name, _ in polled.shown["0"] if name.startswith(("hw.energy", "hw.fan"))]
+    assert polled.last.devices[0].users == (User(11, GIB),)
+    assert (polled.last.remark, polled.last.version) == ("", "NVIDIA driver 550.54.14")
+    assert polled.gpus.errors == 4
+    assert len(caplog.records) == 1
+    assert "GPU: nvmlDeviceGetFanSpeed_v2 failed (" in caplog.text
+    board.numbers |= {"energy_mj": 5, "fan.0": 30, "fan.1": 30}
+    seen.show()
+    polled.read(5)
+    assert ("hw.fan.speed_ratio", "1") in polled.shown["0"]
+    assert not [name for name, _ in polled.shown["0"] if name == "hw.energy"]
+
+
+def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = h100()
+    board.numbers["temperature"] = 255
+    polled = Polled(seen, board)
+    polled.read(5)
+
+    assert ("hw.temperature", "core") not in polled.shown["0"]
+    assert ("hw.temperature", "memory") in polled.shown["0"]
+    assert polled.gpus.errors == 2
+    assert [each.getMessage() for each in caplog.records] == [
+        "GPU 0 has impossible values of hw.temperature: they are left out."
+    ]
+    # All begin with the identity that the catalogue has first.
+    (device,) = polled.last.devices
+    own = identity(device.device)
+    assert {each.attributes[: len(own)] for each in device.measurements} == {own}
+
+
+def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(seen: Seen) -> None:
+    first, second, third = (h100(index) for index in range(3))
+    polled = Polled(seen, first, second, third)
+    second.lost = True
+    seen.show()
+
+    for _ in range(11):
+        polled.read(5)
+        assert "GPU 1 (NVIDIA H100 80GB HBM3) does not answer any more: " in polled.last.remark
+        assert {index: bool(found) for index, found in polled.shown.items()} == {
+            "0": True,
+            "1": False,
+            "2": True,
+        }
+    polled.read(5)
+    assert "GPU 1 does not answer (" in polled.last.remark
+    assert [*polled.shown] == ["0", "2"]
+    second.lost = False
+    seen.show()
+    polled.read(60)
+    assert (polled.last.remark, [*polled.shown]) == ("", ["0", "1", "2"])
+
+
+def test_a_driver_that_shows_no_device_says_why_and_is_asked_again_after_a_minute(
+    seen: Seen,
+) -> None:
+    polled = Polled(seen, h100(), loaded=0)
+    assert polled.last.devices == ()
+    assert polled.last.remark.startswith("The NVIDIA kernel driver is not loaded")
+
+    seen.show(loaded=1)
+    assert polled.read(59).devices == ()
+    polled.read(1)
+    assert (polled.last.remark, [*polled.shown]) == ("", ["0"])
+
+
+# A driver that is loaded anew knows no handle of before.
+@pytest.mark.parametrize("whole", [{"loaded": 0}, {"generation": 2}])
+def test_a_driver_that_is_lost_is_opened_again_after_a_minute(
+    seen: Seen, whole: dict[str, int]
+) -> None:
+    polled = Polled(seen, h100(), tesla_t4(1))
+    seen.show(**whole)
+
+    assert polled.read(5).devices == ()
+    assert polled.last.remark.startswith("The GPU driver went away (")
+    seen.show(generation=3)
+    assert polled.read(54).devices == ()
+    polled.read(1)
+    assert (polled.last.remark, [*polled.shown]) == ("", ["0", "1"])
+
+
+def test_a_board_that_is_divided_is_seen_and_asked_anew_within_a_minute(seen: Seen) -> None:
+    board = h100()
+    board.numbers["energy_mj"] = "!3"
+    polled = Polled(seen, board)
+    board.instances = [Instance("MIG-a", "MIG 1g.10gb", 1)]
+    board.numbers["energy_mj"] = 5
+    seen.show()
+
+    polled.read(59)
+    assert [*polled.shown] == ["0"]
+    polled.read(1)
+    assert [*polled.shown] == ["0", "0:0"]
+    assert "hw.energy" in {name for name, _ in polled.shown["0"]}
 
 
 # --- a real board

@@ -6,36 +6,29 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.node.fake_driver import POWER, FakeDriver
 from node import until
+from nvml_boards import GIB, Boards, h100, show_here, standin_library
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
-from otel_ddp.agent.node.gpu.nvml import Device, User
+from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 
-BOARD = Device("GPU-1234", "0", "H100")
-OF_BOARD = {"hw.id": "GPU-1234", "hw.type": "gpu", "hw.model": "H100", "gpu": "0"}
+BOARD = h100()
+OF_BOARD = {"hw.id": BOARD.uuid, "hw.type": "gpu", "hw.model": BOARD.name, "gpu": "0"}
+POWER_W = 412.345
 FIRST = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": "0", "local_rank": "0"}
 # Of one run, though with another role.
 SECOND = {**FIRST, "job_type": "worker", "rank": "1", "local_rank": "1"}
 OF_RUN = {"group": "g", "run": "r", "node": "n"}
-
-
-def one_board() -> FakeDriver:
-    driver = FakeDriver(BOARD)
-    busy = Measurement(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
-    hot = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
-    calm = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
-    driver.answers[BOARD.uuid, "power"] = [POWER, busy, hot, calm]
-    return driver
 
 
 def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
@@ -43,10 +36,9 @@ def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
 
 
 class Bench:
-    def __init__(self, driver: FakeDriver, *sources: str) -> None:
+    def __init__(self, *sources: str) -> None:
         self.ledger = Ledger()
-        self.driver = driver
-        self.sampling = Sampling(self.ledger, "n", sources, driver)
+        self.sampling = Sampling(self.ledger, "n", sources, Nvml())
         for thread in self.sampling.threads():
             thread.keep_running()
 
@@ -67,8 +59,8 @@ class Bench:
 def bench() -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(*sources: str, driver: FakeDriver | None = None) -> Bench:
-        made.append(Bench(driver or one_board(), *sources))
+    def make(*sources: str) -> Bench:
+        made.append(Bench(*sources))
         return made[-1]
 
     yield make
@@ -77,44 +69,61 @@ def bench() -> Iterator[Callable[..., Bench]]:
             pass
 
 
+@pytest.fixture
+def boards(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Boards:
+    boards = Boards(tmp_path)
+    show_here(boards, standin_library(tmp_path_factory), monkeypatch)
+    boards.write([BOARD])
+    return boards
+
+
+@pytest.mark.usefixtures("boards")
 def test_a_board_has_the_labels_of_its_rank_run_or_node(bench: Callable[..., Bench]) -> None:
     here = bench("gpu")
-    declared = {"boards": [{"index": 0, "uuid": "1234"}]}
+    declared = {"boards": [{"index": 0, "uuid": BOARD.uuid.removeprefix("GPU-")}]}
     power = catalog.HW_POWER
 
-    assert here.soon(power) == [({"node": "n", **OF_BOARD}, 300.0)]
+    assert here.soon(power) == [({"node": "n", **OF_BOARD}, POWER_W)]
     first, second = rank(FIRST, **declared), rank(SECOND, **declared)
-    assert here.told(power, first) == [({**FIRST, **OF_BOARD}, 300.0)]
-    assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, 300.0)]
+    assert here.told(power, first) == [({**FIRST, **OF_BOARD}, POWER_W)]
+    assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, POWER_W)]
     # What makes no sense is nothing.
     for strange in ({"boards": 7}, {"boards": ["?"]}, {"boards": [{"uuid": 3}]}):
-        assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, 300.0)]
+        assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, POWER_W)]
 
 
-def test_a_board_is_described_with_its_measurements(bench: Callable[..., Bench]) -> None:
-    driver = one_board()
-    driver.answers[BOARD.uuid, "users"] = [User(77, 1077)]
-    here = bench("gpu", driver=driver)
+def test_a_board_is_described_with_its_measurements(
+    bench: Callable[..., Bench], boards: Boards
+) -> None:
+    used = h100()
+    used.compute = [(77, 1077)]
+    boards.write([used])
+    here = bench("gpu")
 
     held = here.soon(catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE, rank(FIRST, 77))
 
     assert held == [({**FIRST, **OF_BOARD}, 1077.0)]
     said = here.sampling.describe()
-    assert (said["gpu_driver"], said["gpu_remarks"]) == ("driver 999.1", [])
+    assert (said["gpu_driver"], said["gpu_remarks"]) == ("NVIDIA driver 550.54.14", [])
     (gpu,) = said["gpus"]
-    expected = {
+    assert gpu == {
         "parent": "",
         "index": "0",
-        "name": "H100",
-        "uuid": "GPU-1234",
+        "name": BOARD.name,
+        "uuid": BOARD.uuid,
         "labels": FIRST,
         "processes": 1,
-        "throttled": ["hw_thermal"],
-        "power_w": 300.0,
+        "throttled": ["sw_power", "sw_thermal"],
+        "power_w": POWER_W,
         "power_limit_w": 700.0,
-        "busy_ratio": 0.5,
+        "busy_ratio": 0.87,
+        "used_bytes": 60 * GIB,
+        "limit_bytes": 80 * GIB,
+        "temperature_c": 64,
+        "core_clock_hz": 1_980_000_000,
     }
-    assert gpu == expected
 
 
 def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..., Bench]) -> None:
