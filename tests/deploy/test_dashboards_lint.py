@@ -160,19 +160,6 @@ def links_lead_somewhere(board: Told) -> Iterator[str]:
                     yield f"{panel['title']}: a link with the label {label}"
 
 
-def an_empty_panel_of_gpus_says_why(board: Told) -> Iterator[str]:
-    """No board tells all numbers: "No data" reads as if something were broken."""
-    for _, panel in panels(board):
-        asked = names.mentioned([target["expr"] for target in _targets(panel)])[0]
-        gpu = ("hw_gpu_", "hw_temperature", "hw_power", "hw_energy", "hw_fan", "otel_ddp_gpu_")
-        if (
-            asked
-            and all(name.startswith(gpu) for name in asked)
-            and "noValue" not in panel["fieldConfig"]["defaults"]
-        ):
-            yield panel["title"]
-
-
 def _columns(panel: Told) -> set[str]:
     for each in panel.get("transformations", []):
         if each["id"] == "organize" and "indexByName" in each["options"]:
@@ -185,43 +172,6 @@ def _variable(board: Told, name: str) -> Told:
     return next(each for each in _variables(board) if each["name"] == name)
 
 
-def queries_of_a_panel_have_names_of_their_own(board: Told) -> Iterator[str]:
-    for _, panel in panels(board):
-        refs = [target["refId"] for target in panel.get("targets", [])]
-        yield from (f"{panel['title']}: {ref}" for ref in set(refs) if refs.count(ref) > 1)
-
-
-def runs_are_told_apart(board: Told) -> Iterator[str]:
-    """Two groups may have runs of one name."""
-    for _, panel in panels(board):
-        if any("{{run}}" in target["legendFormat"] for target in _targets(panel)):
-            yield panel["title"]
-
-
-def a_run_among_days_is_opened_at_its_own_time(board: Told) -> Iterator[str]:
-    """Within thirty days, a run of some hours is a sliver, and long gone at their end."""
-    if not board["time"]["from"].endswith("d"):
-        return
-    single = tuple(f"/d/{ADDRESSES[title]}?" for title in SINGLE)
-    for _, panel in panels(board):
-        for override in panel["fieldConfig"]["overrides"]:
-            for each in override["properties"]:
-                url = each["value"][0]["url"] if each["id"] == "links" else ""
-                if url.startswith(single) and "&from=${__data.fields.Started" not in url:
-                    yield panel["title"]
-
-
-def hours_are_never_weeks(board: Told) -> Iterator[str]:
-    """Grafana's own unit of hours shows 168 of them as a week; prices are by the hour."""
-    for _, panel in panels(board):
-        config = panel["fieldConfig"]
-        units = [config["defaults"].get("unit")]
-        for override in config["overrides"]:
-            units += [each["value"] for each in override["properties"] if each["id"] == "unit"]
-        if "h" in units:
-            yield panel["title"]
-
-
 LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     the_worst_are_chosen_once,
     the_empty_group_can_be_chosen,
@@ -231,11 +181,6 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     sums_over_time_span_a_whole_step,
     links_lead_somewhere,
     boards_lead_to_each_other,
-    an_empty_panel_of_gpus_says_why,
-    queries_of_a_panel_have_names_of_their_own,
-    hours_are_never_weeks,
-    runs_are_told_apart,
-    a_run_among_days_is_opened_at_its_own_time,
 )
 
 

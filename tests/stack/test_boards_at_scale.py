@@ -20,8 +20,11 @@ from node import until
 from stack.asked import Page, expression, opened, since, step_s
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
 
-# Of 125 nodes: Prometheus reads as many in a second or so. Fewer nodes have fewer in proportion.
-MOST_SAMPLES, OF_NODES = 10_000_000, 125
+pytestmark = pytest.mark.stress
+
+NODES = 125
+# Prometheus reads as many in a second or so.
+MOST_SAMPLES = 10_000_000
 FEWER_THAN = 200
 
 # One export long ago, then one every 30 s, some ahead of the clock: at every moment there is
@@ -42,16 +45,10 @@ class Played(NamedTuple):
     prometheus: Prometheus
     start_s: float
     end_s: float
-    nodes: int
 
 
-@pytest.fixture(
-    scope="module", params=[16, pytest.param(125, marks=pytest.mark.stress)], ids="{} nodes".format
-)
-def played(
-    binaries: Binaries, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Played]:
-    nodes = request.param
+@pytest.fixture(scope="module")
+def played(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     folder = tmp_path_factory.mktemp("scale")
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     quiet = yaml.safe_dump({**config, "rule_files": []})
@@ -65,7 +62,7 @@ def played(
     ):
         now_ns = time.time_ns()
         fleet = Fleet(
-            *(nodes, collector.http),
+            *(NODES, collector.http),
             began_ns=now_ns - int(PAST_S * 1e9),
             interval_s=PAST_S - OFTEN_S,
             steps_per_s=1 / 60,
@@ -76,7 +73,7 @@ def played(
         fleet.close()
         exports = 1 + (OFTEN_S + AHEAD_S) // OFTEN_S
         # Node after node: what the last one sent last comes last.
-        last = f'training_step{{node="node-{nodes - 1:04}"}}[{PAST_S + AHEAD_S:g}s]'
+        last = f'training_step{{node="node-{NODES - 1:04}"}}[{PAST_S + AHEAD_S:g}s]'
         ahead_s = now_ns / 1e9 + AHEAD_S
         until(
             lambda: (
@@ -93,11 +90,11 @@ def played(
         until(
             lambda: (
                 any(each.value >= EVALUATIONS for each in prometheus.query(evaluated))
-                and all(_count(prometheus, each) == nodes * RANKS for each in OF_EVERY_RANK)
+                and all(_count(prometheus, each) == NODES * RANKS for each in OF_EVERY_RANK)
             ),
             "the rules, of every rank",
         )
-        yield Played(prometheus, now_ns / 1e9 - PAST_S, time.time(), nodes)
+        yield Played(prometheus, now_ns / 1e9 - PAST_S, time.time())
 
 
 def _count(prometheus: Prometheus, metric: str, at_s: float | None = None) -> float:
@@ -133,7 +130,7 @@ def answered(question: Question, expr: str, page: Page, played: Played) -> Answe
     """Asked for as many steps as the page has, put close together: so many steps take their time
     where numbers are, and of three hours there are some minutes here."""
     steps = page.span_s / step_s(page, question)
-    prometheus, start_s, end_s, _ = played
+    prometheus, start_s, end_s = played
     times = {"start": start_s, "end": end_s, "step": (end_s - start_s) / steps}
     how = "query" if question.instant else "query_range"
     times = {"time": end_s} if question.instant else times
@@ -158,14 +155,13 @@ def test_an_opened_board_reads_few_samples_and_brings_few_series(
         for expr in [expression(each, values, seldom)]
     }
 
-    most = MOST_SAMPLES * played.nodes / OF_NODES
     for what, (samples, series) in told.items():
         sys.stdout.write(f"{samples:9} samples {series:4} series  {what[:100]}\n")
-    assert {each: samples for each, (samples, _) in told.items() if samples > most} == {}
+    assert {each: samples for each, (samples, _) in told.items() if samples > MOST_SAMPLES} == {}
     assert {each: series for each, (_, series) in told.items() if series >= FEWER_THAN} == {}
 
 
 def test_the_whole_fleet_and_its_rules_were_there_to_be_asked_for(played: Played) -> None:
     for metric in OF_EVERY_RANK:
         found = _count(played.prometheus, metric, played.end_s)
-        assert found == played.nodes * RANKS, metric
+        assert found == NODES * RANKS, metric

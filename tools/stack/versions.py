@@ -5,8 +5,6 @@ from __future__ import annotations
 COLLECTOR = "0.159.0"
 # The providers of the same release count their versions differently.
 COLLECTOR_PROVIDERS = "1.65.0"
-# The oldest collector whose names deploy/otel-collector/ uses; `prometheus_remote_write` came last.
-OLDEST_COLLECTOR = "0.155.0"
 PROMETHEUS = "3.13.5"
 # Prometheus' name among Go modules: 3.13.5 is v0.313.5.
 PROMETHEUS_MODULE = "v0.313.5"
