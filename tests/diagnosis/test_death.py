@@ -106,7 +106,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "it left with a code": (
         [[killed(0, exit_code=3)]],
         "0",
-        "left without a word in backward at step 1234, 1 s into it: exit code 3.",
+        "left without a word in backward after step 1234, 1 s into it: exit code 3.",
     ),
     "it entered its phase after the last look": (
         [[killed(0, into_s=0.1)]],
@@ -134,8 +134,8 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "all were asked, and two were gone a look before the others": (
         [[killed(2, **ASKED), killed(3, **ASKED)], [killed(each, 0.6, **ASKED) for each in (0, 1)]],
         None,
-        "ranks 0, 1, 2 and 3 ended at the same moment (within 0.85 s), in backward at step 1234: "
-        "it is not known which was first; each: SIGTERM. A launcher, a scheduler or a person asked "
+        "ranks 0, 1, 2 and 3 ended at the same moment (within 0.85 s), in backward after step "
+        "1234: it is not known which was first; each: SIGTERM. A launcher, a scheduler or a person asked "
         "all of them to end.",
     ),
     "all were asked, and two took long to end": (
@@ -151,7 +151,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "one had left with a code": (
         [[killed(1, exit_code=1)._replace(state="finished")], [killed(0, 1.0)]],
         "1",
-        "ended in backward at step 1234, 1 s into it: exit code 1",
+        "ended in backward after step 1234, 1 s into it: exit code 1",
     ),
     "nccl's words for a lost peer": ([[failed(0, NCCL)], [failed(1, BAD, 0.1)]], "1", ""),
     "the watchdog's words for it": ([[failed(0, WATCHDOG)], [failed(1, BAD, 0.1)]], "1", ""),
@@ -186,7 +186,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "sys.exit": (
         [[failed(1, "SystemExit: 1"), failed(0, PEER, -0.1)]],
         "1",
-        "failed in forward at step 1234, 1 s into it: SystemExit: 1. ",
+        "failed in forward after step 1234, 1 s into it: SystemExit: 1. ",
     ),
     "sys.exit on one rank": ([[failed(1, "SystemExit: 1", known_for_s=2.0)]], "1", ""),
     "asked to end after a failure": (
@@ -207,13 +207,13 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "an exception brought the others down": (
         [[failed(2, "MemoryError: no room")], [killed(0, 0.5), killed(1, 0.5)]],
         "2",
-        "rank 2 (n1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
+        "rank 2 (n1) failed in forward after step 1234, 1 s into it: MemoryError: no room. "
         "Ranks 0 and 1 ended after it within 0.5 s, as a launcher ends the rest of a run.",
     ),
     "one had left with an exit code before another failed": (
         [[ended(1, None), failed(0, PEER, 0.1)], [ended(1, 1, known_for_s=0.5)]],
         "1",
-        "rank 1 (n1) ended in forward at step 1234, 1 s into it: exit code 1. "
+        "rank 1 (n1) ended in forward after step 1234, 1 s into it: exit code 1. "
         "Rank 0 lost its connection and failed.",
     ),
     "a connection broke long before": (
@@ -225,7 +225,7 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
     "the same exception on all": (
         [[failed(1, SHAPES), failed(0, SHAPES, 3.0)]],
         None,
-        "ranks 0 and 1 failed within 3 s of each other, in forward at step 1234: "
+        "ranks 0 and 1 failed within 3 s of each other, in forward after step 1234: "
         f"it is not known which was first; each: {SHAPES}.",
     ),
     "the same exception on some, which the others lost": (
@@ -276,7 +276,7 @@ def test_which_rank_is_named(
         ),
         (
             [[killed(0), killed(1)], [killed(1, signal="SIGSEGV")]],
-            "rank 1 (n1) was killed in backward at step 1234, 1 s into it: SIGSEGV",
+            "rank 1 (n1) was killed in backward after step 1234, 1 s into it: SIGSEGV",
         ),
         (
             [[killed(0)], [killed(0)._replace(state="finished", cause={"exit_code": 143})]],
@@ -309,7 +309,8 @@ def test_a_process_that_died_without_a_word_is_named_with_phase_and_time() -> No
     )
     assert found.since_ns == T
     assert found.sentence == (
-        "rank 3 (n1) was killed in backward at step 1234, 1 s into it: the cause is not known here."
+        "rank 3 (n1) was killed in backward after step 1234, 1 s into it: the cause is not known "
+        "here."
     )
 
 
@@ -467,7 +468,7 @@ def test_a_rank_that_raised_is_the_cause_whichever_reported_first(lost_at_s: flo
     assert found.evidence["cause"] == "exception"
     assert found.evidence["order_known_by"] == ("time" if lost_at_s > 0 else "evidence")
     assert found.sentence == (
-        f"rank 1 (n1) failed in forward at step 1234, 1 s into it: {BAD}. "
+        f"rank 1 (n1) failed in forward after step 1234, 1 s into it: {BAD}. "
         "Rank 0 lost its connection and failed."
     )
 
@@ -486,7 +487,7 @@ def test_where_all_lost_a_peer_no_rank_here_is_the_cause() -> None:
     assert rank(change.verdict) is None
     assert change.verdict.evidence["cause"] == "lost_peer"
     assert change.verdict.sentence == (
-        "ranks 0 and 1 failed within 0.1 s, in forward at step 1234, because they lost "
+        "ranks 0 and 1 failed within 0.1 s, in forward after step 1234, because they lost "
         f"connections: {PEER}. "
         "No rank here reports another cause: it is on another node, or in the network."
     )

@@ -125,7 +125,7 @@ def test_a_killed_rank_is_named_with_its_step_phase_and_cause_in_a_post_mortem(
     assert (killed.verdict["phase"], killed.verdict["step"]) == ("backward", 17)
     lines = killed.text.splitlines()
     assert lines[0].startswith("rank 1 (")
-    assert "was killed in backward at step 17" in lines[0]
+    assert "was killed in backward after step 17" in lines[0]
     rows = [line.split() for line in lines if "backward  " in line]
     assert [(row[0], row[2]) for row in rows] == [
         ("0", "running"),

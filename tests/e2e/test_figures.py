@@ -322,9 +322,9 @@ def of_verdicts(seen: Seen) -> Iterator[tuple[str, Figure]]:
     died = {
         **{face: each["step"] for face, each in of("death").items()},
         **began("death"),
-        **seen.written("rank 1 .* killed in .* at step #,", *sentences),
+        **seen.written("rank 1 .* killed in .* after step #,", *sentences),
     }
-    # It had logged the step before.
+    # The last one that had ended.
     yield "step of the death", Figure(KILLED_AT - 1, died)
     late = of("straggler")
     named = {face: [each["who"]["rank"], each["phase"]] for face, each in late.items()}

@@ -127,7 +127,7 @@ def how_it_ended(process: EndedProcess) -> str:
         verb = "left without a word"
     else:
         verb = "was killed"
-    at = "before its first step" if process.step is None else f"at step {process.step}"
+    at = "before its first step" if process.step is None else f"after step {process.step}"
     return f"{verb} {in_phase(process.phase)} {at}{_time_in_phase(process)}"
 
 

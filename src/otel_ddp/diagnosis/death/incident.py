@@ -422,7 +422,7 @@ def _where(processes: Sequence[EndedProcess]) -> str:
     phases = {each.phase for each in processes}
     steps = [each.step for each in processes if each.step is not None]
     where = say.in_phase(phases.pop()) if len(phases) == 1 else "in different phases"
-    return f"{where} at step {max(steps)}" if steps else where
+    return f"{where} after step {max(steps)}" if steps else where
 
 
 def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) -> str:

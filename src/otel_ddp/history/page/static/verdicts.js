@@ -56,7 +56,7 @@ export function size({ kind, evidence, step, since_ns, until_ns }, now_ns) {
   if (LATE.includes(kind) && of.step_s && of.step_without_s) return times(of.step_s / of.step_without_s);
   if (kind === "recurring" && of.stall_s) return `+${seconds(of.stall_s)}`;
   if (kind === "stall" && (until_ns || now_ns)) return seconds(((until_ns || now_ns) - since_ns) / 1e9);
-  return Number.isInteger(step) ? `step ${step.toLocaleString("en-US")}` : "";
+  return Number.isInteger(step) ? `${kind === "death" ? "after " : ""}step ${step.toLocaleString("en-US")}` : "";
 }
 
 function times(factor) {
