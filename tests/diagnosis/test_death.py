@@ -135,8 +135,8 @@ DECISIONS: Mapping[str, tuple[list[list[EndedProcess]], str | None, str]] = {
         [[killed(2, **ASKED), killed(3, **ASKED)], [killed(each, 0.6, **ASKED) for each in (0, 1)]],
         None,
         "ranks 0, 1, 2 and 3 ended at the same moment (within 0.85 s), in backward after step "
-        "1234: it is not known which was first; each: SIGTERM. A launcher, a scheduler or a person asked "
-        "all of them to end.",
+        "1234: it is not known which was first; each: SIGTERM. A launcher, a scheduler or a "
+        "person asked all of them to end.",
     ),
     "all were asked, and two took long to end": (
         [[killed(2, **ASKED), killed(3, **ASKED)], [killed(each, 9.0, **ASKED) for each in (0, 1)]],
