@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Node, finished, until
+from otel_ddp import files
 from webhook import Webhook
 
 SECRET = "T0k3n-of-the-webhook"
@@ -42,7 +42,8 @@ class Ward(Node):
         """The one post-mortem that there is."""
         found = self.written()
         assert len(found) < 2, found
-        return json.loads(found[0].read_text()) if found else None
+        # Its name is taken before it is written.
+        return files.read_mapping(found[0]) or None if found else None
 
     def status(self) -> str:
         return finished(self.start(sys.executable, "-m", "otel_ddp", "status"))
@@ -52,7 +53,7 @@ class Killed(NamedTuple):
     """Three ranks, of which rank 1 is killed and the others end well, one after the other."""
 
     verdict: dict[str, Any]
-    text: str
+    report: dict[str, Any]
     """The post-mortem."""
     status: str
     series: dict[str, float | None]
@@ -94,7 +95,7 @@ def killed() -> Killed:
             return report["verdict"], status
 
         verdict, status = until(shown, "the verdict in the status")
-        text = node.written()[0].with_suffix(".txt").read_text()
+        report = node.report() or {}
         until(lambda: len(node.place.journals()) == 2, "the journal to go")
         # Between two signs of life of another rank the agent throws out what is over.
         alive = "training_heartbeat_timestamp_seconds"
@@ -113,7 +114,7 @@ def killed() -> Killed:
         # An address may be a secret.
         assert SECRET not in node.place.agent_log.read_text() + status
         return Killed(
-            *(verdict, text, status, series, last_states, len(node.written())),
+            *(verdict, report, status, series, last_states, len(node.written())),
             *(webhook.of_kind("death"), page),
         )
 
@@ -123,15 +124,16 @@ def test_a_killed_rank_is_named_with_its_step_phase_and_cause_in_a_post_mortem(
 ) -> None:
     assert killed.verdict["who"]["rank"] == "1"
     assert (killed.verdict["phase"], killed.verdict["step"]) == ("backward", 17)
-    lines = killed.text.splitlines()
-    assert lines[0].startswith("rank 1 (")
-    assert "was killed in backward after step 17" in lines[0]
-    rows = [line.split() for line in lines if "backward  " in line]
-    assert [(row[0], row[2]) for row in rows] == [
-        ("0", "running"),
-        ("1", "killed"),
-        ("2", "running"),
-    ]
+    sentence = killed.report["verdict"]["sentence"]
+    assert sentence.startswith("rank 1 (")
+    assert "was killed in backward after step 17" in sentence
+    states = {each["rank"]: (each["state"], each["phase"]) for each in killed.report["processes"]}
+    assert {rank: state for rank, (state, _) in states.items()} == {
+        0: "running",
+        1: "killed",
+        2: "running",
+    }
+    assert {phase for _, phase in states.values()} == {"backward"}
     assert "killed" in killed.status
 
 

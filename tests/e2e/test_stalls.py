@@ -198,8 +198,9 @@ def seen() -> Seen:
         node.stop_agent()
         last["record"] = record(receiver, "late")
         for path in (node.root / "history").glob("postmortem-late*.json"):
-            if json.loads(path.read_text())["verdict"]["kind"] == "stall":
-                last["post-mortem"] = path.with_suffix(".txt").read_text().splitlines()[0]
+            verdict = json.loads(path.read_text())["verdict"]
+            if verdict["kind"] == "stall":
+                last["post-mortem"] = verdict["sentence"]
     return Seen(found, gone["sentence"], death["sentence"], last)
 
 

@@ -35,8 +35,7 @@ def postmortems(folders: Sequence[Path], group: str, run: str) -> list[dict[str,
             found.append(
                 {
                     "name": path.stem,
-                    # Of the text for people.
-                    "path": str(path.with_suffix(".txt")),
+                    "path": str(path),
                     "written_ns": plain.whole(report.get("written_ns")) or 0,
                     "sentence": str(verdict.get("sentence") or ""),
                 }
@@ -45,10 +44,10 @@ def postmortems(folders: Sequence[Path], group: str, run: str) -> list[dict[str,
 
 
 def postmortem(folders: Sequence[Path], name: str) -> str | None:
-    """One, as it is written for people; None where there is none of this name."""
+    """One, as it is written; None where there is none of this name."""
     for folder in folders if _POSTMORTEM_NAME.fullmatch(name) else ():
         with contextlib.suppress(OSError):
-            text = files.read(folder / f"{name}.txt", _LARGEST_POSTMORTEM)
+            text = files.read(folder / f"{name}.json", _LARGEST_POSTMORTEM)
             return text.decode("utf-8", "replace")
     return None
 

@@ -415,14 +415,13 @@ def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
     for name, run in (("a", "lr-0.3"), ("b", "other")):
         report = {"run": run, "written_ns": 5, "verdict": {"sentence": "rank 1 died", "who": {}}}
         (tmp_path / f"postmortem-{name}.json").write_text(json.dumps(report))
-        (tmp_path / f"postmortem-{name}.txt").write_text(f"of {run}")
 
     with served(App(tmp_path)) as client:
         [found] = client.api("postmortems", run="lr-0.3").json["postmortems"]
         text = client.api("postmortem", name=found["name"]).body
         outside = client.api("postmortem", name="postmortem-../../x").status
 
-    assert (found["sentence"], text, outside) == ("rank 1 died", b"of lr-0.3", 404)
+    assert (found["sentence"], json.loads(text)["run"], outside) == ("rank 1 died", "lr-0.3", 404)
 
 
 def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(
@@ -526,7 +525,6 @@ def test_the_agents_page_shows_nothing_that_another_user_has_put_there(
     path = write_history(tmp_path / "h")
     report = {"run": "lr-0.3", "verdict": {"sentence": "a lie", "who": {}}}
     (tmp_path / "h/postmortem-a.json").write_text(json.dumps(report))
-    (tmp_path / "h/postmortem-a.txt").write_text("a lie")
     os.chown(path if whose == "file" else tmp_path / "h", 65534, 65534)
     with served(App(tmp_path / "h", ours=True)) as client:
         runs = client.api("runs").json
@@ -549,7 +547,7 @@ def test_no_link_is_followed_to_a_history_or_a_post_mortem(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "a.sqlite").symlink_to(write_history(tmp_path / "elsewhere"))
     (tmp_path / "secret").write_text("secret")
-    (folder / "postmortem-a.txt").symlink_to(tmp_path / "secret")
+    (folder / "postmortem-a.json").symlink_to(tmp_path / "secret")
     with served(App(folder)) as client:
         assert client.api("runs").json["runs"] == []
         assert client.api("postmortem", name="postmortem-a").status == 404
