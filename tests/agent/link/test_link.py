@@ -69,34 +69,6 @@ def test_reports_beyond_measure_are_taken_later_and_all_of_them(links: Links) ->
     assert [text for _, text in said(lead, 600)] == numbers
 
 
-def test_an_answer_without_a_question_goes_with_the_next_report(links: Links) -> None:
-    lead, follower = links.lead(), links.follower()
-    until(lambda: follower.is_connected)
-
-    lead.answer("node-1", Answer(judged=b"late"))
-    send(follower, b"a")
-
-    assert [each.judged for each in until(follower.take)] == [b"late"]
-
-
-def test_of_judgements_that_wait_the_newest_alone_is_told(links: Links) -> None:
-    lead, follower = links.lead(), links.follower()
-    until(lambda: follower.is_connected)
-
-    for text in (b"first", b"second", b"third"):
-        lead.answer("node-1", Answer(judged=text))
-    send(follower, b"a", b"b", b"c")
-    said(lead, 3)
-
-    lead.answer("node-1", Answer(judged=b"fourth"))
-    lead.answer("node-1", Answer(judged=b"fifth", questions=[Question(kind=Question.WHERE)]))
-    send(follower, b"d", b"e")
-    found: list[bytes] = []
-    until(lambda: found.extend(e.judged for e in follower.take()) or b"fifth" in found)
-    said(lead, 2)
-    assert found == [b"third", b"fifth"]
-
-
 def test_a_lead_that_answers_without_end_is_read_as_fast_as_it_is_understood(links: Links) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         follower = links.follower(ports=[server.getsockname()[1]])

@@ -114,7 +114,6 @@ class LinkClient:
         self._answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
         self._clock = ClockOffset()
         self._link: _Link | None = None
-        self._last: Place | None = None
         self.state = "not connected yet"
         """What `status` says of the link."""
 
@@ -183,8 +182,6 @@ class LinkClient:
     async def _try_all(self) -> None:
         """Converse with the first place that is the lead, until the link breaks."""
         why: dict[str, list[str]] = {}
-        if self._last is not None and await self._tried([self._last], {}):
-            return
         for host in self._hosts:
             try:
                 found = await addresses.resolve(host)
@@ -209,7 +206,7 @@ class LinkClient:
                 place, link = await first
                 ended = link if isinstance(link, str) else await self._converse(place, link)
                 if self._link is not None:
-                    self._link, self._last = None, place
+                    self._link = None
                     self.state = f"lost {place}: {ended}"
                     log.info("the link to the lead of a run: %s", self.state)
                     return True

@@ -25,9 +25,8 @@ from otel_ddp.journal.sent import ReceivedJournal
 if TYPE_CHECKING:
     from otel_ddp.agent.link.server import LinkServer
 
-# The nodes are told so often how the run is judged, and at once where that has changed.
-_SAY_EVERY_NS = 3_000_000_000
-_SAY_CHANGED_EVERY_NS = 500_000_000
+# The nodes are told so often how the run is judged.
+_SAY_EVERY_NS = 1_000_000_000
 # To pack what is said of thousands of ranks takes a third of a second: of many, so often.
 _MANY_RANKS, _SAY_OF_MANY_EVERY_NS = 512, 5_000_000_000
 # A node that was not heard for so long, while others make steps, is judged by its own agent.
@@ -166,7 +165,6 @@ class Leading:
         # How many processes more there may be.
         self._room = _MOST_OF_RUN
         self._has_twin = False
-        self._said: Said | None = None
         self._said_ns = 0
 
     def start(self) -> None:
@@ -287,17 +285,13 @@ class Leading:
                 self._server.answer(name, answer)
 
     def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
-        before, since_ns = self._said, now_ns - self._said_ns
         if judgement is None or not self._nodes:
             return None
         many = len(judgement.report.ranks) > _MANY_RANKS
-        if since_ns < (_SAY_OF_MANY_EVERY_NS if many else _SAY_CHANGED_EVERY_NS):
+        if now_ns - self._said_ns < (_SAY_OF_MANY_EVERY_NS if many else _SAY_EVERY_NS):
             return None
-        said = Said(judgement)
-        if before is not None and before.of_all == said.of_all and since_ns < _SAY_EVERY_NS:
-            return None
-        self._said, self._said_ns = said, now_ns
-        return said
+        self._said_ns = now_ns
+        return Said(judgement)
 
     def describe(self) -> str:
         """For `status`."""

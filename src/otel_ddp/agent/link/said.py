@@ -29,8 +29,7 @@ class Said:
             "insufficient": judgement.report.insufficient,
             "compared": judgement.compared,
         }
-        self.of_all = json.dumps(of_all)
-        """What is true of all nodes, as JSON."""
+        self._of_all = json.dumps(of_all)
         self._ranks = {each.labels: each for each in judgement.report.ranks}
 
     def to(self, own: Sequence[Labels]) -> bytes:
@@ -42,7 +41,7 @@ class Said:
         ]
         # What is true of all is packed once.
         of_node = json.dumps({"ranks": ranks})
-        return f"{self.of_all[:-1]}, {of_node[1:]}".encode()
+        return f"{self._of_all[:-1]}, {of_node[1:]}".encode()
 
 
 def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,8 +84,6 @@ class _Peer(Channel):
     def resume_writing(self) -> None:
         self.is_writable = True
         self.hold("reads no answers", False)
-        if self.stream is not None:
-            self._server.write(self.stream)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._door.gone(self)
@@ -100,8 +98,6 @@ class _Stream:
         self.node: str = greeting.node
         self.agent: int = greeting.agent
         self.began_ns: int = greeting.agent_began_ns
-        self.waiting = Answer()
-        """What goes with the answer to its next report, or at once."""
         # Of those that are gone, the one that was heard first makes room.
         self.heard_ns = 0
         self.peer: _Peer | None = None
@@ -200,8 +196,7 @@ class LinkServer:
         return self._waiting.dropped
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send it with the answer to the node's next report, unless there is a newer judgement by
-        then; at once if there are questions.
+        """Send it, unless the node is away or reads no answers: the lead says all of it again.
 
         What is too large goes without how the run is judged.
         """
@@ -214,7 +209,7 @@ class LinkServer:
             answer.ClearField("judged")
             if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
                 return
-        self._thread.call(lambda: self._add(stream, answer))
+        self._thread.call(lambda: self._send(stream, answer))
 
     # -- in the thread of links
 
@@ -255,21 +250,11 @@ class LinkServer:
             self._end(peer, str(refused))
             return
         stream.heard_ns = report.received_ns
-        answer, stream.waiting = stream.waiting, Answer()
-        answer.report_sent_ns, answer.report_received_ns = report.sent_ns, report.received_ns
-        peer.send(self._stamped(answer))
+        times = {"report_sent_ns": report.sent_ns, "report_received_ns": report.received_ns}
+        peer.send(self._stamped(Answer(**times)))
 
-    def _add(self, stream: _Stream, answer: Any) -> None:
-        # Without a connection what is asked would be old by the time that there is one.
-        if stream.peer is not None:
-            stream.waiting.MergeFrom(answer)
-            self.write(stream)
-
-    def write(self, stream: _Stream) -> None:
-        """Send what waits for no report."""
-        is_urgent = stream.waiting.questions or stream.waiting.lacking
-        if is_urgent and stream.peer is not None and stream.peer.is_writable:
-            answer, stream.waiting = stream.waiting, Answer()
+    def _send(self, stream: _Stream, answer: Any) -> None:
+        if stream.peer is not None and stream.peer.is_writable:
             stream.peer.send(self._stamped(answer))
 
     def _take(self, stream: _Stream, report: Any, size: int) -> None:
