@@ -42,12 +42,9 @@ class _Numbers:
         self._moved = 0
         self.furthest = -1
         """By the program, or by ours where it tells none."""
-        self.last_repeated = 0
-        self.first_new: int | None = None
-        """Our number of the first step that no earlier attempt has done."""
 
-    def tell(self, number: int, logged: int, before: int) -> None:
-        """*before*: the program's number of the furthest step of earlier attempts."""
+    def tell(self, number: int, logged: int) -> None:
+        """The program's number of a step."""
         shift = logged - number
         # Once by one: what a resumed optimizer has counted holds until the first number is logged.
         self._moved += 0 if self.shift is None else abs(shift - self.shift)
@@ -55,19 +52,12 @@ class _Numbers:
         self.shift = shift
         self.told_until = max(self.told_until, number)
         self.furthest = max(self.furthest, logged)
-        if logged <= before:
-            self.last_repeated = max(self.last_repeated, number)
-        elif self.first_new is None:
-            self.first_new = max(self.last_repeated + 1, number - (logged - before - 1))
 
-    def go_on(self, attempt: Mapping[str, Any], before: int) -> None:
+    def go_on(self, attempt: Mapping[str, Any]) -> None:
         """Another agent has seen the beginning of the attempt, and told this of it."""
         self.teller = attempt.get("teller", "")
         self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
         self.furthest = attempt.get("last_step", -1)
-        self.last_repeated = attempt.get("repeated_steps", 0)
-        if self.shift is not None and self.furthest > before:
-            self.first_new = self.last_repeated + 1
 
 
 class Attempts:
@@ -90,7 +80,7 @@ class Attempts:
         for each in self.told[:-1]:
             self._remember(each)
         if self.told:
-            self._numbers.go_on(self.told[-1], self._before)
+            self._numbers.go_on(self.told[-1])
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
         """Of an attempt that is over, what later ones are compared with."""
@@ -172,7 +162,7 @@ class Attempts:
             # The first step is known by the second: a program logs after it.
             if each.logged is not None and (each.number or 0) > 1 and self._listens_to(rank):
                 numbers.teller = rank
-                numbers.tell(each.number or 0, each.logged, self._before)
+                numbers.tell(each.number or 0, each.logged)
         if self.present == 1:
             placed = [Placed(each, each.number or 0, False) for each in steps]
         else:
@@ -217,15 +207,11 @@ class Attempts:
         if shift is None and step.logged is not None:
             # It has made one step.
             shift = step.logged - ours
-        if shift is None:
-            # The program tells no numbers: it may have begun again, or gone on.
+        if shift is None or not (numbers.is_even and self._is_even):
+            # The program tells no numbers of steps: it may have begun again, or gone on.
             return Placed(step, ours, None if ours <= self._last_place else False)
-        if numbers.is_even and self._is_even:
-            number = ours + shift
-            return Placed(step, number - (self._first_shift or 0), number <= self._before)
-        # Its numbers are no places: these steps follow those of the attempts before.
-        is_repeated = numbers.first_new is None or ours < numbers.first_new
-        return Placed(step, self._last_place + ours, is_repeated)
+        number = ours + shift
+        return Placed(step, number - (self._first_shift or 0), number <= self._before)
 
     def _note(self, placed: Sequence[Placed]) -> None:
         if not placed or not self.told:
