@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from make import WrittenRank, labels_of
+from make import labels_of
 from otel_ddp.agent.reading.nonfinite import NonfiniteValues
 from otel_ddp.diagnosis.detector import NonfiniteValue, Observation, RankState
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.parser import Name, Scalars
-from otel_ddp.journal.reader import JournalReader
 
 S = 1_000_000_000
 NOW = 1_700_000_000 * S
@@ -48,22 +46,6 @@ class Log:
 @pytest.fixture
 def log() -> Log:
     return Log()
-
-
-def test_an_agent_that_comes_later_knows_what_was_finite_before_it(tmp_path: Path) -> None:
-    rank = WrittenRank(tmp_path, 0, 512 * 1024)
-    for step, loss in enumerate((0.5, 0.4, NAN)):
-        rank.log({"loss": loss}, step)
-    values, reader = NonfiniteValues(), JournalReader(rank.writer.path)
-    records = [each for each in reader.read() if isinstance(each, Scalars)]
-
-    values.read_before(reader.path, reader.position)
-    values.feed(records[-1:], NOW)
-    (found,) = values.find(reader.names, NOW, ended=True)
-
-    assert (found.name, found.step, found.finite_step) == ("loss", 2, 1)
-    reader.close()
-    rank.close()
 
 
 def test_the_first_value_that_is_not_finite_is_found_among_many(log: Log) -> None:

@@ -17,7 +17,14 @@ from urllib.parse import quote
 from otel_ddp import errors, files, plain
 from otel_ddp.history import tables
 from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, rank_order
-from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, Event, SeriesKey
+from otel_ddp.history.tables import (
+    STEP_COLUMNS,
+    SUM_COLUMNS,
+    Bucket,
+    Event,
+    SeriesKey,
+    StepBucket,
+)
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
 
 # No write takes this long. A file system without locks answers as if another process had one.
@@ -52,48 +59,6 @@ class Series(NamedTuple):
     id: int
     key: SeriesKey
     width: int
-
-
-class Bucket(NamedTuple):
-    """Neighbouring values of one series. The fields are tables.SUM_COLUMNS, after the start."""
-
-    start: int
-    first: int
-    """The first step in it; of series without steps the number of the value; of `node` seconds."""
-    until: int
-    """The last one."""
-    first_ns: int
-    last_ns: int
-    finite: int
-    """How many of its values are finite; the total, the lowest and the highest are of these."""
-    total: float
-    low: float | None
-    high: float | None
-    last: float | None
-    """None where it is NaN."""
-    nonfinite: int
-    epoch: float | None
-
-
-class StepBucket(NamedTuple):
-    """Neighbouring steps of one rank. The fields are tables.STEP_COLUMNS, after the start."""
-
-    start: int
-    first: int
-    until: int
-    first_ns: int
-    last_ns: int
-    steps: int
-    took_ns: int
-    """Of all of them together; so are the phases."""
-    low_ns: int
-    high_ns: int
-    unusual: int
-    """How many of them compiled, saved, evaluated or were skipped."""
-    work: int
-    """Tokens, or samples where tokens are not known."""
-    phases_ns: dict[str, int]
-    """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
 
 
 class History:

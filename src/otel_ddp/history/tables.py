@@ -28,16 +28,54 @@ _BESIDE = ("-wal", "-shm", "-journal")
 # What a database begins with, and where it has the id of its application.
 _MAGIC, _APPLICATION_AT = b"SQLite format 3\0", 68
 
-# In the order of the columns.
+
+class Bucket(NamedTuple):
+    """Neighbouring values of one series."""
+
+    start: int
+    first: int
+    """The first step in it; of series without steps the number of the value; of `node` seconds."""
+    until: int
+    """The last one."""
+    first_ns: int
+    last_ns: int
+    finite: int
+    """How many of its values are finite; the total, the lowest and the highest are of these."""
+    total: float
+    low: float | None
+    high: float | None
+    last: float | None
+    """None where it is NaN."""
+    nonfinite: int
+    epoch: float | None
+
+
+class StepBucket(NamedTuple):
+    """Neighbouring steps of one rank."""
+
+    start: int
+    first: int
+    until: int
+    first_ns: int
+    last_ns: int
+    steps: int
+    took_ns: int
+    """Of all of them together; so are the phases."""
+    low_ns: int
+    high_ns: int
+    unusual: int
+    """How many of them compiled, saved, evaluated or were skipped."""
+    work: int
+    """Tokens, or samples where tokens are not known."""
+    phases_ns: dict[str, int]
+    """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
+
+
+# In the order of the columns: a table has these after the series and the start.
 PHASE_COLUMNS: Final = tuple(f"{word}_ns" for word in MEASURED_PHASES)
-SUM_COLUMNS: Final = (
-    *("first", "until", "first_ns", "last_ns", "finite", "total"),
-    *("low", "high", "last", "nonfinite", "epoch"),
-)
-STEP_COLUMNS: Final = (
-    *("first", "until", "first_ns", "last_ns", "steps", "took_ns", "low_ns", "high_ns"),
-    *("unusual", "work", *PHASE_COLUMNS),
-)
+SUM_COLUMNS: Final = Bucket._fields[1:]
+_OF_STEPS: Final = StepBucket._fields[1:-1]
+STEP_COLUMNS: Final = (*_OF_STEPS, *PHASE_COLUMNS)
 
 _PHASES = ", ".join(f"{column} INTEGER NOT NULL" for column in PHASE_COLUMNS)
 TABLES: Final = f"""
@@ -142,7 +180,7 @@ class Event(NamedTuple):
 
 
 _of_value = attrgetter(*SUM_COLUMNS)
-_of_step = attrgetter(*STEP_COLUMNS[:10])
+_of_step = attrgetter(*_OF_STEPS)
 
 
 class ValueSum:
@@ -198,7 +236,7 @@ _PHASE_OF = bytes(
 class StepSum:
     """Of the steps of one rank, by one clock."""
 
-    __slots__ = (*STEP_COLUMNS[:10], "phases_ns")
+    __slots__ = (*_OF_STEPS, "phases_ns")
 
     def __init__(self, position: int, began_ns: int) -> None:
         self.first = self.until = position

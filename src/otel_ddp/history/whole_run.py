@@ -19,14 +19,8 @@ from otel_ddp.history.newest_attempt import (
     of_node,
     rank_order,
 )
-from otel_ddp.history.reader import (
-    DAMAGE,
-    Bucket,
-    History,
-    Series,
-    StepBucket,
-    damaged,
-)
+from otel_ddp.history.reader import DAMAGE, History, Series, damaged
+from otel_ddp.history.tables import Bucket, StepBucket
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES

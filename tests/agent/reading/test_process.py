@@ -95,6 +95,18 @@ def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(ben
     assert {name: len(points) for name, points in bench.sent().items()} == {"once": 0, "loss": 1}
 
 
+def test_a_value_that_was_finite_before_the_agent_came_may_be_lost_afterwards(bench: Fed) -> None:
+    bench.log({"loss": 0.4}, step=1)
+    bench.poll()
+    bench.exports.reader.commit(*bench.process.reader.bookmark())
+    bench.start_again()
+    bench.log({"loss": float("nan")}, step=2)
+    bench.poll(alive=False)
+
+    (found,) = bench.process.nonfinite(time.time_ns())
+    assert (found.name, found.step, found.finite_step) == ("loss", 2, 1)
+
+
 def test_a_process_that_was_dead_when_the_agent_came_ended_when_it_wrote_last(bench: Fed) -> None:
     bench.rank.state("running")
     bench.log({"loss": 1.0}, step=1)

@@ -91,16 +91,13 @@ class _Disk:
         self._problem_since_ns = 0
         # When it was asked for what it has not answered yet: by two clocks.
         self._asked: tuple[float, int] | None = None
-        self._failed_slowly = False
 
     def attempt(self, ask: Callable[[], None]) -> str:
         """Why it failed; empty if it did not."""
-        began, _ = self._asked = time.monotonic(), time.time_ns()
+        self._asked = time.monotonic(), time.time_ns()
         try:
             ask()
         except (sqlite3.Error, OSError, Unusable, OverflowError, ValueError) as why:
-            # SQLite tries for ten seconds where a file system has no locks.
-            self._failed_slowly |= time.monotonic() - began > _HANGS_S
             return getattr(why, "strerror", None) or str(why) or type(why).__name__
         finally:
             self._asked = None
@@ -109,18 +106,17 @@ class _Disk:
     def hangs(self) -> bool:
         """Whether a thread that touches it may wait for long."""
         asked = self._asked
-        return self._failed_slowly or (asked is not None and time.monotonic() - asked[0] > _HANGS_S)
+        return asked is not None and time.monotonic() - asked[0] > _HANGS_S
 
     def problem(self) -> tuple[str, int]:
         """Why nothing can be kept, and since when; empty if all is well."""
         asked = self._asked
-        if asked is not None and time.monotonic() - asked[0] > _HANGS_S:
+        if asked is not None and self.hangs():
             return "the disk does not answer", self._problem_since_ns or asked[1]
         return self._problem, self._problem_since_ns
 
     def note(self, failed: str, now_ns: int) -> None:
         """How the last round went."""
-        self._failed_slowly = self._failed_slowly and bool(failed)
         if failed and not self._problem:
             self._problem_since_ns = now_ns
             log.warning("no history is kept in %s: %s", self._folder, failed)

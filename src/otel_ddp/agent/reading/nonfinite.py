@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.detector import NonfiniteValue
-from otel_ddp.journal.parser import Name, Scalars, Unreadable
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.parser import Name, Scalars
 
 # A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
 # without a successor for so long.
@@ -33,21 +31,6 @@ class NonfiniteValues:
         # By name: the step of its last finite value.
         self._finite: dict[int, int | None] = {}
         self._lost: dict[int, _Lost] = {}
-
-    def read_before(self, path: Path, position: int) -> None:
-        """Learn which names were finite before this position: another agent may have read that."""
-        try:
-            reader = JournalReader(path)
-        except Unreadable:
-            return
-        try:
-            while reader.position < position and (records := reader.read()):
-                for record in records:
-                    if isinstance(record, Scalars):
-                        finite = [name for name, value in record.values if math.isfinite(value)]
-                        self._finite.update(dict.fromkeys(finite, record.step))
-        finally:
-            reader.close()
 
     def feed(self, records: Iterable[Scalars], now_ns: int) -> None:
         """Those that are new."""

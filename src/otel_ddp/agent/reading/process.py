@@ -386,12 +386,13 @@ class Process:
     def _begin(self) -> None:
         """An agent may have read of it before."""
         reader = self.reader
-        for record in reader.latest():
-            if record.position < reader.position and record.step is not None:
+        before = [each for each in reader.latest() if each.position < reader.position]
+        for record in before:
+            if record.step is not None:
                 self._logged_step = record.step
         self._nonfinite = NonfiniteValues()
-        if self.is_here:
-            self._nonfinite.read_before(reader.path, reader.position)
+        # The names whose last value was finite may lose it from here on.
+        self._nonfinite.feed(before, 0)
         if self.is_at_work:
             self.host.watch()
 

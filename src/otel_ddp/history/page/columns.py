@@ -10,8 +10,8 @@ from typing import Any
 
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
-from otel_ddp.history.reader import Bucket, History, Series
-from otel_ddp.history.tables import STEP_COLUMNS, SeriesKey
+from otel_ddp.history.reader import History, Series
+from otel_ddp.history.tables import STEP_COLUMNS, Bucket, SeriesKey
 from otel_ddp.history.whole_run import WholeRun, by_history
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
