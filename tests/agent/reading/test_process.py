@@ -96,10 +96,12 @@ def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(ben
 
 
 def test_a_value_that_was_finite_before_the_agent_came_may_be_lost_afterwards(bench: Fed) -> None:
+    bench.rank.state("running")
     bench.log({"loss": 0.4}, step=1)
     bench.poll()
     bench.exports.reader.commit(*bench.process.reader.bookmark())
     bench.start_again()
+    bench.poll()
     bench.log({"loss": float("nan")}, step=2)
     bench.poll(alive=False)
 
