@@ -821,7 +821,8 @@ def verdict_times() -> list[Row]:
 
 
 def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Row]:
-    from tools.diagnosis_cases import Case, labels_of, simulated
+    from tools.cases import labels_of
+    from tools.diagnosis_cases import Case, simulated
 
     from otel_ddp.diagnosis.detector import Detector, Observation, RankState
     from otel_ddp.diagnosis.stall.detector import Stalls

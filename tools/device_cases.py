@@ -12,23 +12,17 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
+from tools.cases import NOW_NS, Found, Named, Replay, labels_of, main, row, share, soon
 from tools.device_training.rank import QUEUE
 from tools.device_training.setting import Setting, Trouble
 from tools.device_training.training import Piece, WordStream, trained
-from tools.diagnosis_cases import labels_of
 
 from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.diagnosis.detector import Observation, RankState
+from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
-from otel_ddp.diagnosis.straggler.detector import Stragglers
-from otel_ddp.diagnosis.straggler.finding import side_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
-BEGIN, END = "<!-- device cases: begin -->", "<!-- device cases: end -->"
-NOW_NS = 1_700_000_000_000_000_000
 SEED = 5
 BEGINS = 200
 LASTS = 400
@@ -106,29 +100,6 @@ class Case(NamedTuple):
         return f"node-{node}" if self.nodes > 1 and members <= troubled else trouble.rank
 
 
-class Named(NamedTuple):
-    """The first verdict on a rank."""
-
-    kind: str
-    phase: str
-    side: str
-    step: int
-    """Counted from BEGINS."""
-
-
-class Found(NamedTuple):
-    """What the detectors have found in a case."""
-
-    named: dict[int | str, Named]
-    """By rank, or by the name of a node."""
-    verdicts: int
-    """Of the detector of stragglers: opened ones."""
-    bound: str
-    """What bounds the run at the end, if anything does."""
-    insufficient: str
-    """At the end."""
-
-
 class _Rank:
     """The way of a rank's words to the detectors."""
 
@@ -157,28 +128,15 @@ def replayed(case: Case) -> Found:
         for rank in range(ranks)
     ]
     readers = [_Rank() for _ in range(ranks)]
-    stragglers = Stragglers()
-    named: dict[int | str, Named] = {}
-    verdicts, bound = 0, ""
+    replay = Replay(states, BEGINS)
     pieces: list[list[Piece]] = []
     for step in trained(case.setting, case.steps, case.troubles):
         pieces.append(step)
-        if len(pieces) < _STEPS_AT_A_TIME:
-            continue
-        for rank, theirs in enumerate(zip(*pieces, strict=True)):
-            facts = readers[rank].read(theirs)
-            stragglers.feed(states[rank], Observation(facts=facts))
-        pieces.clear()
-        for verdict, opened in stragglers.poll(0):
-            if opened and verdict.kind in ("straggler", "imbalance"):
-                verdicts += 1
-                after = (verdict.step or 0) - BEGINS
-                labels = dict(verdict.labels)
-                who = int(labels["rank"]) if "rank" in labels else labels["node"]
-                named.setdefault(who, Named(verdict.kind, verdict.phase, side_of(verdict), after))
-        for verdict, opened in stragglers.bounds.poll(0):
-            bound = verdict.phase if opened else ""
-    return Found(named, verdicts, bound, stragglers.report().insufficient)
+        if len(pieces) == _STEPS_AT_A_TIME:
+            theirs = zip(readers, zip(*pieces, strict=True), strict=True)
+            replay.feed([reader.read(each) for reader, each in theirs])
+            pieces.clear()
+    return replay.found()
 
 
 # -- what is true
@@ -468,35 +426,28 @@ class Outcome(NamedTuple):
                 yield self.found.named[who], EXPECTED[where]
 
 
-def row(title: str, cases: Sequence[Case]) -> str:
-    """A row of the table."""
+def late_row(title: str, cases: Sequence[Case]) -> str:
+    """A row of the table of runs with late ranks."""
     outcomes = [Outcome.of(case) for case in cases]
-    right = [each for each in outcomes if each.rank_right]
-    named = [each for each in right if each.found.named]
-    after = sorted(name.step for each in named for name in each.found.named.values())
-
-    def share(several: Sequence[bool]) -> str:
-        return f"{sum(several) / len(several) * 100:.1f} %" if several else ""
-
-    cells = (
+    named = [each for each in outcomes if each.rank_right and each.found.named]
+    return row(
         title,
-        str(len(cases)),
-        str(len([each for each in outcomes if each.truth.to_be_named])),
+        len(cases),
+        len([each for each in outcomes if each.truth.to_be_named]),
         share([each.rank_right for each in outcomes]),
         share([each.phase_right for each in named]),
         share([each.side_right for each in named]),
-        f"{after[len(after) // 2]}, {after[len(after) * 95 // 100]}, {after[-1]}" if after else "",
+        soon([name.step for each in named for name in each.found.named.values()]),
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def quiet_row(title: str, cases: Sequence[Case]) -> str:
     """A row of the table of runs in which no rank is to be named."""
     found = [replayed(case) for case in cases]
     steps = sum(case.steps for case in cases)
-    verdicts = sum(each.verdicts for each in found)
+    verdicts = sum(len(each.after_s) for each in found)
     compared = sum(not each.insufficient for each in found) / len(found)
-    return f"| {title} | {len(cases)} | {steps:,} | {verdicts} | {compared * 100:.0f} % |"
+    return row(title, len(cases), f"{steps:,}", verdicts, f"{compared * 100:.0f} %")
 
 
 def bound_row(title: str, cases: Sequence[Case], bound: str) -> str:
@@ -504,12 +455,13 @@ def bound_row(title: str, cases: Sequence[Case], bound: str) -> str:
     found = [replayed(case) for case in cases]
     said = sum(each.bound == bound for each in found) / len(found)
     unknown = sum(each.insufficient != "" for each in found) / len(found)
-    named = sum(each.verdicts for each in found)
-    cells = title, str(len(cases)), f"`{bound}`", f"{said * 100:.0f} %", f"{unknown * 100:.0f} %"
-    return f"| {' | '.join(cells)} | {named} |"
+    named = sum(len(each.after_s) for each in found)
+    return row(
+        title, len(cases), f"`{bound}`", f"{said * 100:.0f} %", f"{unknown * 100:.0f} %", named
+    )
 
 
-def rows() -> Iterator[str]:
+def tables() -> Iterator[str]:
     """All lines of the tables, each as soon as it is known."""
     yield (
         "| cases | runs | with a rank to be named | rank right | phase right | side right "
@@ -517,33 +469,33 @@ def rows() -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|"
     for excess in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5):
-        yield row(f"one rank {excess * 100:.0f} % late", one_late((excess,), every=4))
+        yield late_row(f"one rank {excess * 100:.0f} % late", one_late((excess,), every=4))
     ahead = ("host ahead", "one step ahead", "busy host")
-    yield row("its device is slow", one_late((0.3,), ("device",), ahead))
-    yield row("its loader is late, and its device runs dry", one_late((0.3,), ("loader",)))
+    yield late_row("its device is slow", one_late((0.3,), ("device",), ahead))
+    yield late_row("its loader is late, and its device runs dry", one_late((0.3,), ("loader",)))
     launches = ("cores", "forward launches", "backward launches")
-    yield row("it launches slowly", one_late((0.3,), launches, ahead, every=2))
-    yield row("its host is late before or within forward", one_late((0.3,), IN_FORWARD, ahead))
-    yield row("`.item()` in every step", one_late((0.3,), settings=("item",), every=8))
-    yield row("accumulation", one_late((0.3,), settings=("accumulation",), every=8))
+    yield late_row("it launches slowly", one_late((0.3,), launches, ahead, every=2))
+    yield late_row("its host is late before or within forward", one_late((0.3,), IN_FORWARD, ahead))
+    yield late_row("`.item()` in every step", one_late((0.3,), settings=("item",), every=8))
+    yield late_row("accumulation", one_late((0.3,), settings=("accumulation",), every=8))
     for name in HOST_BOUND:
-        yield row(f"all hosts are {name}", one_late((0.3,), settings=(name,), every=8))
-    yield row("one device 15 % slow, and hosts 100 steps ahead", slow_far_ahead())
-    yield row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
-    yield row("two ranks, each in a way of its own", two_late(every=6))
+        yield late_row(f"all hosts are {name}", one_late((0.3,), settings=(name,), every=8))
+    yield late_row("one device 15 % slow, and hosts 100 steps ahead", slow_far_ahead())
+    yield late_row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
+    yield late_row("two ranks, each in a way of its own", two_late(every=6))
     for excess in (0.15, 0.3):
         title = f"all devices of one of 2 to 4 nodes {excess * 100:.0f} % late"
-        yield row(title, nodes_late(excess, DEVICES_OF_NODE, every=3))
+        yield late_row(title, nodes_late(excess, DEVICES_OF_NODE, every=3))
     for excess in (0.15, 0.3):
         title = f"all hosts of one of 2 to 4 nodes {excess * 100:.0f} % late"
-        yield row(title, nodes_late(excess, HOSTS_OF_NODE))
+        yield late_row(title, nodes_late(excess, HOSTS_OF_NODE))
     of_four = nodes_late(0.3, HOSTS_OF_NODE, many=2, kinds=((2, 4), (3, 4)))
-    yield row("half of the hosts of one of 2 or 3 nodes 30 % late: both named", of_four)
+    yield late_row("half of the hosts of one of 2 or 3 nodes 30 % late: both named", of_four)
     alone = nodes_late(0.3, HOSTS_OF_NODE, every=2, many=1)
-    yield row("one host of one of 2 to 4 nodes 30 % late", alone)
+    yield late_row("one host of one of 2 to 4 nodes 30 % late", alone)
     for title, where in (("one device slow", "device"), ("one loader late", "loader")):
         beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=(where, 0.3))
-        yield row(f"{title}, and another rank's host late at no cost", beside[::2])
+        yield late_row(f"{title}, and another rank's host late at no cost", beside[::2])
     yield ""
     yield "| no rank is to be named | runs | steps | verdicts | runs in which ranks were compared |"
     yield "|---|---|---|---|---|"
@@ -567,17 +519,5 @@ def rows() -> Iterator[str]:
     yield bound_row("none of these", all_bound(), "compute")
 
 
-def main() -> None:
-    """Print them, and put them where they belong."""
-    table = []
-    for line in rows():
-        print(line, flush=True)
-        table.append(line)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    lines = "\n".join(table)
-    PAGE.write_text(f"{before}{BEGIN}\n{lines}\n{END}{after}")
-
-
 if __name__ == "__main__":
-    main()
+    main({"device cases": tables})

@@ -1,33 +1,26 @@
 """Simulates training with and without stragglers, and writes down what the detector finds.
 
-    python tools/diagnosis_cases.py
+    python -m tools.diagnosis_cases
 
-prints the tables of docs/diagnosis.md and puts them there. With numbers, such as `4 16`, it prints
-the lines of runs that measure one of so many steps. The steps are simulated: each rank needs its
-time, and what it waits for others follows. They go through the real detector as the agent's.
+prints the tables of docs/diagnosis.md and puts them there. The steps are simulated: each rank needs
+its time, and what it waits for others follows. They go through the real detector as the agent's.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.detector import Observation, RankState
+from tools.cases import NOW_NS, Found, Replay, labels_of, main, row, share, soon
+
+from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Parts, Step
-from otel_ddp.diagnosis.straggler.detector import Stragglers
-from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.vocabulary.words import PHASES, UNMEASURED
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
-BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
-SPARSE_BEGIN, SPARSE_END = "<!-- sparse cases: begin -->", "<!-- sparse cases: end -->"
 SEED = 5
-NOW_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
 GOLDEN, WORDS = 0x9E3779B97F4A7C15, 1 << 64
 BEFORE_OPTIMIZER = ("data", "other", "checkpoint", "forward", "backward")
@@ -81,31 +74,6 @@ class Case(NamedTuple):
     def node_of(self, rank: int) -> int:
         """The node of a rank."""
         return rank * self.nodes // self.ranks
-
-
-class Found(NamedTuple):
-    """The verdicts of the detector in a case."""
-
-    named: dict[int | str, tuple[str, str, int]]
-    """By rank, or by name of a node: kind and phase of the first verdict on it, and its step since
-    it began."""
-    kinds: set[str]
-    verdicts: int = 0
-    """How many were opened on ranks and nodes."""
-    after_s: tuple[float, ...] = ()
-    """When each was, since it began."""
-
-
-def labels_of(rank: int, node: int = 0) -> Labels:
-    """The labels of a rank."""
-    return (
-        ("group", ""),
-        ("run", "case"),
-        ("job_type", "train"),
-        ("node", f"node-{node}"),
-        ("rank", str(rank)),
-        ("local_rank", str(rank)),
-    )
 
 
 def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
@@ -215,43 +183,25 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
 
 def replayed(case: Case, own: bool = False) -> Found:
     """The verdicts of the detector."""
-    detector = Stragglers()
+    phases = ("other",) if own else ()
     states = [
-        RankState(
-            labels_of(rank, case.node_of(rank)),
-            case.ranks,
-            own_collectives=("other",) if own else (),
-        )
+        RankState(labels_of(rank, case.node_of(rank)), case.ranks, own_collectives=phases)
         for rank in range(case.ranks)
     ]
-    found = Found({}, set())
+    replay = Replay(states, case.begins * case.one_of)
     read: list[list[Step]] = []
-    began_ns = 0
     for steps in simulated(case, own):
         read.append(steps)
-        if steps[0].number == case.begins * case.one_of:
-            began_ns = steps[0].ended_ns
-        if not steps[0].measured:
-            continue
-        for state, of_rank in zip(states, zip(*read, strict=True), strict=True):
-            detector.feed(state, Observation(facts=facts_of(of_rank)))
-        read.clear()
-        for verdict, opened in detector.poll(0):
-            found.kinds.add(verdict.kind)
-            if opened and verdict.kind in ("straggler", "imbalance"):
-                labels = dict(verdict.labels)
-                who = int(labels["rank"]) if "rank" in labels else labels["node"]
-                first = verdict.kind, verdict.phase, (verdict.step or 0) - case.begins * case.one_of
-                found.named.setdefault(who, first)
-                after_s = (*found.after_s, (steps[0].ended_ns - began_ns) / 1e9)
-                found = found._replace(verdicts=found.verdicts + 1, after_s=after_s)
-    return found
+        if steps[0].measured:
+            replay.feed([facts_of(of_rank) for of_rank in zip(*read, strict=True)])
+            read.clear()
+    return replay.found()
 
 
 def right_rank(case: Case, found: Found) -> bool:
     """All late ranks and nodes and no other, after it began, each once."""
     late = {*case.late, *(f"node-{node}" for node in case.late_nodes)}
-    return set(found.named) == late and all(step > 0 for _, _, step in found.named.values())
+    return set(found.named) == late and all(each.step > 0 for each in found.named.values())
 
 
 def right_phase(case: Case, found: Found) -> bool:
@@ -261,7 +211,7 @@ def right_phase(case: Case, found: Found) -> bool:
         ("imbalance", ("compute", "backward")) if unequal else ("straggler", (case.phase,))
     )
     return all(
-        named[0] == kind and named[1] in phases
+        named.kind == kind and named.phase in phases
         for who, named in found.named.items()
         if who in case.late or isinstance(who, str)
     )
@@ -413,42 +363,20 @@ def slowly(cases: list[Case]) -> list[Case]:
     return [case._replace(slower=10, jitter=0.02) for case in cases if case.jitter == 0.05]
 
 
-class Line(NamedTuple):
-    """A line of the table."""
-
-    title: str
-    cases: int
-    rank_right: float
-    phase_right: float
-    named_after: tuple[int, int, int]
-    """Steps: the median, 95 of 100, the slowest."""
-    after_s: tuple[float, float, float]
-    """The same in seconds."""
-
-    @classmethod
-    def of(cls, title: str, cases: list[Case], own: bool = False) -> Line:
-        """Run them."""
-        found = [(case, replayed(case, own)) for case in cases]
-        named = [each for each in found if right_rank(*each)]
-        after = sorted(step for _, each in named for _, _, step in each.named.values()) or [0]
-        after_s = sorted(s for _, each in named for s in each.after_s) or [0.0]
-        return cls(
-            title,
-            len(cases),
-            len(named) / len(cases),
-            sum(right_phase(*each) for each in named) / max(len(named), 1),
-            (after[len(after) // 2], after[len(after) * 95 // 100], after[-1]),
-            (after_s[len(after_s) // 2], after_s[len(after_s) * 95 // 100], after_s[-1]),
-        )
-
-    def markdown(self) -> str:
-        """As a row."""
-        median, most, slowest = self.named_after
-        after = f"{median}, {most}, {slowest}" if slowest else ""
-        phase = f"{self.phase_right * 100:.1f} %" if slowest else ""
-        return (
-            f"| {self.title} | {self.cases} | {self.rank_right * 100:.1f} % | {phase} | {after} |"
-        )
+def cells(cases: list[Case], own: bool = False, seconds: bool = False) -> list[str]:
+    """What is found in these cases: their number, how many are right, and how soon."""
+    found = [(case, replayed(case, own)) for case in cases]
+    right = [each for each in found if right_rank(*each)]
+    named = [each for each in right if each[1].named]
+    after: list[float] = []
+    for _, each in named:
+        after += each.after_s if seconds else [name.step for name in each.named.values()]
+    return [
+        str(len(cases)),
+        share([each in right for each in found]),
+        share([right_phase(*each) for each in named]),
+        soon(after),
+    ]
 
 
 def false_verdicts(
@@ -463,94 +391,63 @@ def false_verdicts(
     return sum(len(replayed(case, own).kinds) for case in cases)
 
 
-def markdown() -> str:
-    """The whole table."""
-    lines = [
-        Line.of(f"one rank {excess * 100:.0f} % late", one_late((excess,), every=2))
+def host_table() -> Iterator[str]:
+    """The table of late ranks and nodes."""
+    yield "| cases | runs | rank right | phase right | steps until named: median, 95 %, all |"
+    yield "|---|---|---|---|---|"
+    lines: list[tuple[str, list[Case]]] = [
+        (f"one rank {excess * 100:.0f} % late", one_late((excess,), every=2))
         for excess in (0.1, 0.15, 0.2, 0.25, 0.35, 0.5)
     ]
+    own = "one rank 25 % late, with an all-reduce of your own in `other`"
     lines += [
-        Line.of(
-            "one rank 25 % late, with an all-reduce of your own in `other`",
-            late_elsewhere(one_late((0.25,), every=2)),
-            own=True,
-        ),
-        Line.of("two ranks late, 25 or 40 %, of 4 to 8", two_late()),
-        Line.of("all 20 or 50 % slower together: nobody named", all_late()),
+        (own, late_elsewhere(one_late((0.25,), every=2))),
+        ("two ranks late, 25 or 40 %, of 4 to 8", two_late()),
+        ("all 20 or 50 % slower together: nobody named", all_late()),
     ]
     lines += [
-        Line.of(f"one or two nodes {excess * 100:.0f} % late", nodes_late((excess,), every=4))
+        (f"one or two nodes {excess * 100:.0f} % late", nodes_late((excess,), every=4))
         for excess in (0.1, 0.15, 0.2, 0.3)
     ]
     lines += [
-        Line.of("a single rank of several nodes 25 % late", one_late_among_nodes((0.25,), every=4)),
-        Line.of("two neighbours of 4 or 8 late, 25 or 40 %: both named", pairs_late(every=2)),
-        Line.of("one rank 30 % late, steps of a second", slowly(one_late((0.3,)))),
-        Line.of("one or two nodes 30 % late, steps of a second", slowly(nodes_late((0.3,)))),
+        ("a single rank of several nodes 25 % late", one_late_among_nodes((0.25,), every=4)),
+        ("two neighbours of 4 or 8 late, 25 or 40 %: both named", pairs_late(every=2)),
+        ("one rank 30 % late, steps of a second", slowly(one_late((0.3,)))),
+        ("one or two nodes 30 % late, steps of a second", slowly(nodes_late((0.3,)))),
     ]
+    for title, cases in lines:
+        yield row(title, *cells(cases, own=title == own))
     steps = 200_000
     false, of_nodes = false_verdicts(steps), false_verdicts(steps, (2, 4), (2, 3, 4))
     slow = false_verdicts(steps // 2, slower=10)
     slow += false_verdicts(steps // 2, (2, 4), (2, 3, 4), slower=10)
-    return "\n".join(
-        [
-            "| cases | runs | rank right | phase right | steps until named: median, 95 %, all |",
-            "|---|---|---|---|---|",
-            *(line.markdown() for line in lines),
-            "",
-            f"Verdicts in {steps:,} balanced steps of one node: {false}; in as many of two to four "
-            f"nodes: {of_nodes}; in as many that take a second: {slow}.",
-        ]
+    yield ""
+    yield (
+        f"Verdicts in {steps:,} balanced steps of one node: {false}; in as many of two to four "
+        f"nodes: {of_nodes}; in as many that take a second: {slow}."
     )
 
 
-def sparse_markdown(several: Collection[int]) -> str:
+def sparse_table() -> Iterator[str]:
     """The table of runs that measure one of so many steps."""
-    rows = [
-        "| one of | a step takes | late | runs | rank right | phase right "
-        "| seconds until named: median, 95 %, all | verdicts in 6,000 balanced measured steps |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    steps = 6_000
+    yield (
+        "| one of | a step takes | late | runs | rank right | phase right | seconds until named: "
+        f"median, 95 %, all | verdicts in {steps:,} balanced measured steps |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
     for one_of, slower, excesses in SPARSE:
-        if one_of not in several:
-            continue
         cases = [(f"one rank, {each * 100:.0f} %", one_late((each,), every=8)) for each in excesses]
-        cases.append(
-            (f"a node or two, {excesses[1] * 100:.0f} %", nodes_late((excesses[1],), every=32))
-        )
+        of_nodes = nodes_late((excesses[1],), every=32)
+        cases.append((f"a node or two, {excesses[1] * 100:.0f} %", of_nodes))
         false = sum(
             len(replayed(case._replace(one_of=one_of, slower=slower)).kinds)
-            for case in balanced(6_000, (2, 3, 4))
+            for case in balanced(steps, (2, 3, 4))
         )
-        for late, each in cases:
-            line = Line.of(late, sparsely(each, one_of, slower))
-            after = ", ".join(f"{s:.0f}" for s in line.after_s)
-            rows.append(
-                f"| {one_of} | {slower * 100:.0f} ms | {late} | {line.cases} "
-                f"| {line.rank_right * 100:.1f} % | {line.phase_right * 100:.1f} % | {after} "
-                f"| {false} |"
-            )
-    return "\n".join(rows)
-
-
-def _put(begin: str, table: str, end: str) -> None:
-    before, _, rest = PAGE.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{begin}\n{table}\n{end}{after}")
-
-
-def main() -> None:
-    """Print them, and put them where they belong."""
-    if asked := [int(each) for each in sys.argv[1:]]:
-        print(sparse_markdown(asked))
-        return
-    for begin, table, end in (
-        (BEGIN, markdown(), END),
-        (SPARSE_BEGIN, sparse_markdown([each[0] for each in SPARSE]), SPARSE_END),
-    ):
-        print(table)
-        _put(begin, table, end)
+        for late, several in cases:
+            found = cells(sparsely(several, one_of, slower), seconds=True)
+            yield row(one_of, f"{slower * 100:.0f} ms", late, *found, false)
 
 
 if __name__ == "__main__":
-    main()
+    main({"cases": host_table, "sparse cases": sparse_table})

@@ -1,6 +1,6 @@
 """Simulates trainings that are parallel in several ways, and writes down what the detector finds.
 
-    python tools/parallel_cases.py
+    python -m tools.parallel_cases
 
 prints a table of docs/diagnosis.md and puts it there. Each rank has a program of work and of calls
 to process groups; who waits for whom follows, and the detector has to find it out again.
@@ -9,24 +9,18 @@ to process groups; who waits for whom follows, and the detector has to find it o
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
-from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.detector import Observation, RankState
+from tools.cases import NOW_NS, Found, Replay, labels_of, main, row, share, soon
+
+from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.steps import Call, Calls
-from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.vocabulary.words import WORK_PHASES
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools.diagnosis_cases import NOW_NS, labels_of
-
-PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
-BEGIN, END = "<!-- parallel cases: begin -->", "<!-- parallel cases: end -->"
 SEED = 5
 BEGINS, LASTS = 60, 200
 TRANSFER_MS = 0.1
@@ -348,34 +342,16 @@ def _advance(
     return True
 
 
-class Found(NamedTuple):
-    """What the detector says of a case."""
-
-    named: dict[int, tuple[str, str, int]]
-    """By rank: its phase, where others wait for it, and after how many steps."""
-    kinds: set[str]
-    why: str
-
-
 def replayed(case: Case) -> Found:
     """The verdicts of the detector."""
-    detector = Stragglers()
     states = [
         RankState(labels_of(rank), case.ranks, waits_known=False, calls_noted=True)
         for rank in range(case.ranks)
     ]
-    found = Found({}, set(), "")
+    replay = Replay(states, BEGINS)
     for facts in simulated(case):
-        for state, each in zip(states, facts, strict=True):
-            detector.feed(state, Observation(facts=[each]))
-        for verdict, opened in detector.poll(0):
-            found.kinds.add(verdict.kind)
-            if opened and verdict.kind in ("straggler", "imbalance"):
-                rank = int(dict(verdict.labels)["rank"])
-                after = (verdict.step or 0) - BEGINS
-                where = str(verdict.evidence.get("waits_in"))
-                found.named.setdefault(rank, (verdict.phase, where, after))
-    return found._replace(why=detector.report().insufficient)
+        replay.feed([[each] for each in facts])
+    return replay.found()
 
 
 def late(kind: Kind, excess: float) -> list[Case]:
@@ -402,48 +378,41 @@ def balanced(kind: Kind, steps: int) -> list[Case]:
 
 def is_right(case: Case, found: Found) -> bool:
     """The late rank and no other, after it began."""
-    return set(found.named) == {case.late} and found.named[case.late][2] > 0
+    return set(found.named) == {case.late} and found.named[case.late].step > 0
 
 
-def row(title: str, cases: Sequence[Case], false: str) -> str:
+def late_row(title: str, cases: Sequence[Case], false: str) -> str:
     """A row of the table."""
     every = [(case, replayed(case)) for case in cases]
     named = [(case, found.named[case.late]) for case, found in every if is_right(case, found)]
-    phase = sum(case.phase == found[0] for case, found in named)
-    where = sum(found[1].startswith(case.kind.where[case.phase]) for case, found in named)
-    after = sorted(found[2] for _, found in named)
-    rank_right, many = 100 * len(named) / len(every), max(len(named), 1)
-    soon = f"{after[len(after) // 2]}, {after[len(after) * 95 // 100]}, {after[-1]}"
-    return (
-        f"| {title} | {len(every)} | {rank_right:.1f} % | {100 * phase / many:.1f} % "
-        f"| {100 * where / many:.1f} % | {soon} | {false} |"
+    return row(
+        title,
+        len(every),
+        share([is_right(*each) for each in every]),
+        share([case.phase == found.phase for case, found in named]),
+        share([found.waits_in.startswith(case.kind.where[case.phase]) for case, found in named]),
+        soon([found.step for _, found in named]),
+        false,
     )
 
 
-def markdown(steps: int) -> str:
-    """The whole table. *steps*: so many balanced ones of each kind."""
-    rows = [
+def table() -> Iterator[str]:
+    """The whole table."""
+    steps = 35_000
+    yield (
         "| cases | runs | rank right | phase right | dimension right "
-        f"| steps until named: median, 95 %, all | verdicts in {steps:,} balanced steps |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        f"| steps until named: median, 95 %, all | verdicts in {steps:,} balanced steps |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     for kind in KINDS:
         false = sum(len(replayed(case).named) for case in balanced(kind, steps))
         cases = [case for excess in (0.15, 0.25, 0.5) for case in late(kind, excess)[::2]]
-        rows.append(row(f"{kind.title}, one rank 15 to 50 % late", cases, str(false)))
+        yield late_row(f"{kind.title}, one rank 15 to 50 % late", cases, str(false))
     for excess in (0.05, 0.1):
         cases = [case for kind in KINDS for case in late(kind, excess)[::4]]
-        rows.append(row(f"all of these, one rank {excess * 100:.0f} % late", cases, ""))
-    return "\n".join(rows)
-
-
-def main() -> None:
-    """Print it, and put it where it belongs."""
-    table = markdown(35_000)
-    print(table)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+        title = f"all of these, one rank {excess * 100:.0f} % late"
+        yield late_row(title, cases, "")
 
 
 if __name__ == "__main__":
-    main()
+    main({"parallel cases": table})

@@ -15,7 +15,7 @@ def test_one_late_rank(excesses: tuple[float, ...], rank_right: float, soon: flo
     cases = [case._replace(steps=tool.BEGINS + 320) for case in tool.one_late(excesses, every=16)]
     found = [(case, tool.replayed(case)) for case in cases]
     right = [each for each in found if tool.right_rank(*each)]
-    steps = [step for _, each in right for _, _, step in each.named.values()]
+    steps = [named.step for _, each in right for named in each.named.values()]
 
     assert len(cases) >= 14
     assert len(right) >= rank_right * len(cases)

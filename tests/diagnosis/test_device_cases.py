@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 from tools import device_cases as tool
-from tools.device_training.setting import Setting, Trouble
+from tools.device_training.setting import Trouble
 
 # More ranks take longer, and are in the table.
 FEW = (2, 3, 4)
@@ -74,18 +74,14 @@ def test_a_rank_that_becomes_very_late_is_named_within_100_steps(where: str) -> 
     assert found.named[1].step + tool.BEGINS <= 200
 
 
-SIDES = [("before forward", "host ahead"), ("in forward", "item"), ("device", "item")]
-SIDES += [("host", "item"), ("loader", "item")]
-ALL_SIDES = product((*tool.IN_FORWARD, "device", "loader"), tool.SETTINGS)
+ALL_SIDES = list(product((*tool.IN_FORWARD, "device", "loader"), tool.SETTINGS))
 
 
 @pytest.mark.parametrize(
     ("where", "setting"),
-    [*SIDES, *(pytest.param(*each, marks=pytest.mark.stress) for each in ALL_SIDES)],
+    [ALL_SIDES[0], *(pytest.param(*each, marks=pytest.mark.stress) for each in ALL_SIDES[1:])],
 )
-def test_the_host_is_the_side_where_it_launches_late_and_the_queue_runs_empty_within_a_phase(
-    where: str, setting: str
-) -> None:
+def test_the_side_is_right_wherever_a_queue_hides_it(where: str, setting: str) -> None:
     varied = tool.SETTINGS[setting]._replace(ranks=3, jitter=0.05, seed=3)
     late = tool.late(tool.SETTINGS[setting], 1, where, 0.3)
     found = tool.replayed(tool.Case(varied, (late,)))
@@ -93,15 +89,6 @@ def test_the_host_is_the_side_where_it_launches_late_and_the_queue_runs_empty_wi
     assert set(found.named) == {1}
     assert found.named[1].phase in tool.EXPECTED[where].phases
     assert found.named[1].side == tool.EXPECTED[where].side
-
-
-def test_a_host_that_a_full_queue_holds_up_is_not_the_side_that_is_late() -> None:
-    # It asks for its loss in each step, and the queue holds a third of what it launches then.
-    setting = Setting(item_every=1, kernels=3000)
-    late = tool.late(setting, 1, "device", 0.3)
-    found = tool.replayed(tool.Case(setting._replace(ranks=3, jitter=0.05), (late,)))
-
-    assert {rank: named.side for rank, named in found.named.items()} == {1: "device"}
 
 
 @pytest.mark.parametrize("where", ["device", "loader"])
@@ -158,7 +145,7 @@ def test_a_slow_device_is_named_where_hosts_are_100_steps_ahead() -> None:
 def test_no_rank_is_named_for_what_costs_nothing() -> None:
     found = [tool.replayed(case) for case in tool.late_at_no_cost(36 * 400, FEW)[::9]]
 
-    assert not any(each.verdicts or each.insufficient for each in found)
+    assert not any(each.named or each.insufficient for each in found)
 
 
 def test_loaders_that_are_too_slow_on_all_ranks_and_vary_much_blame_no_rank() -> None:
@@ -177,7 +164,7 @@ def test_loaders_in_workers_that_are_too_slow_blame_no_rank_of_hosts_hardly_ahea
     cases = [case for case in tool.hardly_ahead(1_500) if case.setting.jitter]
     found = [tool.replayed(cases[at]) for at in chosen]
 
-    assert not any(each.verdicts for each in found)
+    assert not any(each.named for each in found)
 
 
 def test_a_loader_within_the_loop_is_named_where_all_are_too_slow() -> None:
@@ -202,7 +189,7 @@ def test_balanced_ranks_lead_to_no_verdict(part: int) -> None:
     cases = tool.balanced(12_000, ranks=(2, 3))[part::6]
     found = [tool.replayed(case) for case in cases]
 
-    assert not any(each.verdicts for each in found)
+    assert not any(each.named for each in found)
     # Hosts that launch slowly and vary much take longer to be seen to be alike.
     launch_ms = tool.HOST_BOUND["launch-bound"].launch_ms
     assert not any(

@@ -16,9 +16,9 @@ def test_the_late_rank_is_named_with_the_calls_in_which_others_wait_for_it(kind:
     assert set(of_phase) == {"forward", "backward"}
     for case, each in found:
         assert tool.is_right(case, each), each
-        phase, where, _ = each.named[case.late]
-        assert phase == case.phase
-        assert where.startswith(kind.where[case.phase])
+        named = each.named[case.late]
+        assert named.phase == case.phase
+        assert named.waits_in.startswith(kind.where[case.phase])
 
 
 @by_kind
@@ -26,4 +26,4 @@ def test_balanced_steps_lead_to_no_verdict_on_a_rank(kind: tool.Kind) -> None:
     found = [tool.replayed(case) for case in tool.balanced(kind, 4 * len(kind.ranks) * 200)[::2]]
 
     assert [each.named for each in found] == [{}] * len(found)
-    assert [each.why for each in found] == [""] * len(found)
+    assert [each.insufficient for each in found] == [""] * len(found)
