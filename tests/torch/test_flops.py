@@ -26,7 +26,7 @@ def embedded() -> nn.Sequential:
 def settled(model: nn.Module, device: str = "cpu", given: float | None = None) -> tuple[Any, Any]:
     """The model after its first forward, and what is recorded of it."""
     progress = SimpleNamespace(work=Work(), recorder=Mock())
-    readings = ModelFlops(cast("Any", SimpleNamespace(progress=progress, seen=Mock(float16=False))))
+    readings = ModelFlops(cast("Any", SimpleNamespace(progress=progress)))
     readings.device, readings.given_per_sample = torch.device(device), given
     watched = WatchedModel(model, {})
 

@@ -248,7 +248,7 @@ class _Search(Search):
             self.begin()
 
     def _rests(self) -> bool:
-        return self.stepper.end.has_model and self.stepper.seen.steps < self._rests_until
+        return self.stepper.end.has_model and self.stepper.progress.steps.count < self._rests_until
 
     def _expect_no_backward(self) -> None:
         for each in self._backwards:
@@ -380,7 +380,7 @@ class _Search(Search):
         if self._steps_left <= 0:
             rest = min(max(2 * self._rest, 2 * _STEPS), _LONGEST_REST)
             self._rest = 0 if self._reported else rest
-            self._rests_until = self.stepper.seen.steps + self._rest
+            self._rests_until = self.stepper.progress.steps.count + self._rest
             self.pause()
         self.between_calls()
 

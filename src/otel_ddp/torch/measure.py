@@ -39,7 +39,7 @@ class _Measuring:
     def _switch(self, on: bool) -> None:
         model_hooks.switch(on)
         # The step of an optimizer may be a part of compiled code, which is valid for its hooks.
-        if on or not self.stepper.seen.compiles:
+        if on or not self.stepper.compiles:
             optimizer_hooks.switch(on)
 
     @errors.contained()

@@ -70,7 +70,7 @@ class Readings:
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._recorder = stepper.progress.recorder
+        self._steps, self._recorder = stepper.progress.steps, stepper.progress.recorder
         self._options = StepOptions()
         self._optimizer: Callable[[], Any] = _none
         self.flops = ModelFlops(stepper)
@@ -151,7 +151,7 @@ class Readings:
             self._stepper.sampled.wants_loss = False
             averages = watched.is_ddp or capabilities.is_sharded(module)
             self._loss.ask(
-                self._stepper.seen,
+                self._steps,
                 divided=watched.divided_loss,
                 averages=averages or capabilities.world_size() == 1,
             )
@@ -161,14 +161,14 @@ class Readings:
         """Read the loss that it begins at."""
         stepper, more = self._stepper, False
         capturing = self._device is not None and captures(module_of(self._device))
-        if self._loss.is_of(stepper.seen) and not capturing:
+        if self._loss.is_of(self._steps) and not capturing:
             # Autograd calls us in a thread of its own, while the loop's waits in its call. No local
             # keeps the frame: it may be this one, and would hold itself and the graph.
             roots = inspection.roots_of_backward(
                 sys._current_frames().get(stepper.calls.forward_thread)
             )
             # A penalty of gradients and an inner loop come before the loss itself.
-            more = roots is None or self._loss.read_roots(roots, stepper.seen)
+            more = roots is None or self._loss.read_roots(roots, self._steps)
         stepper.sampled.wants_backward = more
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
@@ -210,7 +210,7 @@ class Readings:
 
     def _choose_counted_step(self) -> None:
         # Hooks that were taken off and put on again go on counting.
-        done = self._stepper.progress.steps.count + 1
+        done = self._steps.count + 1
         self._stepper.sampled.count_in(self._own_collectives.next_step(done))
 
     # -- between steps
@@ -226,7 +226,7 @@ class Readings:
         self._readings += 1
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
         # Inside of compiled code no call is seen, and a search would have it compiled once more.
-        if not stepper.seen.forwards and not stepper.seen.compiles:
+        if not stepper.progress.work.forwards and not stepper.compiles:
             stepper.search.model_not_called()
         model_hooks.watch_compiled_in_place()
         compile_hooks.attach(stepper)
@@ -237,14 +237,14 @@ class Readings:
             self._memory.poll()
         clock_failed = self._clock is not None and self._clock.failed
         watching = (
-            stepper.seen.steps <= _STEPS_TO_WATCH
+            self._steps.count <= _STEPS_TO_WATCH
             or not self._warned
             or (clock_failed and not self._known.get("device_clock"))
             or stepper.group_calls.noted != ("calls" in self._known)
         )
-        if stepper.seen.steps >= _STEPS_TO_KNOW and watching:
+        if self._steps.count >= _STEPS_TO_KNOW and watching:
             self.report()
-        if stepper.seen.steps >= _STEPS_TO_LOG:
+        if self._steps.count >= _STEPS_TO_LOG:
             self._miss_loss()
 
     def _settle_identity(self) -> None:
@@ -262,7 +262,7 @@ class Readings:
             if groups := getattr(optimizer, "param_groups", None):
                 found["learning_rate"] = groups[0].get("lr")
             found["loss_scale"] = getattr(self._options.scaler, "_scale", None)
-        number = self._stepper.progress.steps.logged_number
+        number = self._steps.logged_number
         if found := {name: value for name, value in found.items() if value is not None}:
             self._recorder.record_reading(found, number)
         self._offer_loss()
@@ -275,11 +275,11 @@ class Readings:
             self._kept_back.clear()
         elif found is not None:
             steps_before, loss = found
-            since = self._stepper.seen.steps - steps_before - 1
-            number = self._stepper.progress.steps.logged_number - since
+            since = self._steps.count - steps_before - 1
+            number = self._steps.logged_number - since
             self._kept_back.append((loss, max(0, number), time.time_ns()))
         kept_ns = time.time_ns() - self._kept_back[0][2] if self._kept_back else 0
-        enough = self._stepper.seen.steps >= _STEPS_TO_KEEP_BACK or kept_ns >= _NS_TO_KEEP_BACK
+        enough = self._steps.count >= _STEPS_TO_KEEP_BACK or kept_ns >= _NS_TO_KEEP_BACK
         if enough:
             self._record_losses()
 
@@ -331,6 +331,8 @@ class Readings:
     def _correct_work(self, found: dict[str, str]) -> None:
         if found["samples"] == "shapes_unknown" and self._stepper.progress.work.tokens:
             found["samples"] = "packed"
+        if self.flops.any_float16 and not self._stepper.end.has_scaler:
+            found["skipped_steps"] = "no_scaler"
         if self.flops.any_shared:
             found["samples"] = found["tokens"] = "shared_batch"
             if self._options.flops_per_sample is None:
@@ -343,9 +345,9 @@ class Readings:
             self._updates.take_off()
         self._offer_loss()
         self._record_losses()
-        if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
+        if not self._warned and (self._stepper.progress.work.forwards or self._steps.count):
             self.report()
-        if self._stepper.seen.steps >= _STEPS_TO_WATCH:
+        if self._steps.count >= _STEPS_TO_WATCH:
             self._miss_loss()
         if self._clock is not None:
             self._stepper.progress.phases.device_clock = None

@@ -73,8 +73,9 @@ def measured(
     *hidden_waits*: the reason why DDP's waits are not all that there are.
     """
     found: dict[str, str] = {}
-    seen, backward = stepper.seen.forwards > 0, stepper.seen.backwards > 0
-    found["optimizer"] = "" if stepper.seen.steps else "no_optimizer"
+    steps, work = stepper.progress.steps, stepper.progress.work
+    seen, backward = work.forwards > 0, work.micro_batches > 0
+    found["optimizer"] = "" if steps.count else "no_optimizer"
     found["forward"] = "" if seen else "not_called"
     found["backward"] = "" if backward else "outputs_unknown" if seen else "not_called"
     found["comm_wait"] = (
@@ -83,15 +84,12 @@ def measured(
     if stepper.group_calls.noted:
         found["calls"] = ""
     # The first batch may be wanted before it is known which thread trains.
-    is_own = stepper.seen.loads and stepper.loads_in == stepper.progress.thread
+    is_own = stepper.loads and stepper.loads_in == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
-    work = stepper.progress.work.samples
-    found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
-    found["flops"] = "" if stepper.progress.work.flops else _UNCOUNTABLE if seen else "not_called"
+    found["samples"] = "" if work.samples else "shapes_unknown" if seen else "not_called"
+    found["flops"] = "" if work.flops else _UNCOUNTABLE if seen else "not_called"
     if stepper.end.has_scaler:
         found["skipped_steps"] = ""
-    elif stepper.seen.float16:
-        found["skipped_steps"] = "no_scaler"
     return found
 
 

@@ -20,13 +20,14 @@ class ModelFlops:
     """
 
     def __init__(self, stepper: Stepper) -> None:
-        self._seen = stepper.seen
         self._work, self._recorder = stepper.progress.work, stepper.progress.recorder
         # What the user knows, forward and backward.
         self.given_per_sample: float | None = None
         self.device: torch.device | None = None
         self.any_shared = False
         """Whether other ranks work on the batches of one of the models."""
+        self.any_float16 = False
+        """Whether one of them computes in float16."""
 
     def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
         """A training forward of a model whose FLOPs are not settled."""
@@ -36,7 +37,7 @@ class ModelFlops:
     def forward_ended(self, watched: WatchedModel, module: nn.Module) -> None:
         """The same forward has returned."""
         word = _dtype_of(module)
-        self._seen.float16 |= word == "float16"
+        self.any_float16 |= word == "float16"
         if word == "float32" and self.device is not None and _uses_tf32(self.device):
             word = "tf32"
         if self.given_per_sample is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from otel_ddp import errors
-from otel_ddp.torch.steps.stepper import Seen
+from otel_ddp.recording.steps import StepNumbers
 
 _MULTIPLIED, _DIVIDED = "MulBackward", "DivBackward"
 # Such a node makes one number of one number; so does one that was given a single one.
@@ -39,27 +39,27 @@ class StepLoss:
         # How many quotients were added up in this step, and in the last one of such.
         self._shares = self._usual_shares = 0
 
-    def ask(self, seen: Seen, *, divided: bool, averages: bool) -> None:
+    def ask(self, steps: StepNumbers, *, divided: bool, averages: bool) -> None:
         """A forward of a step has ended whose loss is to be read.
 
         *divided*: the model was given the number to divide its loss by. *averages*: as above.
         """
         self.asked = True
-        self._asked_in, self._asked = seen.steps, seen.forwards
+        self._asked_in, self._asked = steps.count, steps.work.forwards
         self._backwards = self._shares = 0
         self._loss, self._averages = None, averages
         # A share of a mean over all ranks is no loss of this one.
         self.missing = "divided_loss" if divided else "no_loss"
 
-    def is_of(self, seen: Seen) -> bool:
+    def is_of(self, steps: StepNumbers) -> bool:
         """Whether the step of the forward that was asked is still open."""
-        return seen.steps == self._asked_in
+        return steps.count == self._asked_in
 
-    def read_roots(self, roots: tuple[Any, ...], seen: Seen) -> bool:
+    def read_roots(self, roots: tuple[Any, ...], steps: StepNumbers) -> bool:
         """Keep what a backward begins at; true if more of this step are to be read."""
         self._backwards += 1
         # Each of several batches has a forward of its own, be they forwarded by turns or at once.
-        if self._backwards > seen.forwards - self._asked + 1:
+        if self._backwards > steps.work.forwards - self._asked + 1:
             self._miss("several_losses")
             return False
         if self._backwards > 1 and not self._shares:

@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 from otel_ddp import errors
 from otel_ddp.recording.phases import Phase
 from otel_ddp.recording.progress import Progress
-from otel_ddp.recording.steps import Amounts, StepNumbers
+from otel_ddp.recording.steps import Amounts
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
 from otel_ddp.torch.steps.budget import ODD, Cost, in_sample
 from otel_ddp.torch.steps.ends import StepEnd, is_infinity, steps_made
@@ -49,31 +49,6 @@ _MOST_OTHERS = 20
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 _T = TypeVar("_T")
-
-
-class Seen:
-    """What was seen at all. Capabilities are read off it."""
-
-    def __init__(self, steps: StepNumbers) -> None:
-        self._steps, self._work = steps, steps.work
-        self._before = steps.count, steps.work.forwards, steps.work.micro_batches
-        self.loads = 0
-        self.compiles = self.float16 = False
-
-    @property
-    def steps(self) -> int:
-        """The steps since these hooks are on."""
-        return self._steps.count - self._before[0]
-
-    @property
-    def forwards(self) -> int:
-        """The training forwards since then."""
-        return self._work.forwards - self._before[1]
-
-    @property
-    def backwards(self) -> int:
-        """The backwards since then."""
-        return self._work.micro_batches - self._before[2]
 
 
 class Search:
@@ -116,7 +91,6 @@ class Stepper:
         self.group_calls = GroupCalls(progress)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
-        self.seen = Seen(progress.steps)
         self.search = Search()
         self.backward_hook = BackwardHook()
         self.backward_hook.call(self.gradient_arrived)
@@ -136,8 +110,10 @@ class Stepper:
         self._evaluated: WatchedModel | None = None
         # The line of ours mostly stands in the thread that trains.
         self._made_in = _get_ident()
-        self.loads_in = 0
-        """The thread that asked for the last batch."""
+        self.loads = self.loads_in = 0
+        """How many batches were asked for, and the thread that asked for the last one."""
+        self.compiles = False
+        """Whether anything was compiled."""
         self._failures = 0
         self.measured = True
         """Whether the phases of the present step are measured. Where they are not, hooks are off
@@ -473,7 +449,7 @@ class Stepper:
             if not self._steps.in_step or self.end.backwards:
                 self._begin()
         self.loads_in = thread
-        self.seen.loads += 1
+        self.loads += 1
         self._phases.enter(calls.load)
 
     def load_ended(self) -> None:
@@ -481,7 +457,7 @@ class Stepper:
         self._count_collectives()
         if _get_ident() == self.loads_in:
             self._phases.leave(self.calls.load)
-            if not self.seen.loads % _OFTEN:
+            if not self.loads % _OFTEN:
                 self.progress.flush_if_due()
 
     # -- models: where a forward begins, no older one is open
@@ -635,7 +611,7 @@ class Stepper:
             self._phases.enter(self._optimizer)
         if not end.backwards % _OFTEN:
             self.progress.flush_if_due()
-            if end.backwards == _LONGEST_ACCUMULATION and not self.seen.steps:
+            if end.backwards == _LONGEST_ACCUMULATION and not self._steps.count:
                 self.sampled.readings.report()
         if self._stepped_in_backward:
             self._stepped_in_backward = False
@@ -719,7 +695,7 @@ class Stepper:
 
     def compile_began(self, thread: int) -> None:
         """A graph is being compiled, in the middle of whatever needs it."""
-        self.seen.compiles = True
+        self.compiles = True
         self.progress.go_on_uncounted()
         calls = self.calls
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
