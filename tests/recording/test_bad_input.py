@@ -67,14 +67,9 @@ def finished(place: Here) -> Journal:
 VALUES = {
     "None": None,
     "text": "0.5",
-    "complex": 1j,
-    "list": [0.5],
     "array": np.zeros(3),
-    "object": object(),
     "rude": Rude(),
-    "beyond floats": 2**2000,
     "digits": -(10**5000),
-    "type": float,
 }
 
 

@@ -10,7 +10,7 @@ import torch
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch.readings.devices import _DEVICES, gpu_facts, memory, peak
+from otel_ddp.torch.readings.devices import gpu_facts, memory, peak
 from otel_ddp.vocabulary import catalog
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -110,12 +110,6 @@ def read(module: Any, device: torch.device = XPU) -> dict[catalog.Metric, int]:
     return memory(device, module=lambda _: module)
 
 
-@pytest.mark.parametrize("device", [FIRST, XPU])
-def test_one_question_gives_all_the_numbers(module: FakeModule, device: torch.device) -> None:
-    assert read(module, device) == WHOLE
-    assert module.asked == [device]
-
-
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "cpu", "meta", "mps"])
 def test_the_real_module_is_not_initialised_by_reading(kind: str) -> None:
     assert memory(torch.device(kind)) == {}
@@ -135,14 +129,6 @@ def test_a_device_that_may_not_be_in_use_is_not_asked() -> None:
 
     assert read(SimpleNamespace(memory_stats=asked.append)) == {}
     assert asked == []
-
-
-def test_an_allocator_that_never_counts_has_no_counts(module: FakeModule) -> None:
-    module.backend = "cudaMallocAsync"
-    module.found.update(num_alloc_retries=0, num_ooms=0)
-
-    counts = (catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, catalog.TRAINING_OOMS)
-    assert read(module) == {each: WHOLE[each] for each in WHOLE if each not in counts}
 
 
 def test_the_limit_is_the_share_of_the_device_that_the_program_has_set(module: FakeModule) -> None:
@@ -254,12 +240,3 @@ def test_what_is_only_like_a_device_is_not_known(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "tf32", "float8", "float64", "int8", "", "count"])
 def test_a_dtype_that_a_device_does_not_have_is_not_known(dtype: str) -> None:
     assert peak("Tesla V100-SXM2-16GB", dtype) is None
-
-
-def test_half_the_bits_are_never_slower() -> None:
-    for name, peaks in _DEVICES.items():
-        steps = [each for each in (peaks.float32, peaks.tf32, peaks.float16) if each is not None]
-        assert steps == sorted(steps), name
-        assert peaks.bfloat16 in (None, peaks.float16), name
-        if peaks.float8 is not None:
-            assert peaks.float8 == pytest.approx(2 * peaks.float16, rel=0.02), name

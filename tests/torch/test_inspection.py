@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch import nn
-from torch.optim import SGD
 
-import otel_ddp
-from conftest import Here
 from otel_ddp.torch import inspection
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.steps.watched_model import workload
-from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -24,67 +19,6 @@ WORDS = torch.ones(2, 5, dtype=torch.long)
 
 def never(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError("this is the user's code")
-
-
-class Computing:
-    """An output whose loss is computed when it is asked for."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
-
-    @property
-    def loss(self) -> torch.Tensor:
-        return nn.functional.dropout(self.logits, 0.5).sum()
-
-
-class Lazy(Mapping[str, torch.Tensor]):
-    """An output whose parts are computed when they are asked for."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        return {"loss": Computing(self.logits).loss, "logits": self.logits}[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("loss", "logits"))
-
-    def __len__(self) -> int:
-        return 2
-
-
-@pytest.mark.parametrize(
-    ("wrap", "loss_of"),
-    [
-        (Computing, lambda output: output.loss),
-        (Lazy, lambda output: output["loss"]),
-        (lambda x: (Lazy(x), 1), lambda output: output[0]["loss"]),
-    ],
-    ids=["property", "mapping", "mapping in a tuple"],
-)
-def test_outputs_that_compute_lazily_leave_training_bit_identical(
-    place: Here, wrap: Callable[[torch.Tensor], Any], loss_of: Callable[[Any], torch.Tensor]
-) -> None:
-    class Model(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> Any:
-            return wrap(super().forward(inputs))
-
-    def trained(watched: bool) -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        model = Model(4, 1)
-        if watched:
-            otel_ddp.instrument(model)
-        optimizer = SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss_of(model(INPUT)).backward()
-            optimizer.step()
-        return [each.detach().clone() for each in model.parameters()]
-
-    for with_us, without in zip(trained(True), trained(False), strict=True):
-        assert torch.equal(with_us, without)
-    otel_ddp.finish()
-    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 5
 
 
 class Hostile(dict[str, Any]):

@@ -25,7 +25,6 @@ from measured import Measured
 from measured import Slow as SlowByClock
 from node import Node, finished
 from otel_ddp.journal.place import Place
-from otel_ddp.torch import measure
 from otel_ddp.vocabulary import catalog
 
 pytestmark = pytest.mark.timed
@@ -254,17 +253,3 @@ def test_a_closure_after_a_backward_is_a_part_of_its_step(tmp_path: Path, by_nam
 
     assert (found["training.steps"], found["training.micro_batches"]) == (9, 12)
     assert (found["forward"], found["backward"]) == (12, 24)
-
-
-def test_an_encoder_and_its_decoder_work_on_one_batch(tmp_path: Path) -> None:
-    with closing(Measured(tmp_path)) as measured:
-        measure.start(None, measured.progress, lambda _: None)
-        encoder, decoder = nn.Linear(4, 4), nn.Linear(4, 1)
-        optimizer = SGD([*encoder.parameters(), *decoder.parameters()], lr=0.01)
-        for step in range(40):
-            optimizer.zero_grad()
-            hidden = encoder(INPUT)
-            (decoder(hidden) if step % 3 else hidden).sum().backward()
-            optimizer.step()
-
-        assert measured.progress.work.samples == 40 * len(INPUT)

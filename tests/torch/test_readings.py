@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,21 +175,6 @@ def test_a_backward_is_looked_up_once_for_each_loss(
     tenths_of_a_second(measured, nn.Linear(4, 1), 31)
 
     assert looked_up == [*range(2, 31, 3)]
-
-
-def test_the_norm_is_torchs_own(place: Here) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Loss(4, 1), nn.Identity())
-    model[0].bias.requires_grad_(False)
-    otel_ddp.instrument(model)
-
-    seen = train(model, 3)
-    otel_ddp.finish()
-
-    # Whether the first step is one is known only after a step.
-    assert written(place)["grad_norm"] == pytest.approx(
-        {step: seen.found["grad_norm"][step] for step in (2, 3)}
-    )
 
 
 def test_a_short_training_has_a_norm_of_its_gradients(place: Here) -> None:
@@ -390,19 +374,6 @@ def test_stages_of_a_pipeline_tell_no_samples_of_their_own(place: Here) -> None:
     assert journal.facts["capability"]["samples"] == "shared_batch"
 
 
-def test_the_time_that_hooks_take_is_a_part_of_the_loop(place: Here) -> None:
-    model = mlp()
-    otel_ddp.instrument(model)
-
-    began = time.perf_counter()
-    learn(model, INPUT, 200)
-    took = time.perf_counter() - began
-    otel_ddp.finish()
-
-    (spent,) = (t.values[0] for t in place.only().all_totals if t.metric == "otel_ddp.hook.time")
-    assert 0 < spent < took
-
-
 def test_a_missing_optimizer_is_reported_after_512_backwards(place: Here) -> None:
     model = mlp()
     otel_ddp.instrument(model)
@@ -440,25 +411,6 @@ def test_a_reading_that_fails_costs_no_step(
     assert caplog.text.count(f"{reading} failed") == 1
     (steps,) = (t.values[0] for t in place.only().all_totals if t.metric == "training.steps")
     assert steps == 20
-
-
-@pytest.mark.parametrize("local_rank", [0, 1])
-def test_what_is_not_measured_is_warned_of_once_a_node(
-    place: Here, local_rank: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    rank = str(local_rank)
-    os.environ.update(OTEL_DDP_RANK=rank, OTEL_DDP_LOCAL_RANK=rank, OTEL_DDP_WORLD_SIZE="2")
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    model = mlp()
-    otel_ddp.instrument(model)
-
-    learn(model, INPUT, 10)
-    otel_ddp.finish()
-
-    lines = [record.message for record in caplog.records if record.name == "otel_ddp"]
-    assert len(lines) == (1 if local_rank == 0 else 0)
-    assert all("data (no DataLoader of torch's is used" in line for line in lines)
-    assert place.only().facts["capability"]["data"] == "no_loader"
 
 
 def test_an_optimizer_that_the_user_deletes_is_freed(place: Here) -> None:

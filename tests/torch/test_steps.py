@@ -6,18 +6,14 @@ import copy
 import gc
 import io
 import os
-import sys
 import threading
-import weakref
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import otel_ddp
@@ -30,7 +26,6 @@ from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import models
-from otel_ddp.torch.hooks import model as model_hooks
 
 pytestmark = pytest.mark.timed
 
@@ -44,15 +39,6 @@ def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> Non
     found = totals(place, tell=False)
 
     assert found["training.steps"] == 6
-
-
-def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Place) -> None:
-    model, stranger = nn.Linear(4, 1), nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-
-    train(stranger, SGD(stranger.parameters(), lr=0.1))
-
-    assert "training.steps" not in totals(place)
 
 
 @newer_torch("export of a model with hooks")
@@ -415,49 +401,3 @@ def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place:
     assert found["training.steps"] == found["training.micro_batches"] == 3
     assert phase(place, "forward") >= 3 * PAUSE_S
     assert Journal(place.journals()[0]).phase == "other"
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_threads_may_take_turns_and_leave_in_the_middle(
-    where: str, run: otel_ddp.Run, place: Place
-) -> None:
-    model, optimizer = watched()
-
-    def leave() -> None:
-        if where == "forward":
-            hook = model.register_forward_pre_hook(lambda *_: sys.exit())
-            with pytest.raises(SystemExit):
-                model(INPUT)
-            hook.remove()
-        else:
-            output = model(INPUT)
-            output.register_hook(lambda _: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                output.sum().backward()
-
-    for _ in range(3):
-        in_a_thread(lambda: train(model, optimizer, 1))
-        in_a_thread(leave)
-        train(model, optimizer, 1)
-
-    found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 6
-    assert Journal(place.journals()[0]).phase == "other"
-
-
-def test_a_wrapped_model_with_buffers_is_given_back_when_it_is_dropped(run: otel_ddp.Run) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-        otel_ddp.instrument(model)
-        for _ in range(3):
-            model(INPUT).sum().backward()
-        models = [weakref.ref(model), weakref.ref(model.module)]
-        del model
-        gc.collect()
-
-        assert [each() for each in models] == [None, None]
-        assert not model_hooks._watched
-        assert not model_hooks._inner
-    finally:
-        dist.destroy_process_group()

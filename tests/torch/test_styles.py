@@ -134,25 +134,6 @@ def no_loader() -> Any:
     return model
 
 
-def another_optimizer() -> Any:
-    """A first one for one step, then a second one: nobody holds the first any more."""
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    train(model, Adam(model.parameters()), 1)
-    train(model, sgd(model), 2)
-    return model
-
-
-def idle_optimizer() -> Any:
-    """The first one is kept and steps no more: after ten of the other that is plain."""
-    model = nn.Linear(4, 1)
-    first, second = Adam(model.parameters()), sgd(model)
-    otel_ddp.instrument(model)
-    train(model, first, 1)
-    train(model, second, 12)
-    return model, nn.ParameterList(first.param_groups[0]["params"])
-
-
 def with_dropout() -> Any:
     """It draws random numbers, in steps that are measured and in others."""
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
@@ -522,8 +503,6 @@ ALONE = [
         phases="forward backward comm_wait optimizer",
         missing={"data": "no_loader"},
     ),
-    Style("one optimizer after another", another_optimizer),
-    Style("one optimizer idle, another one at work", idle_optimizer, 13, 13, 8 * 13),
     Style("accumulation", accumulated, micro_batches=6, samples=48),
     Style("scaler, an infinity", scaled(lambda parameters: SGD(parameters, lr=0.1)), **SCALED),
     Style(
@@ -547,13 +526,6 @@ ALONE = [
     Style("optimizer in backward", in_backward, phases="data forward backward comm_wait"),
     Style("a model that is no module", callable_, **NOTHING),
     Style("compiled, then watched", trained(compiled(linear)), **BY_COMPILER),
-    Style(
-        "compiled, then watched, words",
-        trained(compiled(embedded), batch=WORDS),
-        samples=6,
-        tokens=30,
-        phases=WITH_COMPILE,
-    ),
     Style("watched, then compiled", compiled_after, **WHOLLY_COMPILED),
     Style("compiled in place, then watched", compiled_in_place(before=True), **BY_COMPILER),
     Style(
