@@ -36,7 +36,7 @@ def test_steps_phases_and_values_are_those_of_its_trainer(
     (tmp_path / "train.py").write_text(FIRST + snippet("torchtitan"))
     with Node() as node:
         ran = node.start(
-            *(sys.executable, "-m", "otel_ddp", "run", "--run", "titan", "--", sys.executable),
+            *(sys.executable, "-m", "otel_ddp", "run", "--", sys.executable),
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"),
             *ARGUMENTS,
             env={"PYTHONPATH": os.pathsep.join((TESTS, *sys.path))},

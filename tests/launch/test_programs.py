@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,12 @@ ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processe
 PHASES = ("forward", "backward", "optimizer")
 
 
-def journals(
-    *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
-) -> list[Journal]:
+def journals(*command: str, env: dict[str, str] | None = None) -> list[Journal]:
     """What `otel-ddp run` has recorded of a Python program, by rank."""
     more = {"CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port()), "OTEL_DDP_AGENT": "off"}
     with Node(**more, **(env or {})) as node:
         node.env["OUTPUT"] = str(node.root)
-        ours = (sys.executable, "-m", "otel_ddp", "run", *options, "--")
+        ours = (sys.executable, "-m", "otel_ddp", "run", "--")
         finished(node.start(*ours, sys.executable, *command))
         place = node.place.directory
         found = Here(place).read() if place.exists() else []

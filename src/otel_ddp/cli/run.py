@@ -16,22 +16,14 @@ from otel_ddp.journal import place
 
 # As env, nohup and timeout leave.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-_VARIABLES = {"run": "OTEL_DDP_RUN", "group": "OTEL_DDP_GROUP", "strategy": "OTEL_DDP_STRATEGY"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "otel-ddp run [--run NAME] [--group NAME] [--strategy WHICH] -- COMMAND ..."
+    parser.usage = "otel-ddp run -- COMMAND ..."
     parser.description = (
         "Run a command, and measure every training below it without a change to its programs: "
         "`otel-ddp run -- torchrun --nproc-per-node=4 train.py`. The command takes this "
         "process's place, so its exit status and its signals are its own."
-    )
-    parser.add_argument("--run", dest="name", metavar="NAME", help="sets OTEL_DDP_RUN")
-    parser.add_argument("--group", metavar="NAME", help="sets OTEL_DDP_GROUP")
-    parser.add_argument(
-        "--strategy",
-        metavar="WHICH",
-        help="sets OTEL_DDP_STRATEGY: all, node or main",
     )
     parser.add_argument(
         "words",
@@ -45,8 +37,6 @@ def run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         raise ConfigError("nothing to run: otel-ddp run -- python train.py")
-    given = {"run": options.name, "group": options.group, "strategy": options.strategy}
-    os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value})
     if lacking := place.missing_calls():
         # As with a line of ours in the script: it runs, and nothing is recorded.
         _say(f"this system lacks {lacking}, so nothing is recorded")
