@@ -98,15 +98,10 @@ class Gpus:
             # A board that was reset appears again only once the driver is opened anew.
             self._close("")
         if not self._version:
-            version = self._attempt("opening the driver", self._driver.open)
-            if version is None:
-                raise DriverMissing("The GPU driver could not be opened; the agent's log says why.")
-            self._version = version
-        found = self._attempt("the list of devices", self._driver.devices)
-        if found is None and not self._watched:
-            raise DeviceLost("its devices could not be listed")
+            self._version = self._driver.open()
+        found = self._driver.devices()
         # All anew: a board that was repartitioned can answer other questions.
-        if found is not None and [*found] != [each.device for each in self._watched]:
+        if [*found] != [each.device for each in self._watched]:
             self._watched = [_Watched(device) for device in found]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
 
@@ -165,7 +160,7 @@ class Gpus:
         """The answer; None if this attempt failed, which is counted."""
         try:
             return ask()
-        except (DriverMissing, NotSupported, DeviceLost):
+        except (NotSupported, DeviceLost):
             raise
         except errors.ANY_ERROR as why:
             self.errors += 1
