@@ -173,16 +173,6 @@ def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes
     assert "OTLP logs: 500 from http://c/v1/logs; dropped: 1." in caplog.messages
 
 
-def test_a_torn_file_is_counted_and_the_next_goes_out(delivery: Bench) -> None:
-    delivery.put(requests("torn", "whole", points=7))
-    files_of(delivery.queue)[0].write_bytes(b"")
-
-    delivery.send_due()
-
-    assert delivery.arrived == [b"whole"]
-    assert delivery.queue.dropped == {"corrupt": 7}
-
-
 def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
     delivery.put(requests("whole"))
 
@@ -230,30 +220,6 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     assert dropped == {"memory_full": 20}
     assert "the disk does not take it" in described
     assert delivery.arrived == [b"c", b"d", b"e", b"f"]
-
-
-def test_without_a_disk_current_values_are_dropped_before_logged_ones(no_disk: Queue) -> None:
-    delivery = Bench(no_disk)
-    for logged, standing in ("aA", "bB", "cC"):
-        delivery.put(requests(logged) + requests(standing, points=3, irreplaceable=False))
-
-    delivery.send_due()
-
-    assert delivery.arrived == [b"a", b"b", b"c", b"C"]
-    assert delivery.queue.dropped == {"memory_full": 3 + 3}
-
-
-def test_what_neither_network_nor_disk_takes_is_not_waited_for(no_disk: Queue) -> None:
-    delivery = Bench(no_disk)
-    delivery.answer = lambda body: DOWN if body == b"s" else DELIVERED
-    delivery.put(requests("s", lane="traces") + requests("a"))
-    before = delivery.is_under_way()
-
-    delivery.send_due()
-
-    assert before
-    assert not delivery.is_under_way()
-    assert delivery.troubles()["traces"].startswith("connection refused by http://c since ")
 
 
 # --------------------------------------------------------------------------- what people see
