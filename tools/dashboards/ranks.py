@@ -492,12 +492,4 @@ def _process() -> list[Panel]:
             "Physical memory of the training process.",
             "Grows without end: something is kept at every step.",
         ),
-        each(
-            "Storage",
-            rate("process.disk.io"),
-            "Bps",
-            "Bytes that the process and its loader workers read and write.",
-            "More than on other ranks: its shard, or a cold cache. At the limit of the disk: that "
-            "is what data is waited for.",
-        ),
     ]

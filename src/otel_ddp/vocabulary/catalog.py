@@ -421,12 +421,6 @@ PROCESS_MEMORY_USAGE = _process.updown("process.memory.usage", "By")(
 PROCESS_THREAD_COUNT = _process.updown("process.thread.count", "{thread}")(
     "How many threads the training process has."
 )
-PROCESS_UNIX_FILE_DESCRIPTOR_COUNT = _process.updown(
-    "process.unix.file_descriptor.count", "{file_descriptor}"
-)("How many files, sockets and pipes the training process has open.")
-PROCESS_DISK_IO = _process.counter("process.disk.io", "By", "disk.io.direction")(
-    "Bytes that the training process and its children have read from and written to storage."
-)
 
 TRAINING_CHILDREN_COUNT = _process.updown("training.children.count", "{process}")(
     "How many processes the training process has started that still live, but for other ranks: "

@@ -150,7 +150,6 @@ class NodeTree:
         times: tuple[int, int, int, int] = (0, 0, 0, 0),
         threads: int | str = 1,
         pages: int | str = 100,
-        io: tuple[int, int] = (0, 0),
     ) -> None:
         """Times are in ticks: user and system, then those of children that were waited for."""
         before = " ".join(["7"] * 9)
@@ -160,12 +159,6 @@ class NodeTree:
             f"{pid} ({name}) {state} {parent} {before} {counts} "
             f"20 0 {threads} 0 {start} 7 {pages} 7 7 7\n",
         )
-        read, written = io
-        self.write(
-            f"proc/{pid}/io",
-            f"rchar: 9\nread_bytes: {read}\nwrite_bytes: {written}\ncancelled_write_bytes: 0\n",
-        )
-        (self.proc / str(pid) / "fd").mkdir(exist_ok=True)
 
     def ends(self, pid: int) -> None:
         shutil.rmtree(self.proc / str(pid))

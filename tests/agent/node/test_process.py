@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,9 +32,6 @@ if worker == 0:
     until = time.process_time() + 0.2
     while time.process_time() < until:
         pass
-    file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
-    os.write(file, b"x" * 300_000)
-    os.fsync(file)
     os.write(written, b"!")
     time.sleep(1000)
 os.read(ready, 1)
@@ -46,38 +42,29 @@ answers("reaped")
 """
 
 
-def written(pid: int) -> int:
-    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return int(lines["write_bytes"])
-
-
-def test_the_use_of_a_real_worker_stays_when_it_has_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WITH_A_WORKER, str(tmp_path / "file")]
+def test_the_use_of_a_real_worker_stays_when_it_has_ended() -> None:
+    command = [sys.executable, "-c", WITH_A_WORKER]
     process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
     reader = ProcessReader(own_pid=0)
 
-    def looks() -> tuple[str, int, list[Measurement]]:
-        """Its answer, what its worker or it has written by now, and what is read of it."""
+    def looks() -> tuple[str, list[Measurement]]:
+        """Its answer, and what is read of it."""
         assert process.stdout is not None
         assert process.stdin is not None
         answer = process.stdout.readline().strip()
         stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         found = read(reader, process.pid, int(stat[19]))
-        size = written(int(answer) if answer.isdecimal() else process.pid)
         process.stdin.write("\n")
         process.stdin.flush()
-        return answer, size, found
+        return answer, found
 
     with process:
-        _, size, before = looks()
-        answer, inherited, after = looks()
+        _, before = looks()
+        answer, after = looks()
 
     assert answer == "reaped"
     time_s = sum(values(after, catalog.TRAINING_CHILDREN_CPU_TIME).values())
     assert SPUN_S - 2 / TICKS_PER_S <= time_s < 2 * SPUN_S
-    # The kernel has added it to the process that waited.
-    assert values(before, catalog.PROCESS_DISK_IO)["write"] == size == inherited > 0
-    assert values(after, catalog.PROCESS_DISK_IO)["write"] == size
     assert values(before, catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
     assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
     assert reader.errors == 0
@@ -116,12 +103,10 @@ def children(measurements: list[Measurement]) -> float:
 
 
 def test_exact_numbers(node: NodeTree) -> None:
-    node.process(77, name="a) R (b", times=(300, 50, 7, 3), threads=12, pages=1000, io=(4096, 8192))
-    node.process(78, parent=77, times=(100, 20, 10, 5), pages=200, io=(10, 20))
+    node.process(77, name="a) R (b", times=(300, 50, 7, 3), threads=12, pages=1000)
+    node.process(78, parent=77, times=(100, 20, 10, 5), pages=200)
     # A zombie is no living child, but its time counts.
     node.process(79, parent=78, state="Z", times=(10, 0, 0, 0))
-    for number in range(6):
-        node.write(f"proc/77/fd/{number}", "")
 
     measurements = read(reader_of(node))
 
@@ -134,8 +119,6 @@ def test_exact_numbers(node: NodeTree) -> None:
     assert of(catalog.PROCESS_CPU_TIME) == {"user": 300 * tick, "system": 50 * tick}
     assert of(catalog.PROCESS_MEMORY_USAGE) == {"": 1000 * PAGE}
     assert of(catalog.PROCESS_THREAD_COUNT) == {"": 12}
-    assert of(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT) == {"": 6}
-    assert of(catalog.PROCESS_DISK_IO) == {"read": 4106, "write": 8212}
     assert of(catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
     assert of(catalog.TRAINING_CHILDREN_CPU_TIME) == {"user": 127 * tick, "system": 28 * tick}
     assert of(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
@@ -167,40 +150,6 @@ def test_of_two_processes_with_the_same_labels_the_last_one_is_read(node: NodeTr
     assert values(use.measurements, catalog.PROCESS_THREAD_COUNT) == {"": 2}
 
 
-Break = Callable[[NodeTree], None]
-
-
-@pytest.mark.parametrize(
-    ("breaks", "lost"),
-    [
-        (lambda node: refuse(node, "fd"), {"process.unix.file_descriptor.count"}),
-        (lambda node: refuse(node, "io"), {"process.disk.io"}),
-        (lambda node: node.write("proc/77/io", "\0"), {"process.disk.io"}),
-    ],
-)
-def test_a_corrupt_or_forbidden_number_is_the_only_one_that_is_absent(
-    breaks: Break, lost: set[str], node: NodeTree
-) -> None:
-    node.process(77)
-    breaks(node)
-    reader = reader_of(node)
-
-    measurements = read(reader)
-
-    assert rows("Process") - {each.metric.name for each in measurements} == lost
-    assert reader.errors > 0
-
-
-def refuse(node: NodeTree, name: str) -> None:
-    """Root may read everything; a loop of links is refused to anyone."""
-    path = node.proc / "77" / name
-    if path.is_dir():
-        path.rmdir()
-    else:
-        path.unlink()
-    path.symlink_to(name)
-
-
 @pytest.mark.parametrize("content", ["77 (python", f"77 (py) S{' -1' * 30}", ""])
 def test_a_zombie_another_one_and_a_line_that_makes_no_sense_are_no_process(
     content: str, node: NodeTree
@@ -215,23 +164,21 @@ def test_a_zombie_another_one_and_a_line_that_makes_no_sense_are_no_process(
 
 
 def test_a_count_never_falls_if_a_worker_ends_between_two_reads(node: NodeTree) -> None:
-    node.process(77, io=(0, 500))
-    node.process(78, parent=77, times=(100, 0, 0, 0), io=(0, 100))
+    node.process(77)
+    node.process(78, parent=77, times=(100, 0, 0, 0))
     reader = reader_of(node)
 
-    def told() -> tuple[float, float]:
-        measurements = read(reader)
-        user = values(measurements, catalog.TRAINING_CHILDREN_CPU_TIME)["user"]
-        return user * TICKS_PER_S, values(measurements, catalog.PROCESS_DISK_IO)["write"]
+    def told() -> float:
+        return values(read(reader), catalog.TRAINING_CHILDREN_CPU_TIME)["user"] * TICKS_PER_S
 
     before = told()
     # It has ended, but the process's own files were read a moment earlier.
     node.ends(78)
     between = told()
-    node.process(77, times=(0, 0, 120, 0), io=(0, 650))
+    node.process(77, times=(0, 0, 120, 0))
 
-    assert before == between == (100, 600)
-    assert told() == (120, 650)
+    assert before == between == 100
+    assert told() == 120
 
 
 def test_a_process_is_read_once_and_a_new_parent_is_seen(node: NodeTree) -> None:

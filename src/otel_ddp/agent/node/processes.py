@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, numbers
+from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
@@ -107,8 +107,8 @@ class _Seen:
     """What is remembered of a process between two readings."""
 
     def __init__(self) -> None:
-        self.highest: dict[str, int] = {}
-        """The highest count of each series."""
+        self.children_ticks = (0, 0)
+        """The highest that its descendants had spent: as users, and in the system."""
         self.waits_ns: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         """When it was read, and how long the main thread had waited for a core by then."""
 
@@ -184,25 +184,19 @@ class ProcessReader:
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
-        counts, alive = self._with_descendants(stat, pid, {*self.pids, self._own_pid} - {pid})
         seen = self._seen.setdefault((pid, start_ticks), _Seen())
-        highest = seen.highest
-        for name, count in counts.items():
-            highest[name] = max(count, highest.get(name, 0))
+        user, system, alive = self._descendants(stat, pid)
+        seen.children_ticks = max(user, seen.children_ticks[0]), max(system, seen.children_ticks[1])
         start_ns = self._boot_ns + stat.start * _NS_PER_TICK
         pages = sum(each.resident_pages for each in alive)
-        children_ticks = highest["user"], highest["system"]
         measurements = [
-            *self._of_kernel(pid, stat, start_ns),
+            *_times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns),
+            Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES),
+            Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads),
             Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive)),
             Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES),
-            *_times(catalog.TRAINING_CHILDREN_CPU_TIME, *children_ticks, start_ns),
+            *_times(catalog.TRAINING_CHILDREN_CPU_TIME, *seen.children_ticks, start_ns),
         ]
-        for direction in ("read", "write"):
-            if direction in counts:
-                labels = (("disk.io.direction", direction),)
-                moved = highest[direction]
-                measurements.append(Measurement(catalog.PROCESS_DISK_IO, moved, labels, start_ns))
         path = f"{self._proc}/{pid}/schedstat"
         waited_ns = self._files.read(path, lambda text: int(text.split()[1]), "schedstat")
         if waited_ns is None:
@@ -210,45 +204,22 @@ class ProcessReader:
         seen.waits_ns.append((self._clock_ns(), waited_ns))
         return ProcessUse(measurements, seen.core_wait())
 
-    def _with_descendants(
-        self, stat: ProcessStat, pid: int, without: Collection[int]
-    ) -> tuple[dict[str, int], list[ProcessStat]]:
-        """Ticks of its descendants, bytes of all of them, and the descendants that live.
+    def _descendants(self, stat: ProcessStat, pid: int) -> tuple[int, int, list[ProcessStat]]:
+        """The ticks of its descendants, as users and in the system, and those that live.
 
         The kernel adds what a child has used to the process that waited for it. So the process is
         read before its descendants: one that ends meanwhile is missed once, not counted twice.
         """
-        ticks = {"user": stat.children_user, "system": stat.children_system}
-        moved, alive = self._io(pid), []
-        for child in self._tree.descendants(pid, without):
+        user, system, alive = stat.children_user, stat.children_system, []
+        for child in self._tree.descendants(pid, {*self.pids, self._own_pid} - {pid}):
             found = read_process_stat(self._files, self._proc, child)
             if found is None:
                 continue
-            ticks["user"] += found.user + found.children_user
-            ticks["system"] += found.system + found.children_system
-            its_own = self._io(child)
-            moved = {way: amount + its_own.get(way, 0) for way, amount in moved.items()}
+            user += found.user + found.children_user
+            system += found.system + found.children_system
             if found.alive:
                 alive.append(found)
-        return ticks | moved, alive
-
-    def _of_kernel(self, pid: int, stat: ProcessStat, start_ns: int) -> Iterator[Measurement]:
-        """What the kernel says of the process itself."""
-        yield from _times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
-        yield Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
-        yield Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads)
-        descriptors = self._files.names(f"{self._proc}/{pid}/fd", "fd")
-        if descriptors is not None:
-            yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, len(descriptors))
-
-    def _io(self, pid: int) -> dict[str, int]:
-        """Bytes by direction; those that may not be read are left out."""
-        return self._files.read(f"{self._proc}/{pid}/io", _moved, "io") or {}
-
-
-def _moved(text: str) -> dict[str, int]:
-    found = numbers(text)
-    return {"read": found["read_bytes"], "write": found["write_bytes"]}
+        return user, system, alive
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:
