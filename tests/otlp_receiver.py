@@ -69,7 +69,6 @@ class Received:
     signal: str
     headers: Mapping[str, str]
     message: Any
-    query: str = ""
 
 
 class Point(NamedTuple):
@@ -83,7 +82,6 @@ class Point(NamedTuple):
     time_ns: int
     start_ns: int
     value: Any
-    monotonic: bool
 
 
 def points_in(*bodies: bytes) -> list[Point]:
@@ -299,8 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         receiver = self.server.receiver
         wire = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path, _, query = self.path.partition("?")
-        signal = path.rpartition("/")[2]
+        signal = self.path.rpartition("/")[2]
         if signal not in _REQUESTS:
             self._answer(404, b"", "text/plain")
             return
@@ -326,7 +323,6 @@ class _Handler(BaseHTTPRequestHandler):
             signal=signal,
             headers={name.lower(): text for name, text in self.headers.items()},
             message=_parsed(signal, body),
-            query=query,
         )
         receiver.accept(received)
         reply = receiver.reply(signal, mode).SerializeToString()
@@ -416,8 +412,9 @@ def _points_of(message: Any) -> list[Point]:
 def _points(metric: Any, resource: dict[str, Any]) -> list[Point]:
     shape = metric.WhichOneof("data")
     data = getattr(metric, shape)
-    monotonic = shape == "sum" and data.is_monotonic
-    kind = {"sum": "counter" if monotonic else "updown"}.get(shape, shape)
+    kind = shape
+    if shape == "sum":
+        kind = "counter" if data.is_monotonic else "updown"
     return [
         Point(
             metric=metric.name,
@@ -428,7 +425,6 @@ def _points(metric: Any, resource: dict[str, Any]) -> list[Point]:
             time_ns=point.time_unix_nano,
             start_ns=point.start_time_unix_nano,
             value=_value(point, shape),
-            monotonic=monotonic,
         )
         for point in data.data_points
     ]
