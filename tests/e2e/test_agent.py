@@ -18,9 +18,7 @@ import pytest
 import warm
 from node import Node, finished, until
 from otel_ddp.history.directory import find_run
-from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.survey import survey
 from otlp_receiver import Receiver
 
 TRAIN = """
@@ -90,17 +88,6 @@ def test_a_second_agent_says_that_there_is_one(trained: Trained) -> None:
 
     assert second.returncode == 1
     assert "already runs" in output
-
-
-def test_a_stopped_agent_is_not_said_to_be_well(trained: Trained) -> None:
-    place = Place(trained.node.place.directory)
-    with trained.node.agent_stopped(trained.node.agent()["pid"]):
-        os.utime(place.agent_file, (0, 0))
-
-        (agent,) = survey([place]).agents
-
-    assert agent["alive"]
-    assert "has not moved" in agent["remark"]
 
 
 def test_an_agent_of_the_platform_is_used_and_none_other_started() -> None:

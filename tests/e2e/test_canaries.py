@@ -8,15 +8,14 @@ import urllib.request
 from pathlib import Path
 
 from node import Node, until
-from otel_ddp.identity import lead
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader
 from otlp_receiver import Receiver
 
 CANARY = "canary7x"
 PROGRAM = f"""
 import argparse, sys
 import otel_ddp
+from otel_ddp.identity import lead
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--api_key")
@@ -32,7 +31,12 @@ config = {{
     "secrets": ["{CANARY}3"],
     "lr": 0.25,
 }}
-with otel_ddp.init(group="g", run="canaries", config=config) as run:
+rank = {{"global_rank": 0, "local_rank": 0, "world_size": 2}}
+with otel_ddp.init(group="g", run="canaries", config=config, **rank) as run:
+    # As ranks on two nodes have agreed on it: for the agent of the node, and for nobody else.
+    agreed = lead.propose(["192.0.2.9"]).as_json()
+    run._records.recorder.documents.facts({{lead.FACT: agreed}})
+    print(agreed["secret"], flush=True)
     run.log({{"loss": 0.5}}, step=1)
     otel_ddp.event("upload", to="https://me:{CANARY}4@host/x", token="{CANARY}5")
     with run.span("load", path="s3://me:{CANARY}6@bucket/x"):
@@ -49,7 +53,7 @@ with otel_ddp.init(group="g", run="canaries", config=config) as run:
 """
 
 
-def everything(node: Node, receiver: Receiver, run: str) -> str:
+def everything(node: Node, receiver: Receiver) -> str:
     """All that is shown, sent and kept of a run that has failed, but for its journals."""
     until(lambda: node.value("training_state") == 3.0, "the end to be told")
     until(lambda: any((node.root / "history").glob("postmortem-*.json")), "the post-mortem")
@@ -59,8 +63,8 @@ def everything(node: Node, receiver: Receiver, run: str) -> str:
         urllib.request.urlopen(endpoint + path, timeout=300).read().decode()
         for path in ("/metrics", "/", "/healthz")
     ]
-    shown += [str(node.page(path, run=run, group="g")) for path in ("runs", "run", "now")]
-    report = ["report", f"g/{run}", "--out", str(node.root / "report")]
+    shown += [str(node.page(path, run="canaries", group="g")) for path in ("runs", "run", "now")]
+    report = ["report", "g/canaries", "--out", str(node.root / "report")]
     shown += [
         node.run(f"from otel_ddp.cli import main; main({command})")
         for command in (["status"], ["status", "--json"], report)
@@ -74,7 +78,9 @@ def everything(node: Node, receiver: Receiver, run: str) -> str:
     return "\n".join([*shown, *kept])
 
 
-def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
+def test_neither_secrets_of_a_program_nor_that_of_a_lead_leave_the_node(
+    tmp_path: Path,
+) -> None:
     with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env") as node:
         node.export_to(receiver.start_http())
         node.env["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{CANARY}-header"
@@ -83,51 +89,16 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
         program = tmp_path / "program.py"
         program.write_text(PROGRAM)
         process = node.start(sys.executable, program, *arguments, "--token", f"{CANARY}-token")
-        process.communicate(timeout=300)
+        secret = process.communicate(timeout=300)[0].partition("\n")[0]
         journals = [path.read_bytes().decode("latin-1") for path in node.place.journals()]
 
-        found = "\n".join([*journals, everything(node, receiver, "canaries")])
+        found = everything(node, receiver)
 
     assert process.returncode == 1
     # What is looked through is what it should be.
     for word in ("[hidden]", "config_lr", "refused by https://host/x", "s3://bucket/x", "login"):
         assert word in found, word
-    assert CANARY not in found
-
-
-# The secret of a lead is in the journal, for the agent of the node: it goes no further.
-LED = """
-import sys
-import otel_ddp
-from otel_ddp.identity import lead
-rank = {"global_rank": 0, "local_rank": 0, "world_size": 2}
-with otel_ddp.init(group="g", run="led", config={"lr": 0.25}, **rank) as run:
-    # As ranks on two nodes have agreed on it.
-    agreed = {lead.FACT: lead.propose(["192.0.2.9"]).as_json()}
-    run._records.recorder.documents.facts(agreed)
-    run.log({"loss": 0.5}, step=1)
-    with run.span("load"):
-        pass
-    sys.stdin.readline()
-    raise RuntimeError("it fails")
-"""
-
-
-def test_the_secret_of_a_lead_is_in_the_journal_alone() -> None:
-    with Receiver() as receiver, Node() as node:
-        node.export_to(receiver.start_http())
-        process = node.start(sys.executable, "-c", LED)
-        until(lambda: node.value("training_scalar", name="loss") == 0.5, "the value")
-        (journal,) = node.place.journals()
-        reader = JournalReader(journal)
-        secret, mode = reader.facts[lead.FACT]["secret"], journal.stat().st_mode
-        reader.close()
-        process.communicate("\n", timeout=300)
-
-        found = everything(node, receiver, "led")
-
-    assert mode & 0o077 == 0
-    for word in ("config_lr", "it fails", "led", "loss"):
-        assert word in found, word
+    assert CANARY not in "\n".join([*journals, found])
+    assert len(secret) == 64
     for hidden in (secret, bytes.fromhex(secret).decode("latin-1")):
         assert hidden not in found

@@ -153,17 +153,3 @@ def test_people_are_told_once_of_a_killed_rank_with_its_cause(killed: Killed) ->
     assert "was killed" in told["text"]
     assert "Post-mortem: " in told["text"]
     assert told["url"] == killed.page
-
-
-def test_an_agent_that_need_not_linger_stays_until_people_are_told() -> None:
-    code = "import otel_ddp; otel_ddp.init(run='r').log({'x': 1.0}); raise ValueError('no data')"
-    with Webhook() as webhook, Node(OTEL_DDP_NOTIFY=webhook.url, OTEL_DDP_LINGER_S="0") as node:
-        webhook.code = 503
-        node.python(code).communicate()
-        until(lambda: webhook.attempts and not node.place.journals(), "nothing else to do")
-        webhook.code = 200
-
-        until(lambda: not node.place.agent_is_alive(), "the agent's end")
-    (died,), (ended,) = webhook.of_kind("death"), webhook.of_kind("ended")
-    assert "no data" in died["text"]
-    assert ended["title"].startswith("run r failed after ")
