@@ -106,3 +106,27 @@ def test_paths_and_variables_that_a_deployment_names_are_there(path: Path) -> No
 
     assert not {each for each in paths if not (ROOT / each).exists()}
     assert set(re.findall(r"\bOTEL_[A-Z_]*[A-Z]\b", text)) <= known
+
+
+def test_compose_publishes_loopback_only() -> None:
+    published = [port for each in SERVICES.values() for port in each.get("ports", ())]
+
+    assert sorted(published) == [
+        "127.0.0.1:3000:3000",
+        "127.0.0.1:4317:4317",
+        "127.0.0.1:4318:4318",
+        "127.0.0.1:9090:9090",
+    ]
+    assert not any("network_mode" in each or each.get("privileged") for each in SERVICES.values())
+
+
+def test_compose_holds_no_secret_and_grafana_lets_nobody_in() -> None:
+    environment = {
+        k: v for each in SERVICES.values() for k, v in each.get("environment", {}).items()
+    }
+
+    assert not [key for key in environment if re.search("PASSWORD|TOKEN|SECRET|_KEY", key)]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    # Else there is admin with the password that everybody knows.
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"

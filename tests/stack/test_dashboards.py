@@ -320,11 +320,6 @@ def test_hours_have_a_cost_where_a_price_is_chosen(reader: Reader) -> None:
         (spent,), (costs,) = told(hours, free).values(), told(cost, paid).values()
         assert costs == pytest.approx(2.5 * spent)
         assert told(cost, free) == {}
-    for table in ("By group", "What the time went to"):
-        found = told(table, paid)
-        assert not [each for each in told(table, free) if each.startswith(PAID)]
-        for each in (key for key in found if key.startswith("hours ")):
-            assert found[each.replace("hours", "cost", 1)] == pytest.approx(2.5 * found[each])
 
 
 def test_the_causes_of_a_run_are_all_of_its_time_and_its_attempts_are_counted(

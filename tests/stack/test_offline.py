@@ -1,4 +1,4 @@
-"""What was kept for hours arrives whole, or is refused alone, beside what others send just now."""
+"""What was kept for hours arrives whole, beside what others send just now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ S = 10**9
 MINUTES = 90
 # A value every three seconds, an export every minute.
 VALUES = 20
-EXPORTS = 40
 
 
 def exported(node: str, values: int, ledger: Ledger, began_ns: int) -> None:
@@ -93,31 +92,3 @@ def test_two_nodes_that_were_offline_are_replayed_whole_and_twice_is_once(
     for again in ([], ["--again"]):
         assert main(["replay", f"{tmp_path}/kept", *again]) == 0
         until(lambda: {**stored(), **known} == stored(), "every value, once, at its time")
-
-
-def test_points_that_are_too_old_cost_no_other_node_its_own(prometheus: Prometheus) -> None:
-    began_ns, transport = time.time_ns(), Transport(settings.read())
-
-    def stored(node: str) -> float:
-        chosen = f'training_steps_total{{node="{node}"}}'
-        return sum(each.value for each in prometheus.query(f"count_over_time({chosen}[5m])"))
-
-    def send(node: str, time_ns: int) -> None:
-        ledger = Ledger()
-        labels = (("group", "g"), ("run", "r"), ("node", node), ("rank", "0"))
-        ledger.put(catalog.TRAINING_STEPS, labels, 1.0, time_ns, time_ns - S)
-        (made,) = Renderer({"service.name": "otel-ddp"}).metrics(ledger, time_ns)
-        outcome = transport.send("metrics", bytes(made.body))
-        assert outcome.kind == "delivered", outcome.why
-
-    # What is too old is so by what is there already.
-    send("punctual", began_ns)
-    until(lambda: stored("punctual") == 1, "the first")
-    for number in range(1, EXPORTS + 1):
-        # One agent finds its way after five hours, while another one is on time.
-        now_ns = began_ns + number * 10**6
-        send("late", now_ns - 5 * 3600 * S)
-        send("punctual", now_ns)
-    transport.close()
-
-    until(lambda: stored("punctual") == 1 + EXPORTS, "all that came in time")
