@@ -513,7 +513,7 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         cells, curves = late.inner_text().split("\t"), late.locator("svg.spark").count()
         page.get_by_role("button", name="Sort by run").click()
         order = page.locator("tr[data-run] a").all_inner_texts()
-        page.get_by_role("button", name="Sort by run").click()
+        page.keyboard.press("Enter")
         back = page.locator("tr[data-run] a").all_inner_texts()
         assert "sort=-run" in page.url
         page.get_by_text("Columns").click()
@@ -557,6 +557,29 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
     assert "other, val: last" in caption
     for last in ("0.27909", "0.30732"):
         assert f"{last} (step 200)" in row
+
+
+def test_a_run_is_ticked_by_keys_while_the_list_is_made_anew(
+    window: Window, tmp_path: Path
+) -> None:
+    write_history(tmp_path, "on", ranks=1, steps=20, state="running", began_ns=time.time_ns())
+    with Served(App(tmp_path)) as served:
+        page = window.page
+        page.goto(served.url)
+        box, row = page.get_by_label("Compare on"), page.locator("tr[data-run=on]")
+        box.focus()
+        page.keyboard.press("Space")
+        before = row.inner_text()
+        # How long it has taken, for one.
+        page.wait_for_function(
+            "was => document.querySelector('tr[data-run=on]').innerText !== was", arg=before
+        )
+        was_ticked = box.is_checked()
+        page.keyboard.press("Space")
+        is_ticked = box.is_checked()
+        page.goto("about:blank")
+
+    assert (was_ticked, is_ticked) == (True, False)
 
 
 def test_what_goes_on_now_and_where_it_is(window: Window, look: str) -> None:

@@ -46,11 +46,12 @@ export function choice(options, chosen, changed) {
   return made;
 }
 
-/** Replace what an element holds, unless that is as it was: a reader keeps its place. */
+/** Replace what an element holds, unless that is as it was: a reader keeps place and focus. */
 export function fill(element, ...children) {
   const made = el("div", {}, ...children);
   if (made.innerHTML === element.dataset.was && element.childNodes.length) return;
   const places = [...element.querySelectorAll(".scroll")].map((each) => [each.getAttribute("aria-label"), each.scrollTop, each.scrollLeft, each === document.activeElement]);
+  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : "";
   element.dataset.was = made.innerHTML;
   element.replaceChildren(...made.childNodes);
   for (const [label, top, left, hadFocus] of places) {
@@ -59,4 +60,5 @@ export function fill(element, ...children) {
     same.scrollTo(left, top);
     if (hadFocus) same.focus({ preventScroll: true });
   }
+  if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }

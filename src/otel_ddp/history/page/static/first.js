@@ -39,7 +39,6 @@ export class Troubles {
   show(head) {
     const others = head.verdicts.filter((each) => !each.harmless).length - head.first.length;
     fill(this.list, head.first.map((each, at) => this.one(each, head, at, others)));
-    for (const each of this.list.querySelectorAll("button")) each.onclick = () => this.act(each);
   }
 
   one(verdict, head, at, others) {
@@ -49,7 +48,7 @@ export class Troubles {
     const when = isLate(verdict) ? span(verdict, isOpen) : time(verdict.since_ns);
     const rank = verdict.who?.rank;
     const command = `otel-ddp profile --rank ${rank}`;
-    const button = (act, text, value) => el("button", { type: "button", "data-act": act, "data-value": value }, text);
+    const button = (act, text, value) => el("button", { type: "button", "data-key": `${text} ${value}`, click: () => this.act(act, value) }, text);
     return el(
       "section", { class: isOpen ? "trouble" : "trouble over", "aria-label": first },
       el("div", { class: "what" }, el("h2", {}, first, " ", el("span", { class: "quiet" }, when)), el("p", { title: verdict.sentence }, rest, advice ? ` ${advice}` : "")),
@@ -62,8 +61,7 @@ export class Troubles {
     );
   }
 
-  async act(button) {
-    const { act, value } = button.dataset;
+  async act(act, value) {
     if (act === "copy") {
       // Not every address that a browser reaches may use its clipboard.
       await navigator.clipboard?.writeText(value).catch(() => {});

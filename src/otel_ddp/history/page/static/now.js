@@ -42,10 +42,7 @@ class Now {
     const parts = [answer.remark ? el("p", { class: "warn" }, answer.remark) : null];
     for (const [key, processes] of runs) parts.push(this.run(JSON.parse(key), processes, answer));
     if (!runs.size) parts.push(el("p", {}, "No process runs on this node. ", el("code", {}, "otel-ddp demo"), " starts two."));
-    const focused = document.activeElement?.dataset?.stacks;
     fill(this.list, parts);
-    this.listen();
-    if (focused) this.list.querySelector(`[data-stacks="${CSS.escape(focused)}"]`)?.focus();
   }
 
   run([group, run], processes, answer) {
@@ -71,18 +68,12 @@ class Now {
   }
 
   button(group, run, rank) {
-    const key = JSON.stringify([group, run, rank ?? ""]);
-    return el("button", { type: "button", "data-stacks": key, "aria-label": `Stacks of rank ${rank}` }, "Stacks");
+    const key = `${group} ${run} ${rank}`;
+    return el("button", { type: "button", "data-key": key, "aria-label": `Stacks of rank ${rank}`, click: () => this.ask(group, run, rank) }, "Stacks");
   }
 
-  listen() {
-    for (const each of this.list.querySelectorAll("button[data-stacks]")) {
-      each.onclick = () => this.ask(JSON.parse(each.dataset.stacks));
-    }
-  }
-
-  async ask([group, run, rank]) {
+  async ask(group, run, rank) {
     fill(this.stacks, el("p", {}, `Rank ${rank} is asked …`));
-    await showStacks(this.stacks, { group, run, rank: String(rank) });
+    await showStacks(this.stacks, { group, run, rank: String(rank ?? "") });
   }
 }

@@ -81,10 +81,13 @@ class Runs {
     ]);
     const caption = `${wanted.length} of ${runs.length} runs${wanted.length > MOST_ROWS ? `, the first ${MOST_ROWS}` : ""}`;
     const [of, way] = this.order();
-    const heads = columns.map((name) => el("button", { type: "button", class: "sort", "data-sort": name, "aria-label": `Sort by ${name}` }, `${name}${name === of ? (way > 0 ? " ▲" : " ▼") : ""}`));
-    const was = this.list.dataset.was;
+    const heads = columns.map((name) => el("button", { type: "button", class: "sort", "data-key": `sort ${name}`, "aria-label": `Sort by ${name}`, click: () => this.sort(name) }, `${name}${name === of ? (way > 0 ? " ▲" : " ▼") : ""}`));
     fill(this.list, problems, table(caption, ["compare", ...heads], rows, { class: "scroll lines" }));
-    if (this.list.dataset.was !== was) this.listen();
+  }
+
+  sort(name) {
+    choose("sort", chosen("sort") === name ? `-${name}` : name);
+    this.lay();
   }
 
   order() {
@@ -102,29 +105,15 @@ class Runs {
   }
 
   row(run, columns) {
-    const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": run.key });
+    // Rows are made anew with each answer: what was ticked stays so.
+    const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": run.key, checked: this.ticked.has(run.key), change: () => this.tick(run, box.checked) });
     return el("tr", { "data-run": run.run }, el("td", {}, box), columns.map((name) => COLUMNS[name][0](run)));
   }
 
-  /** Rows are made anew with each answer: what was ticked stays so. */
-  listen() {
-    for (const head of this.list.querySelectorAll("button[data-sort]")) {
-      head.onclick = () => {
-        const { sort } = head.dataset;
-        choose("sort", chosen("sort") === sort ? `-${sort}` : sort);
-        this.lay();
-        this.list.querySelector(`button[data-sort="${sort}"]`).focus();
-      };
-    }
-    for (const box of this.list.querySelectorAll("input[data-key]")) {
-      const run = this.answer.runs.find((each) => each.key === box.dataset.key);
-      box.checked = this.ticked.has(box.dataset.key);
-      box.onchange = () => {
-        if (box.checked) this.ticked.set(box.dataset.key, { group: run.group, run: run.run });
-        else this.ticked.delete(box.dataset.key);
-        this.compare.disabled = this.ticked.size < 2;
-      };
-    }
+  tick(run, isTicked) {
+    if (isTicked) this.ticked.set(run.key, { group: run.group, run: run.run });
+    else this.ticked.delete(run.key);
+    this.compare.disabled = this.ticked.size < 2;
   }
 }
 
