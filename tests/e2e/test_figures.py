@@ -214,7 +214,9 @@ def of_the_run(seen: Seen) -> Iterator[tuple[str, Figure]]:
         "page": page["step"],
         "report": report["last_step"],
     }
-    yield "last step", Figure(STEPS - 1, last)
+    columns = said["page steps"]["columns"]
+    yield "last step", Figure(STEPS - 1, {**last, "page steps": columns["x"][-1]})
+    yield "first step", Figure(0, {"page steps": columns["first"][0]})
     steps = {
         "report": report["steps"],
         **seen.written("steps +#", "report card"),

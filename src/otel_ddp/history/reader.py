@@ -147,6 +147,15 @@ class History:
         found = {rank: each for rank, each in found.items() if isinstance(each, dict)}
         return {rank: found[rank] for rank in sorted(found, key=rank_order)}
 
+    @cached_property
+    def shift(self) -> int:
+        """The program's number of a step less ours: we count from 1, as its first attempt began.
+
+        0 of a program that counts nothing, or parts of steps.
+        """
+        first = next(iter(plain.list_of(dict, self.about.get("attempts"))), {})
+        return plain.whole(first.get("shift")) or 0 if first.get("is_even", True) else 0
+
     @property
     def state(self) -> str:
         """That of the newest attempt."""
@@ -313,7 +322,8 @@ class History:
         first, until, first_ns, last_ns = map(int, rows[0])
         # In a bucket of several steps each has taken the same.
         share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
-        return min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
+        step = min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
+        return step + self.shift
 
     def _end_ns(self) -> int:
         """When the run ended here, or was last written of; 0 while it goes on."""

@@ -75,7 +75,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
     is_past = late.get("until_ns") is not None
     first, until = max(highest - _LAST_STEPS + 1, lowest), highest
     if is_past and late["since_step"] is not None:
-        first, until = late["since_step"], late["until_step"]
+        first, until = (late[key] - run.shift for key in ("since_step", "until_step"))
     goes_on = run.state not in ENDED_STATES and not is_past
     begins = max(highest - _STRIP_STEPS + 1, lowest) if goes_on else lowest
     found = [
@@ -87,14 +87,14 @@ def waits(run: WholeRun) -> dict[str, Any]:
     found.sort(key=lambda each: (each.rank not in named, -each.work_s))
     suspects = _suspects(found, usual_s, named)
     return {
-        "first": first,
-        "until": until,
+        "first": first + run.shift,
+        "until": until + run.shift,
         "step_s": median(each.step_s for each in found) if found else None,
         "work_per_s": sum(each.work_per_s for each in found),
         "usual_work_s": usual_s,
         "ranks": [each._asdict() for each in suspects],
         "others": _together(found[len(suspects) :]),
-        "strip": _strip(series, begins, highest),
+        "strip": _strip(series, begins, highest, run.shift),
         "checkpoint": _checkpoint(run),
     }
 
@@ -118,9 +118,10 @@ def _together(others: Sequence[_Rank]) -> dict[str, Any] | None:
     return {"count": count, "phases": phases, "work_s": [min(work_s), max(work_s)]}
 
 
-def _strip(series: _Series, first: int, until: int) -> dict[str, Any]:
+def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any]:
     """By how much each rank works longer than the median one, in columns of steps.
 
+    *shift*: what makes our numbers those of the program.
     Of many ranks a row has several: the latest of them counts.
     """
     kept = math.lcm(*(one.width for _, one in series.values()))
@@ -140,8 +141,8 @@ def _strip(series: _Series, first: int, until: int) -> dict[str, Any]:
     each_row = math.ceil(len(ranks) / _MOST_ROWS)
     parts = [ranks[at : at + each_row] for at in range(0, len(ranks), each_row)]
     return {
-        "x": [max(at * wide, first) for at in numbers],
-        "until": until,
+        "x": [max(at * wide, first) + shift for at in numbers],
+        "until": until + shift,
         "rows": [
             {
                 "ranks": [part[0], part[-1]],

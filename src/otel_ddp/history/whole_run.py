@@ -90,6 +90,11 @@ class WholeRun:
         """When it was written of last."""
         return plain.whole(self.about.get("seen_ns")) or 0
 
+    @property
+    def shift(self) -> int:
+        """As of its first node."""
+        return self.histories[0].shift
+
     def word(self, key: str) -> str:
         """Such as `project`; empty where it is not known."""
         return str(self.about.get(key) or "")

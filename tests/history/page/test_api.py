@@ -325,6 +325,38 @@ def test_a_table_of_several_runs_has_the_columns_of_all(tmp_path: Path, client: 
     assert client.api("values.csv", run=["with", "gone"], name="loss").status == 404
 
 
+def test_steps_have_the_numbers_of_the_program_everywhere(tmp_path: Path, client: Client) -> None:
+    attempts = [{"began_ns": 1, "shift": -1}, {"began_ns": 2, "shift": 5}]
+    write_history(tmp_path, late=2, late_in=range(61, 250), about={"attempts": attempts})
+    other = [{"began_ns": 1, "shift": 7, "is_even": False}]
+    write_history(tmp_path, "uneven", late=2, late_in=range(61, 250), about={"attempts": other})
+
+    found = {}
+    for run in ("lr-0.3", "uneven"):
+        head, waits, whole, part = (
+            client.api(each, run=run, **bounds).json
+            for each, bounds in (
+                ("run", {}),
+                ("waits", {}),
+                ("steps", {}),
+                ("steps", {"first": 99, "until": 109}),
+            )
+        )
+        (late,) = head["verdicts"]
+        found[run] = {
+            "late": (late["since_step"], late["until_step"]),
+            "bars": (waits["first"], waits["until"]),
+            "strip": (waits["strip"]["x"][0], waits["strip"]["until"]),
+            "steps": (whole["columns"]["first"][0], whole["columns"]["x"][-1]),
+            "zoomed": (part["columns"]["first"][0], part["columns"]["x"][-1]),
+        }
+
+    spans = {"late": (61, 249), "bars": (61, 249), "strip": (0, 299), "steps": (0, 299)}
+    less = {each: (first - 1, last - 1) for each, (first, last) in spans.items()}
+    zoomed = {"zoomed": (99, 109)}
+    assert found == {"lr-0.3": less | zoomed, "uneven": spans | zoomed}
+
+
 def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, client: Client) -> None:
     gap = {"since_ns": 3 * S, "until_ns": None, "why": "the disk is full"}
     write_history(tmp_path, late=1, about={"gaps": [gap]})

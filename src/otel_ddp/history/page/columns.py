@@ -186,8 +186,12 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     if not ranges:
         return {"columns": {}, "wide": 1, "phases": SHOWN_PHASES}
     lowest, highest = min(one for one, _ in ranges), max(last for _, last in ranges)
-    first = max(question.whole("first", lowest, -_FURTHEST, _FURTHEST), lowest)
-    until = min(question.whole("until", highest, -_FURTHEST, _FURTHEST), highest)
+    bounds = (("first", lowest), ("until", highest))
+    first, until = (
+        question.whole(name, bound + run.shift, -_FURTHEST, _FURTHEST) - run.shift
+        for name, bound in bounds
+    )
+    first, until = max(first, lowest), min(until, highest)
     most = min(question.whole("columns", 400, 2, _MOST_COLUMNS), max(_MOST_CELLS // len(chosen), 2))
     wide = _width(chosen, first, until, most)
     cells: dict[int, list[_Row]] = {}
@@ -198,7 +202,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     return {
         "wide": wide,
         "phases": SHOWN_PHASES,
-        "columns": _mean(cells, numbers, wide),
+        "columns": _mean(cells, numbers, wide, run.shift),
         "many": {
             "ranks": len({series.key.rank for _, series in chosen}),
             "by_device": any(series.key.name == "device" for _, series in chosen),
@@ -232,7 +236,9 @@ def _seconds(total_ns: int, steps: int) -> float:
     return round(total_ns / steps / 1e9, 9)
 
 
-def _mean(cells: Mapping[int, list[_Row]], numbers: range, wide: int) -> dict[str, list[Any]]:
+def _mean(
+    cells: Mapping[int, list[_Row]], numbers: range, wide: int, shift: int
+) -> dict[str, list[Any]]:
     """The phases of a step, over all ranks."""
     names = ("first", "x", "ms", "steps", "step_s", "low_s", "high_s")
     found: dict[str, list[Any]] = {name: [] for name in names}
@@ -240,8 +246,10 @@ def _mean(cells: Mapping[int, list[_Row]], numbers: range, wide: int) -> dict[st
     for number in numbers:
         rows = cells.get(number, [])
         steps = sum(row[_AT["steps"]] for row in rows)
-        found["first"].append(min((row[_AT["first"]] for row in rows), default=number * wide))
-        found["x"].append(max((row[_AT["until"]] for row in rows), default=number * wide))
+        first = min((row[_AT["first"]] for row in rows), default=number * wide)
+        until = max((row[_AT["until"]] for row in rows), default=number * wide)
+        found["first"].append(first + shift)
+        found["x"].append(until + shift)
         last_ns = max((row[_AT["last_ns"]] for row in rows), default=None)
         found["ms"].append(None if last_ns is None else last_ns // 1_000_000)
         found["steps"].append(steps)
