@@ -21,7 +21,7 @@ QUIET = settings(
 class Peer:
     """A connection whose other end has the secret: what it was answered, and why it was ended."""
 
-    stream: Any = None
+    greeting: Any = None
     is_writable = True
 
     def __init__(self) -> None:
@@ -45,8 +45,7 @@ def serve(lead: LinkServer, *messages: bytes) -> Peer:
     for each in messages:
         if not peer.ended:
             lead.heard(peer, each)
-    if peer.stream is not None and peer.stream.peer is peer:
-        peer.stream.peer = None
+    lead.gone(peer)
     return peer
 
 
@@ -88,16 +87,6 @@ def test_whatever_comes_is_a_report_or_is_refused(all_messages: list[list[bytes]
         assert node.isprintable()
     assert len(taken) <= sum(max(len(messages) - 1, 0) for messages in all_messages)
     assert len([peer for peer in peers if peer.ended]) <= sum(lead.refused.values())
-
-
-def test_of_more_nodes_than_the_lead_takes_the_one_that_was_heard_first_is_forgotten() -> None:
-    lead = lead_of_four()
-
-    for number in (0, 1, 2, 3, 1, 4):
-        serve(lead, *(report(text, node=f"node-{number}") for text in (b"", b"a")))
-
-    assert [*lead._streams] == [f"node-{each}" for each in (1, 2, 3, 4)]
-    assert [node for node, _ in lead.take()] == [f"node-{each}" for each in (0, 1, 2, 3, 1, 4)]
 
 
 def test_each_refusal_is_counted_by_its_reason() -> None:

@@ -49,8 +49,8 @@ class _Peer(Channel):
     def __init__(self, server: LinkServer, door: Door) -> None:
         super().__init__(server.context, limits.MOST_REPORT_BYTES + limits.STAMP_BYTES)
         self._server, self._door = server, door
-        self.stream: _Stream | None = None
-        """That of its node, once it has said which one it is."""
+        self.greeting: Any = None
+        """Who it is, by its first report; None: that has not come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -68,7 +68,7 @@ class _Peer(Channel):
             self.send(b"")
             return
         self._server.heard(self, message)
-        if self.stream is not None:
+        if self.greeting is not None:
             self._door.admit(self)
 
     def end(self, answer: bytes) -> None:
@@ -87,21 +87,7 @@ class _Peer(Channel):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._door.gone(self)
-        if self.stream is not None and self.stream.peer is self:
-            self.stream.peer = None
-
-
-class _Stream:
-    """One node, as long as its agent is the same."""
-
-    def __init__(self, greeting: Any) -> None:
-        self.node: str = greeting.node
-        self.agent: int = greeting.agent
-        self.began_ns: int = greeting.agent_began_ns
-        # Of those that are gone, the one that was heard first makes room.
-        self.heard_ns = 0
-        self.peer: _Peer | None = None
-        """The connection that it has now."""
+        self._server.gone(self)
 
 
 class WaitingReports:
@@ -173,7 +159,8 @@ class LinkServer:
         self._clock = clock
         self._agent = random.getrandbits(64)
         self._waiting = WaitingReports(_MOST_WAITING_BYTES)
-        self._streams: dict[str, _Stream] = {}
+        # By node.
+        self._peers: dict[str, _Peer] = {}
         self.refused: Counter[str] = Counter()
         """How many connections and reports were not taken, by reason."""
         self.state = "does not listen yet"
@@ -200,8 +187,7 @@ class LinkServer:
 
         What is too large goes without how the run is judged.
         """
-        stream = self._streams.get(node)
-        if stream is None:
+        if node not in self._peers:
             return
         if answer.ByteSize() > limits.MOST_ANSWER_BYTES:
             # It would end the stream.
@@ -209,7 +195,7 @@ class LinkServer:
             answer.ClearField("judged")
             if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
                 return
-        self._thread.call(lambda: self._send(stream, answer))
+        self._thread.call(lambda: self._send(node, answer))
 
     # -- in the thread of links
 
@@ -240,62 +226,58 @@ class LinkServer:
         try:
             report = _parsed(message)
             report.received_ns = self._clock()
-            stream = peer.stream
-            if stream is None:
-                stream = peer.stream = self._admitted(report, peer)
+            if peer.greeting is None:
+                self._admit(report, peer)
             else:
-                self._take(stream, report, len(message))
+                self._take(peer.greeting, report, len(message))
         except _Refused as refused:
             self.refused[refused.why] += 1
             self._end(peer, str(refused))
             return
-        stream.heard_ns = report.received_ns
         times = {"report_sent_ns": report.sent_ns, "report_received_ns": report.received_ns}
         peer.send(self._stamped(Answer(**times)))
 
-    def _send(self, stream: _Stream, answer: Any) -> None:
-        if stream.peer is not None and stream.peer.is_writable:
-            stream.peer.send(self._stamped(answer))
+    def gone(self, peer: _Peer) -> None:
+        """It has no connection any more."""
+        if peer.greeting is not None and self._peers.get(peer.greeting.node) is peer:
+            del self._peers[peer.greeting.node]
 
-    def _take(self, stream: _Stream, report: Any, size: int) -> None:
-        if (report.node, report.agent) != (stream.node, stream.agent):
+    def _send(self, node: str, answer: Any) -> None:
+        peer = self._peers.get(node)
+        if peer is not None and peer.is_writable:
+            peer.send(self._stamped(answer))
+
+    def _take(self, greeting: Any, report: Any, size: int) -> None:
+        if (report.node, report.agent) != (greeting.node, greeting.agent):
             raise _Refused("other node", "a report of another node")
         parts = len(report.processes)
         if parts > _MOST_PARTS:
             raise _Refused("too many parts", "a report of too many parts")
         size += _PART_BYTES * parts + _PIECE_BYTES * _pieces(report)
-        self._waiting.add(stream.node, report, size)
+        self._waiting.add(report.node, report, size)
 
-    def _admitted(self, greeting: Any, peer: _Peer) -> _Stream:
-        """The node's stream, if nothing speaks against it."""
+    def _admit(self, greeting: Any, peer: _Peer) -> None:
+        """Take this connection for the node's, if nothing speaks against it."""
         node = greeting.node
         if not (0 < len(node) <= limits.MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name", "this is no name of a node")
         if greeting.version != __version__:
             text = f"its otel_ddp is {__version__}, and the nodes of a run need one version"
             raise _Refused("other version", text)
-        old = self._streams.get(node)
-        stream = old if old is not None and old.agent == greeting.agent else None
-        if stream is None:
-            if old is None:
-                self._make_room()
-            elif old.peer is not None and greeting.agent_began_ns <= old.began_ns:
+        old = self._peers.get(node)
+        if old is None and len(self._peers) >= self._most_nodes:
+            raise _Refused("too many nodes", f"the lead takes {self._most_nodes} nodes")
+        if old is not None:
+            known = old.greeting
+            if greeting.agent != known.agent and greeting.agent_began_ns <= known.agent_began_ns:
                 text = f"a newer agent of a node {node!r} is connected (OTEL_DDP_NODE)"
                 raise _Refused("second agent", text)
-            stream = self._streams[node] = _Stream(greeting)
-        if old is not None and old.peer is not None:
             # Dead, as far as the node's agent knows, or of an agent that has ended.
-            self._end(old.peer, "a newer stream of this node has replaced it")
-        stream.peer = peer
-        return stream
-
-    def _make_room(self) -> None:
-        if len(self._streams) < self._most_nodes:
-            return
-        gone = [node for node, each in self._streams.items() if each.peer is None]
-        if not gone:
-            raise _Refused("too many nodes", f"the lead takes {self._most_nodes} nodes")
-        del self._streams[min(gone, key=lambda node: self._streams[node].heard_ns)]
+            self._end(old, "a newer stream of this node has replaced it")
+        # What else it says takes memory, and counts for nothing.
+        began_ns = greeting.agent_began_ns
+        peer.greeting = Report(node=node, agent=greeting.agent, agent_began_ns=began_ns)
+        self._peers[node] = peer
 
     def _end(self, peer: _Peer, why: str) -> None:
         peer.end(self._stamped(Answer(refused=why)))
