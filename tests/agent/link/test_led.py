@@ -197,16 +197,6 @@ def test_no_node_is_left_out_because_the_lead_itself_was_held_up(agents: TwoAgen
     assert agents.lead.judge.insufficient() == []
 
 
-def test_a_lead_that_has_dropped_reports_says_so(agents: TwoAgents) -> None:
-    agents.train(25, late=-1)
-    assert "asked for again" not in agents.leading.describe()
-
-    agents.cable.dropped = 7
-
-    said_of_it = "7 reports were asked for again, as this agent was too busy to read them"
-    assert said_of_it in agents.leading.describe()
-
-
 def test_whatever_a_lead_asks_each_process_is_asked_once_a_second(
     agents: TwoAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

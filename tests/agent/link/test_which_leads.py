@@ -220,7 +220,7 @@ def test_of_a_larger_run_each_agent_writes_the_history_of_its_own_ranks(
 class Wire:
     """The lead's end, as `Leading` sees it."""
 
-    state, dropped = "listens", 0
+    state = "listens"
 
     def __init__(self) -> None:
         self.refused: dict[str, int] = {}

@@ -26,7 +26,7 @@ RUN: Labels = (("group", "g"), ("run", "r"))
 class Cable:
     """Both ends of a link, without a network: a lead for `Leading`, a follower for `Following`."""
 
-    state, dropped, is_connected = "connected", 0, True
+    state, is_connected = "connected", True
     refused: Mapping[str, int] = {}
 
     def __init__(self) -> None:

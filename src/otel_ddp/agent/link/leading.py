@@ -315,10 +315,6 @@ class Leading:
             sentences.append(f"{names} not heard for {about(max(silent.values()) / 1e9)}")
         if lost := sum(node.lost for node in self._nodes.values()):
             sentences.append(f"{lost} records of other nodes were overwritten before they came")
-        if late := self._server.dropped:
-            sentences.append(
-                f"{late} reports were asked for again, as this agent was too busy to read them"
-            )
         if refused := self._server.refused.copy():
             reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
             sentences.append(f"refused of what others sent: {reasons}")

@@ -103,7 +103,6 @@ class WaitingReports:
         self._bytes_of: Counter[str] = Counter()
         self._bytes = 0
         self._lock = threading.Lock()
-        self.dropped = 0
 
     def add(self, node: str, report: Any, size: int) -> None:
         """*size*: its length in bytes."""
@@ -114,7 +113,6 @@ class WaitingReports:
                 ((most, _),) = self._bytes_of.most_common(1)
                 oldest = next(at for at, each in enumerate(self._waiting) if each[0] == most)
                 self._count(most, -self._waiting.pop(oldest)[1])
-                self.dropped += 1
 
     def _count(self, node: str, size: int) -> None:
         self._bytes += size
@@ -176,11 +174,6 @@ class LinkServer:
     def take(self) -> list[tuple[str, Any]]:
         """The reports since the last call, each with its node, as they came."""
         return self._waiting.take()
-
-    @property
-    def dropped(self) -> int:
-        """How many reports were dropped because `take` was not called in time."""
-        return self._waiting.dropped
 
     def answer(self, node: str, answer: Any) -> None:
         """Send it, unless the node is away or reads no answers: the lead says all of it again.
