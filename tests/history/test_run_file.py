@@ -38,14 +38,6 @@ def read_whole(history: History) -> None:
         history.steps(series)
 
 
-def test_a_short_run_is_kept_value_by_value(tmp_path: Path) -> None:
-    with filled(tmp_path / "a.sqlite", [3.0, 1.0, 2.0]) as history:
-        [series] = history.series()
-        assert [(each.first, each.last, each.last_ns) for each in history.sums(series)] == [
-            *((0, 3.0, S), (1, 1.0, 2 * S), (2, 2.0, 3 * S))
-        ]
-
-
 def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Path) -> None:
     values = [math.sin(step * 1.7) for step in range(20_000)]
 
@@ -177,15 +169,24 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
         assert [each.first for each in history.sums(history.series()[0])] == [0, 2]
 
 
-def test_a_file_of_a_later_version_is_told_of_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("CREATE TABLE trials (value)", "another program|other tables"),
+        ("PRAGMA user_version = 99", "later version"),
+    ],
+)
+def test_what_another_program_or_a_later_version_has_made_is_left_alone(
+    tmp_path: Path, statement: str, why: str
+) -> None:
     path = write_history(tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 99")
+        db.execute(statement)
     before = path.read_bytes()
 
-    with pytest.raises(Unusable):
+    with pytest.raises(Unusable, match=why):
         RunFile(path)
-    with pytest.raises(Unreadable, match="later version"):
+    with pytest.raises(Unreadable, match=why):
         History(path)
     assert path.read_bytes() == before
 

@@ -560,32 +560,6 @@ def test_nothing_is_kept_in_a_file_of_another_user_or_behind_a_link(
     assert trap == "link" or path_of(made).stat().st_size == 0
 
 
-@pytest.mark.parametrize(
-    ("statement", "why"),
-    [
-        ("CREATE TABLE trials (value)", "another program"),
-        ("PRAGMA user_version = 99", "later version"),
-    ],
-)
-def test_what_another_program_or_a_later_version_has_made_is_left_alone(
-    made: Histories, statement: str, why: str
-) -> None:
-    if why == "later version":
-        made.feed(batch(0, 1))
-        made._write_all()
-        [(run, _)] = made._runs.values()
-        run.close()
-    made.directory.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.closing(sqlite3.connect(path_of(made))) as theirs:
-        theirs.execute(statement)
-    before = path_of(made).read_bytes()
-    made.feed(batch(1, 1))
-    made._write_all()
-
-    assert why in made.describe()["problem"]
-    assert path_of(made).read_bytes() == before
-
-
 # -- what goes wrong
 
 

@@ -192,25 +192,6 @@ def test_the_last_value_of_a_name_survives_an_overrun(
     assert said.startswith("Records of rank 0 of run ")
 
 
-def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Fed) -> None:
-    steps = bench.writer.counter(catalog.TRAINING_STEPS.name, {})
-    forward = bench.writer.counter(
-        catalog.TRAINING_PHASE_TIME.name, {"phase": "forward", "clock": "host"}
-    )
-    began_ns = time.time_ns()
-    bench.poll()
-    bench.writer.add(steps, 4.0)
-    bench.writer.add(forward, 2.0)
-
-    bench.exports.update_series(began_ns + 10 * 10**9, is_newest=True)
-    told = bench.values(catalog.TRAINING_PHASE_STEP_TIME)
-    for seconds in (100, 200, 300):
-        bench.exports.update_series(began_ns + seconds * 10**9, is_newest=True)
-
-    assert told == {"forward": 0.5}
-    assert bench.values(catalog.TRAINING_PHASE_STEP_TIME) == {}
-
-
 def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     said = {"name": "seventh try", "description": "a wider net", "project": "vision"}
     bench = Fed(tmp_path, {**IDENTITY, **said})
@@ -445,21 +426,6 @@ class TestNodeNames:
 
         assert names.name({"run": "a", "host": "h", "node": "mine", "node_rank": 0}) == "mine"
         assert names.name({"run": "a", "host": "h", "node_rank": 0}) == "machine"
-
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b'{"r":' * 100_000,
-            b'{"r": ["h/0"]}',
-            b'{"r": {"h/0": ["a"]}}',
-            b'{"r": {"h/0": ""}}',
-        ],
-        ids=range(4),
-    )
-    def test_a_damaged_file_of_names_counts_as_empty(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "nodes.json").write_bytes(content)
-
-        assert NodeNames(tmp_path / "nodes.json", "").name(node(0)) == "h"
 
 
 def node(node_rank: int) -> dict[str, Any]:

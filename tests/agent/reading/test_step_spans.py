@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
 from make import labels_of
-from otel_ddp.agent.reading.documents import StepSpans, sampled_every
+from otel_ddp.agent.reading.documents import StepSpans
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES
@@ -79,20 +77,6 @@ def test_of_usual_steps_every_hundredth_is_a_span() -> None:
 
     shown = {number: why for number, why in found.items() if why}
     assert shown == dict.fromkeys((0, 100, 200, 300), "sampled")
-
-
-@pytest.mark.parametrize(
-    ("facts", "every"),
-    [
-        ({}, 100),
-        ({"sample_steps": 7}, 7),
-        ({"sample_steps": 0}, 0),
-        ({"sample_steps": True}, 100),
-        ({"sample_steps": "7"}, 100),
-    ],
-)
-def test_a_process_sets_how_many_steps_are_spans(facts: dict[str, Any], every: int) -> None:
-    assert sampled_every(facts) == every
 
 
 def test_a_step_without_a_number_has_no_trace() -> None:

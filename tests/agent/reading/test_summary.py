@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from fed import IDENTITY, Fed
-from make import WrittenRank
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.logged_values import MOST_NAMES, Summaries, summaries_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
@@ -180,46 +178,3 @@ def test_people_see_last_lowest_and_highest_with_step_and_time(node: Node) -> No
             "max": {"value": 3.0, "step": 2, "time_ns": at_ns + 2},
         }
     ]
-
-
-def test_a_rank_whose_series_are_dropped_begins_anew(tmp_path: Path) -> None:
-    place = Place(tmp_path / "place")
-    place.directory.mkdir(mode=0o700)
-    ledger = Ledger()
-    journals = Journals(place, ledger, "h")
-    best = []
-    for loss, linger_s in ((1.0, 1000.0), (2.0, 0.0), (3.0, 0.0)):
-        rank = WrittenRank(place.directory)
-        rank.log({"loss": loss}, 1, split="val")
-        rank.close()
-        journals.find()
-        journals.poll()
-        journals.update_series(time.time_ns())
-        best += [
-            series.value
-            for each, rows in ledger.families()
-            for series in rows
-            if each is catalog.TRAINING_SCALAR_BEST
-        ]
-        journals.commit(journals.marks())
-        done = journals.done()
-        journals.close(done)
-        journals.delete(done)
-        journals.forget_ended(linger_s)
-
-    assert best == [1.0, 1.0, 3.0]
-
-
-def test_nothing_is_left_of_a_document_whose_journals_are_gone(node: Node) -> None:
-    rank = node.attempt()
-    log(rank, "loss", 1.0, 1)
-    rank.poll()
-    node.write(rank)
-
-    leave(node.place, told_by_agent(node.place))
-    left = told_by_agent(node.place)
-    rank.writer.path.unlink()
-    leave(node.place, left)
-
-    assert (left.agents, [each.journal for each in left.processes]) == ([], [rank.writer.path.name])
-    assert not node.place.agent_file.exists()

@@ -88,14 +88,6 @@ _SLOW_EVERY_NS = 3_000_000_000
 _MOST_CHILDREN = 64
 
 
-def sampled_every(facts: dict[str, Any]) -> int:
-    """This process exports every n-th step as a span; 0: slow steps only."""
-    every = facts.get("sample_steps")
-    if isinstance(every, int) and not isinstance(every, bool) and every >= 0:
-        return every
-    return SAMPLED_EVERY
-
-
 class StepSpans:
     """One a process: knows how long its steps usually take, and limits the spans of slow ones."""
 

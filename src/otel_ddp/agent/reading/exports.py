@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from otel_ddp import plain
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger
 from otel_ddp.agent.reading.documents import (
+    SAMPLED_EVERY,
     StepSpans,
     context_of,
     label_text,
     run_span,
-    sampled_every,
 )
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process import News, Process
@@ -80,7 +81,9 @@ class Exports:
 
     def _add_documents(self, new: News) -> None:
         process, reader = self.process, self.reader
-        every = sampled_every(reader.facts)
+        # This process exports every n-th step as a span; 0: slow steps only.
+        every = plain.whole(reader.facts.get("sample_steps"))
+        every = SAMPLED_EVERY if every is None else every
         for step in new.steps:
             if spans := self._step_spans.spans(step, self._labels, every):
                 spans[0]["link"] = context_of(reader)

@@ -358,7 +358,7 @@ class NodeNames:
         self._file = file
         self._own_name = own_name
         self._living = living
-        self._runs = _read(file)
+        self._runs: dict[str, dict[str, str]] = files.read_mapping(file)
 
     def name(self, identity: Mapping[str, Any]) -> str:
         """The node label of a process."""
@@ -406,12 +406,3 @@ class NodeNames:
 def _run(identity: Mapping[str, Any]) -> str:
     """The run, as a key of JSON."""
     return json.dumps([str(identity.get("group") or ""), str(identity.get("run"))])
-
-
-def _read(file: Path) -> dict[str, dict[str, str]]:
-    """The names in the file; none if it is damaged."""
-    return {
-        run: {key: name for key, name in names.items() if name and isinstance(name, str)}
-        for run, names in files.read_mapping(file).items()
-        if isinstance(names, dict)
-    }
