@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.say import duration, percent, rank_number, rounded, unit_name
+from otel_ddp.diagnosis.say import (
+    duration,
+    percent,
+    phase_in_words,
+    rank_number,
+    rounded,
+    unit_name,
+)
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.window import Late
 from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
-from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind, shown_phase
+from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind
 
 _ADVICE = {
     **{word: PHASE[word].advice for word in WORK_PHASES},
@@ -46,10 +53,6 @@ _NODE_ADVICE_BY_SIDE = {
     "settings, what else runs on it.",
     "device": "The devices themselves are slower: look at this node's cooling, power and clocks, "
     "and at other users of its devices.",
-}
-_NODE_PHASES = {
-    "mixed": "several phases",
-    "compute": "forward, backward and the optimizer together",
 }
 _USUAL_NODE_ADVICE = "Look at this node's clocks, heat, power, and at what else runs on it."
 
@@ -174,27 +177,17 @@ def _unequal_work(verdict: Verdict) -> str:
 
 
 def _lateness(verdict: Verdict) -> str:
-    who, phase = f"{unit_name(verdict.labels)} keeps the others waiting", verdict.phase
-    longer = duration(_longer_s(verdict))
+    need, late, how = "it needs", "it is late", ""
     if late_s := verdict.evidence.get("excess_s_by_rank"):
-        where = f"in {_NODE_PHASES.get(phase) or shown_phase(phase)}"
+        need, late, how = f"its {len(late_s)} ranks need", "they are late", ", all alike"
         latest = max(late_s, key=late_s.__getitem__)
-        how = "all alike"
         if limits.NODE_ALIKE * late_s[latest] > min(late_s.values()):
-            how = f"and rank {latest} the most, {duration(late_s[latest])} in total"
-        return (
-            f"{who}: its {len(late_s)} ranks need {longer} longer {where}, {how}; in total they "
-            f"are late by {_size(verdict)}"
-        )
-    if phase == "mixed":
-        where = f"its work takes {longer} longer than on the others, in several phases"
-    elif phase == "compute":
-        where = (
-            f"forward, backward and the optimizer together take {longer} longer than on the others"
-        )
-    else:
-        where = f"{shown_phase(phase)} takes {longer} longer than on the others"
-    return f"{who}: {where}; in total it is late by {_size(verdict)}"
+            how = f", and rank {latest} the most, {duration(late_s[latest])} in total"
+    return (
+        f"{unit_name(verdict.labels)} keeps the others waiting: {need} "
+        f"{duration(_longer_s(verdict))} longer in {phase_in_words(verdict.phase)}{how}; in total "
+        f"{late} by {_size(verdict)}"
+    )
 
 
 def _longer_s(verdict: Verdict) -> float:
