@@ -221,65 +221,79 @@ class _Rank:
         self.is_in = False
 
 
+class Training:
+    """Ranks that go through their programs, step by step."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        """*programs*: of each rank; the calls in them are those of every step."""
+        self.number = 0
+        self._ends_ns = [NOW_NS] * len(programs)
+        self._calls = [
+            tuple(
+                Call(each.group, each.dimension, each.op, each.peer, each.phase)
+                for each in program
+                if isinstance(each, Meet)
+            )
+            for program in programs
+        ]
+        self._sizes: defaultdict[str, int] = defaultdict(int)
+        for program in programs:
+            for group in {e.group for e in program if isinstance(e, Meet) and e.peer < 0}:
+                self._sizes[group] += 1
+
+    def step(
+        self, programs: Sequence[Program], factors: Sequence[Callable[[str], float]]
+    ) -> list[StepFacts]:
+        """The next one. *factors*: of each rank, by how much work in a phase is longer."""
+        self.number += 1
+        ranks = [
+            _Rank(program, ended_ns, factor)
+            for program, ended_ns, factor in zip(programs, self._ends_ns, factors, strict=True)
+        ]
+        _run(ranks, self._sizes)
+        self._ends_ns = [rank.now_ns for rank in ranks]
+        return [self._facts(rank, calls) for rank, calls in zip(ranks, self._calls, strict=True)]
+
+    def _facts(self, rank: _Rank, calls: tuple[Call, ...]) -> StepFacts:
+        edges_ns = pairwise([*rank.calls_ns, rank.now_ns])
+        idle = bytes(
+            min(wait_ns * 256 // max(until_ns - since_ns, 1), 255)
+            for wait_ns, (since_ns, until_ns) in zip(rank.waits_ns, edges_ns, strict=True)
+        )
+        return StepFacts(
+            self.number,
+            rank.now_ns,
+            rank.now_ns - rank.began_ns,
+            rank.spent_ns["comm_wait"],
+            tuple([rank.spent_ns[word] for word in WORK_PHASES]),
+            {},
+            False,
+            0,
+            calls=Calls(calls, rank.calls_ns, idle),
+        )
+
+
 def simulated(case: Case) -> Iterator[list[StepFacts]]:
     """The same step of each rank, again and again."""
     chance = random.Random(repr((case.kind.title, *case[1:])))
     programs = [case.kind.program(rank, case.ranks) for rank in range(case.ranks)]
-    each = [
-        tuple(
-            Call(e.group, e.dimension, e.op, e.peer, e.phase)
-            for e in program
-            if isinstance(e, Meet)
-        )
-        for program in programs
-    ]
-    sizes: defaultdict[str, int] = defaultdict(int)
-    for program in programs:
-        for group in {e.group for e in program if isinstance(e, Meet) and e.peer < 0}:
-            sizes[group] += 1
-    ends_ns = [NOW_NS] * case.ranks
-    for number in range(1, case.steps + 1):
-        ranks = []
+    training = Training(programs)
+    for _ in range(case.steps):
+        factors = []
         for rank, program in enumerate(programs):
             whole = 2.718281828459045 ** chance.gauss(0, case.jitter)
             if case.disturbances and chance.random() < 0.005:
                 whole += chance.uniform(0.3, 2)
-            is_late = rank == case.late and number > BEGINS
-            more = {case.phase: case.excess * 100} if is_late else {}
-            totals = {
-                phase: sum(e.ms for e in program if isinstance(e, Work) and e.phase == phase)
-                for phase in more
-            }
+            is_late = rank == case.late and training.number >= BEGINS
+            total = sum(e.ms for e in program if isinstance(e, Work) and e.phase == case.phase)
+            more = {case.phase: case.excess * 100 / total} if is_late else {}
 
-            def factor(
-                phase: str,
-                whole: float = whole,
-                more: dict[str, float] = more,
-                totals: dict[str, float] = totals,
-            ) -> float:
+            def factor(phase: str, whole: float = whole, more: Mapping[str, float] = more) -> float:
                 own = whole * 2.718281828459045 ** chance.gauss(0, case.jitter / 2)
-                return own + more[phase] / totals[phase] if phase in more else own
+                return own + more.get(phase, 0.0)
 
-            ranks.append(_Rank(program, ends_ns[rank], factor))
-        _run(ranks, sizes)
-        facts = []
-        for rank, state in enumerate(ranks):
-            phases_ns = tuple([state.spent_ns[word] for word in WORK_PHASES])
-            took_ns = state.now_ns - state.began_ns
-            edges_ns = pairwise([*state.calls_ns, state.now_ns])
-            idle = bytes(
-                min(wait_ns * 256 // max(until_ns - since_ns, 1), 255)
-                for wait_ns, (since_ns, until_ns) in zip(state.waits_ns, edges_ns, strict=True)
-            )
-            facts.append(
-                StepFacts(
-                    *(number, state.now_ns, took_ns, state.spent_ns["comm_wait"], phases_ns),
-                    *({}, False, 0),
-                    calls=Calls(each[rank], state.calls_ns, idle),
-                )
-            )
-            ends_ns[rank] = state.now_ns
-        yield facts
+            factors.append(factor)
+        yield training.step(programs, factors)
 
 
 def _run(ranks: Sequence[_Rank], sizes: dict[str, int]) -> None:
