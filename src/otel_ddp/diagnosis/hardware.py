@@ -51,16 +51,17 @@ def core_hint(
     if others:
         more["others_waited_for_core_s"] = round(others_s, 6)
         compared = f", the others for {duration(others_s)}"
+    is_taken, where = (
+        "Its core is taken: in each step it",
+        "on its cores, and how it is bound to them",
+    )
     if is_node:
-        return (
-            "Its cores are taken: in each step its typical rank is ready to run and has no core "
-            f"for {duration(mine_s)}{compared}. Look at what else runs on this node."
-        ), more
-    return (
-        f"Its core is taken: in each step it is ready to run and has no core for "
-        f"{duration(mine_s)}{compared}. Look at what else runs on its cores, and how ranks are "
-        "bound to them."
-    ), more
+        is_taken, where = "Its cores are taken: in each step its typical rank", "on this node"
+    advice = (
+        f"{is_taken} is ready to run and has no core for {duration(mine_s)}{compared}. Look at "
+        f"what else runs {where}."
+    )
+    return advice, more
 
 
 Gpu = Mapping[str, Any]

@@ -36,8 +36,6 @@ class _Incident:
 
     def __init__(self, stall: str, under_nccl: bool) -> None:
         self.members: dict[Labels, EndedProcess] = {}
-        self.ranks: set[Labels] = set()
-        """Of the members, wherever they are: a restart may move ranks to other nodes."""
         self.verdict: Verdict | None = None
         self.stall = stall
         """For how long no rank had moved before, and why; empty where ranks moved."""
@@ -100,7 +98,10 @@ class Deaths(Detector):
         else:
             self._at_work.add(rank.labels)
         self._finished.pop(rank.labels, None)
-        for incident in [each for each in self._incidents if _rank(rank.labels) in each.ranks]:
+        for incident in [*self._incidents]:
+            # A restart may move ranks to other nodes.
+            if _rank(rank.labels) not in map(_rank, incident.members):
+                continue
             self._incidents.remove(incident)
             if incident.verdict is not None:
                 # A history tells why it died long after that.
@@ -130,7 +131,6 @@ class Deaths(Detector):
                 incident = _Incident(stall, self._under_nccl)
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
             incident.members[each.labels] = each
-            incident.ranks.add(_rank(each.labels))
             if incident not in touched:
                 touched.append(incident)
         for incident in touched:

@@ -50,8 +50,6 @@ class Alignment:
         self._ranks: dict[Labels, _Rank] = {}
         # In their order, once it is asked for: thousands of ranks come one after the other.
         self._ordered: list[_Rank] = []
-        # Those with steps since the last complete row.
-        self._ahead: set[_Rank] = set()
         # By step number, then by the rank.
         self._waiting: defaultdict[int, dict[_Rank, StepFacts]] = defaultdict(dict)
         self._share_in_common = 1.0
@@ -92,9 +90,8 @@ class Alignment:
         self._begin_row()
 
     def _begin_row(self) -> None:
-        for rank in self._ahead:
+        for rank in self._ranks.values():
             rank.since_row = 0
-        self._ahead.clear()
 
     def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> list[Row]:
         """Add steps of a rank; the rows that they complete."""
@@ -103,7 +100,6 @@ class Alignment:
         # This runs for every step of every rank.
         waiting, count = self._waiting, len(self._ranks)
         for seen, facts in enumerate(steps, rank.seen + 1):
-            self._ahead.add(rank)
             rank.since_row += 1
             by_rank = waiting[facts.number]
             by_rank[rank] = facts
