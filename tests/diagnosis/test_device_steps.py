@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 
 import pytest
 
 import make
-from make import labels_of
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
-from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.layout import PACED_SHIFT
 from otel_ddp.vocabulary.words import PHASES
-from ranks import Told
+from ranks import Job, Told
 
 MS = 1_000_000
 NOW = 1_700_000_000_000 * MS
 # A step of 100 ms: what the device needs for each phase, and what the host needs to launch it.
 ON_DEVICE = {"data": 0.1, "forward": 25.0, "backward": 50.0, "optimizer": 10.0}
 ON_HOST = {"data": 1.0, "forward": 8.0, "backward": 12.0, "comm_wait": 0.1, "optimizer": 2.0}
-STEP_MS = 100.0
 
 
 def step_of(
@@ -39,37 +35,6 @@ def step_of(
 
 def facts(step: Step) -> list[StepFacts]:
     return facts_of([step])
-
-
-class Ranks:
-    """Four ranks, each with a device, for each of which another rank waits in `comm_wait`."""
-
-    def __init__(self) -> None:
-        self.detector = Stragglers()
-        self.told = Told(self.detector, device_clock=True)
-        self.joined = [DeviceSteps() for _ in range(4)]
-        self.number = 0
-        self.chance = random.Random(1)
-
-    def steps(self, steps: int, more_ms: Mapping[int, Mapping[str, float]]) -> None:
-        late_ms = max([sum(more.values()) for more in more_ms.values()])
-        for _ in range(steps):
-            self.number += 1
-            for rank, joined in enumerate(self.joined):
-                more = more_ms.get(rank, {})
-                phases_ms = {
-                    word: (ms + more.get(word, 0.0)) * self.chance.uniform(0.98, 1.02)
-                    for word, ms in ON_DEVICE.items()
-                }
-                phases_ms["comm_wait"] = STEP_MS + late_ms - sum(phases_ms.values())
-                host_ms = {word: ms * self.chance.uniform(0.9, 1.1) for word, ms in ON_HOST.items()}
-                joined.feed_host(facts(step_of(self.number, host_ms)))
-                self.told.feed(rank, joined.feed([step_of(self.number, phases_ms, {})]))
-
-    def verdict(self) -> Verdict:
-        (change,) = self.detector.poll(0)
-        assert change.opened
-        return change.verdict
 
 
 def test_what_a_step_was_the_host_says_and_how_long_it_took_the_device() -> None:
@@ -107,17 +72,14 @@ def test_a_step_that_the_device_never_finished_is_not_waited_for() -> None:
 
 
 def test_nothing_is_said_where_the_clock_of_a_device_is_not_known_any_more() -> None:
-    ranks = Ranks()
-    ranks.steps(130, {2: {"backward": 30.0}})
-    assert ranks.verdict().labels == labels_of(2)
+    job = Job(device_clock=True)
+    assert [each.opened for each in job.steps(130, {2: {"backward": 0.03}})] == [True]
 
-    ranks.told.know(1, device_clock=False)
+    job.told.know(1, device_clock=False)
 
-    (change,) = ranks.detector.poll(0)
-    assert not change.opened
-    ranks.joined[1] = DeviceSteps()
-    ranks.steps(130, {2: {"backward": 30.0}})
-    assert ranks.detector.report().insufficient == (
+    assert [each.opened for each in job.detector.poll(0)] == [False]
+    job.steps(130, {2: {"backward": 0.03}})
+    assert job.report().insufficient == (
         "insufficient data: the waits are on the device, whose clock is not known on rank 1"
     )
 
