@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from make import labels_of, step_facts, step_of
 from otel_ddp.diagnosis.say import past_sentence
-from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, columns_of, facts_of
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.diagnosis.straggler.window import Alignment
+from otel_ddp.diagnosis.straggler import limits
+from otel_ddp.diagnosis.straggler.window import Alignment, Compared
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
@@ -668,3 +670,122 @@ def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
 
     assert len(job.detector._alignment._waiting) <= 1000
     assert len(job.detector._cases.ranks) <= 300
+
+
+# --- Slow steps, in which a clear case is named after twelve --------------------------------------
+
+
+def late(*ranks: int, share: float, of: Job) -> Mapping[int, Mapping[str, float]]:
+    return {rank: {"backward": share * of.slower * 0.1} for rank in ranks}
+
+
+def named(changes: list[Change], began: int) -> list[tuple[str, str, int]]:
+    """Rank or node, phase, and after how many steps."""
+    assert all(each.opened for each in changes)
+    steps = [(each.verdict.step or 0) - began for each in changes]
+    return [(who, phase, n) for (_, who, phase, _), n in zip(summary(changes), steps, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("slower", "after"),
+    [(100, 12), (10, 12), (5, 20), (1.5, 65), (1, 76)],
+    ids=lambda each: str(each),
+)
+def test_a_late_rank_is_named_as_soon_as_it_was_late_for_12_s_and_12_steps(
+    slower: float, after: int
+) -> None:
+    job = Job(4, slower=slower)
+    # The steps begin in the middle of a stride.
+    assert job.steps(124) == []
+
+    ((who, phase, steps),) = named(job.steps(120, late(2, share=0.25, of=job)), 124)
+
+    assert (who, phase) == ("2", "backward")
+    assert steps == pytest.approx(after, abs=1)
+
+
+def test_of_ten_slow_steps_nothing_is_said() -> None:
+    job = Job(4, slower=10)
+    job.steps(124)
+
+    assert job.steps(10, late(2, share=1.0, of=job)) == []
+    assert job.steps(200) == []
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (64, 8)])
+def test_a_late_node_is_named_as_soon_and_none_of_its_ranks(ranks: int, nodes: int) -> None:
+    job = Job(ranks, nodes=nodes, slower=10)
+    job.steps(124)
+
+    own = range(ranks // nodes, 2 * ranks // nodes)
+    assert named(job.steps(40, late(*own, share=0.25, of=job)), 124) == [("n2", "backward", 12)]
+
+
+def test_where_steps_vary_as_much_it_takes_as_many_as_in_fast_ones() -> None:
+    job = Job(4, slower=10, vary=0.3)
+    job.steps(124)
+
+    assert job.steps(60, late(2, share=0.25, of=job)) == []
+    ((who, _, _),) = named(job.steps(60, late(2, share=0.25, of=job)), 124)
+    assert who == "2"
+
+
+def test_what_was_named_soon_is_charged_for_each_step_once() -> None:
+    job = Job(4, slower=10)
+    job.steps(124)
+
+    changes = job.steps(76, late(2, share=0.25, of=job))
+
+    assert len(changes) == 1
+    (verdict,) = job.detector.present()
+    # Three ranks waited a quarter of a second in each of 76 steps.
+    assert verdict.evidence["lost_s"] == pytest.approx(3 * 0.25 * 76, rel=0.05)
+
+
+def test_it_ends_as_soon() -> None:
+    job = Job(4, slower=10)
+    job.steps(124)
+    job.steps(60, late(2, share=0.25, of=job))
+
+    changes = job.steps(30)
+
+    assert [opened for _, opened in changes] == [False]
+
+
+# --- Very many ranks ------------------------------------------------------------------------------
+
+MANY = limits.MANY_RANKS
+ON_HOST = step_facts(7, 10**18, {"data": 1, "forward": 5, "comm_wait": 2}, work=512)
+
+
+@pytest.mark.parametrize(
+    "work", [512, 1 << 40, 1 << 70], ids=["usual", "beyond 32 bits", "beyond 64 bits"]
+)
+def test_the_step_of_very_many_ranks_takes_little_memory_and_loses_nothing(work: int) -> None:
+    facts = [ON_HOST._replace(wait_ns=rank) for rank in range(MANY - 1)]
+    facts.append(ON_HOST._replace(work=work))
+
+    step = Compared.of(7, columns_of(facts), (), 1, 0.0)
+
+    assert isinstance(step.waits_ns, array)
+    assert list(step.waits_ns) == [each.wait_ns for each in facts]
+    assert list(step.amounts) == [each.work for each in facts]
+    assert list(zip(*step.phases_ns, strict=True)) == [each.phases_ns for each in facts]
+    assert step.paced_ns is None
+
+
+def test_a_late_rank_among_very_many_is_named_and_compared_once_a_stride() -> None:
+    job = Job(MANY, world_size=MANY)
+
+    changes = job.steps(limits.FIRST_STEPS + limits.LENGTHS[0], late={9: {"backward": 0.03}})
+
+    ((verdict, opened),) = changes
+    assert (verdict.labels, verdict.phase, opened) == (labels_of(9), "backward", True)
+    before = job.report()
+    assert before.ranks[9].excess["backward"] == pytest.approx(
+        0.03 / verdict.evidence["step_s"], 0.05
+    )
+    job.steps(limits.STRIDE - 1)
+    assert job.report().ranks is before.ranks
+    job.steps(1)
+    assert job.report().ranks is not before.ranks
