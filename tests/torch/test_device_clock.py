@@ -358,17 +358,6 @@ def test_a_clock_that_is_closed_tells_what_is_done_and_keeps_nothing(
     assert not clock.failed
 
 
-def test_autograds_own_thread_marks_as_well(
-    device: FakeDevice, clock: DeviceClock, book: Book
-) -> None:
-    for _ in range(5):
-        work(device, clock, FORWARD, 1)
-        in_a_thread(lambda: work(device, clock, BACKWARD, 2))
-        ended(device, clock)
-
-    assert book.spent() == pytest.approx({FORWARD: 0.005, BACKWARD: 0.010, OTHER: 0.004})
-
-
 class Phases(NamedTuple):
     """A step: of each phase, how long the host launches and the device works, in milliseconds."""
 
