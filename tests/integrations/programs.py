@@ -263,6 +263,7 @@ import sys
 for name in [each for each in sys.modules if each.partition(".")[0] == "lightning"]:
     del sys.modules[name]
 """
+# The first training of a process fails, and the second one has the same logger or callback.
 LIGHTNING_BROKEN = """
 import contextlib
 
@@ -278,43 +279,22 @@ class Broken(Tiny):
         return super().training_step(batch, number)
 
 
-trainer = L.Trainer(
-    max_epochs=1,
-    log_every_n_steps=1,
-    enable_checkpointing=False,
-    logger=LOGGER,
-    callbacks=[CALLBACK],
-)
-# The end of the process says nothing.
-with contextlib.suppress(RuntimeError):
-    trainer.fit(Broken(4, 0.1), train_loader)
-"""
-
-# The first training of a process fails, and the second one has the same logger.
-LIGHTNING_AGAIN = """
-import contextlib
-
-from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
-
-
-class Broken(Tiny):
-    def training_step(self, batch, number):
-        raise RuntimeError("no more data")
-
-
-logger, folders = OtelDdpLogger(group="trials"), []
+ours, names = OURS(group="trials"), []
 for each in (Broken(4, 0.1), model):
     trainer = L.Trainer(
         max_epochs=1,
+        log_every_n_steps=1,
         enable_checkpointing=False,
-        logger=logger,
-        callbacks=[OtelDdpCallback()],
+        logger=ours if OURS is OtelDdpLogger else False,
+        callbacks=[ours] if OURS is OtelDdpCallback else [],
     )
+    # The end of the process says nothing.
     with contextlib.suppress(RuntimeError):
         trainer.fit(each, train_loader)
-    folders.append([logger.name, logger.version])
+    if OURS is OtelDdpLogger:
+        names.append([ours.name, ours.version])
 with open("report.json", "w") as file:
-    json.dump(folders, file)
+    json.dump(names, file)
 """
 LIGHTNING_WITHOUT_TRAINING = """
 from otel_ddp.integrations.lightning import OtelDdpCallback

@@ -363,35 +363,28 @@ def test_what_a_fabric_without_a_line_logs_is_logged_here_too(frameworks: Framew
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
-def test_an_exception_is_the_end_of_the_run_for_the_logger_and_for_the_callback(
+def test_an_exception_ends_the_run_of_the_logger_or_callback_and_the_next_training_is_another(
     frameworks: Frameworks, package: str
 ) -> None:
     """Each alone, and once with the package's other name."""
-    program, logger, callback = programs.LIGHTNING, "OtelDdpLogger()", ""
+    program, ours = programs.LIGHTNING, "OtelDdpLogger"
     if package == "pytorch_lightning":
-        logger, callback = "False", "OtelDdpCallback()"
+        ours = "OtelDdpCallback"
         other = program.replace("import lightning", "import pytorch_lightning")
         program = programs.FORGET_LIGHTNING + other
-    program += programs.LIGHTNING_BROKEN.replace("LOGGER", logger).replace("CALLBACK", callback)
 
-    ran = frameworks.run(program, ranks=1)
+    ran = frameworks.run(program + programs.LIGHTNING_BROKEN.replace("OURS", ours), ranks=1)
 
-    (rank,) = ran.ranks
-    assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
-    assert rank.total(catalog.TRAINING_STEPS) == 2
-    assert [each.step for each in ran.logged(0)] == ([0, 1] if package == "lightning" else [])
-
-
-def test_a_logger_that_is_used_again_after_a_failure_opens_a_run_of_the_same_group(
-    frameworks: Frameworks,
-) -> None:
-    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_AGAIN, ranks=1)
-
-    by_state = {each.state: each.identity for each in ran.ranks}
-    assert by_state.keys() == {"failed", "finished"}
-    assert {each["group"] for each in by_state.values()} == {"trials"}
-    # A run that has failed keeps its name, and none begins where the name is asked for.
-    assert ran.report == [["trials", by_state[s]["run"]] for s in ("failed", "finished")]
+    failed, finished = sorted(ran.ranks, key=lambda each: each.state)
+    assert (failed.state, failed.reason) == ("failed", "RuntimeError: no more data")
+    assert finished.state == "finished"
+    assert [each.total(catalog.TRAINING_STEPS) for each in (failed, finished)] == [2, 8]
+    assert {each.identity["group"] for each in ran.ranks} == {"trials"}
+    if package == "lightning":
+        assert [each.step for each in ran._replace(ranks=[failed]).logged(0)] == [0, 1]
+        # A run that has failed keeps its name, and none begins where the name is asked for.
+        named = [["trials", each.identity["run"]] for each in (failed, finished)]
+        assert ran.report == named
 
 
 def test_the_callback_alone_measures_evaluations_without_a_training(
