@@ -151,22 +151,14 @@ def test_variables_are_read_when_init_is_called_not_at_import(place: Here) -> No
         assert run.run == "of-the-script"
 
 
-def test_defaults_and_units() -> None:
-    found = settings.read({})
-
-    assert (found.interval_s, found.timeout_s, found.linger_s) == (5.0, 10.0, 300.0)
-    assert (found.journal_bytes, found.spool_bytes) == (2 * 2**20, 256 * 2**20)
-    assert (found.agent, found.strategy, found.disabled) == ("auto", "all", False)
-    assert found.overhead == 0.005
-    assert settings.read({"OTEL_DDP_OVERHEAD": "all"}).overhead == math.inf
-
-
 def test_an_argument_wins_over_the_variable_and_an_empty_variable_is_unset() -> None:
     env = {"OTEL_DDP_DIR": "/from/variable", "OTEL_DDP_AGENT": " "}
 
     assert settings.read(env).directory == "/from/variable"
     assert settings.read(env, directory="/from/argument").directory == "/from/argument"
     assert settings.read(env).agent == "auto"
+    assert settings.read({"OTEL_METRIC_EXPORT_INTERVAL": "5"}).interval_s == 0.005
+    assert settings.read({"OTEL_DDP_OVERHEAD": "all"}).overhead == math.inf
 
 
 @pytest.mark.parametrize(
