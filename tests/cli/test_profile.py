@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import Survey
+from shortages import locked_elsewhere
 from watched import PROGRAM
 
-WRITTEN = Path(__file__).parents[1] / "written_ranks.py"
 LATE = {"who": {"group": "g", "run": "a run", "rank": "1"}, "sentence": "rank 1 is late"}
 
 
@@ -34,21 +33,15 @@ def node() -> Iterator[Node]:
         training = found.torchrun(2, str(PROGRAM), str(found.root), json.dumps([scenario]))
         place = found.place.directory
         until(lambda: len([*place.glob("*.ask")]) == 2, "the ranks")
-        said = {"ranks": 1, "identity": {"run": "other"}, "agent": {}}
-        other = found.start(sys.executable, str(WRITTEN), str(place), json.dumps(said))
-        assert other.stdout is not None
-        assert other.stdout.readline() == "ready\n"
-        assert other.stdin is not None
-        other.stdin.write("step 3\n")
-        other.stdin.flush()
-        assert other.stdout.readline() == "done\n"
-        known = [process_of(path) for path in found.place.journals()]
-        told = Survey(agents=[{}], processes=known, verdicts=[LATE])
-        found.place.agent_file.write_text(json.dumps(told.to_json()))
-        yield found
+        env = {"OTEL_DDP_DIR": str(place), "OTEL_DDP_AGENT": "off", "OTEL_DDP_SAY": "nothing"}
+        code = f"import os; os.environ.update({env}); import otel_ddp; otel_ddp.init(run='other')"
+        with locked_elsewhere(found.place.agent_lock, code):
+            known = [process_of(path) for path in found.place.journals()]
+            told = Survey(agents=[{}], processes=known, verdicts=[LATE])
+            found.place.agent_file.write_text(json.dumps(told.to_json()))
+            yield found
         (found.root / "a run.enough").touch()
         finished(training)
-        finished(other)
 
 
 def profile(node: Node, *arguments: str) -> int:

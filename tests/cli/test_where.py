@@ -11,6 +11,7 @@ import pytest
 from conftest import Here
 from otel_ddp.cli import main
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
 
 
 def test_what_is_not_there_or_no_directory_is_an_error(
@@ -51,8 +52,8 @@ def runs(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_typed_directory_may_begin_with_a_tilde_or_be_relative(
     place: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = ProcessState(run="mine", state="finished").to_json()
-    place.agent_file.write_text(json.dumps({"processes": [told]}))
+    told = Survey(processes=[ProcessState(run="mine", state="finished")])
+    place.agent_file.write_text(json.dumps(told.to_json()))
     name, above = place.directory.name, place.directory.parent
     os.environ.update(HOME=str(above), OTEL_DDP_DIR="/nowhere")
     monkeypatch.chdir(above)

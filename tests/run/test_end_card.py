@@ -16,7 +16,8 @@ from conftest import Here
 from node import Node, until
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import told_by_agent
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey, told_by_agent
 from otel_ddp.run import end_card
 
 
@@ -124,12 +125,12 @@ def agent_wrote(place: Here, run: otel_ddp.Run) -> None:
         {**verdict("straggler", "r", f"rank {rank} {late} late"), "since_ns": 10**9}
         for rank, late in ((1, "is"), (2, "was"))
     )
-    about = {
-        "processes": [{"journal": journal.name, "started_ns": 1, "summary": [row]}],
-        "verdicts": [late, verdict("bound", "r", "bound")],
-        "past": [{**was_late, "until_ns": 2 * 10**9}, verdict("stall", "q", "other")],
-    }
-    (place.directory / "agent.json").write_text(json.dumps(about))
+    told = Survey(
+        processes=[ProcessState(journal=journal.name, started_ns=1, summary=[row])],
+        verdicts=[late, verdict("bound", "r", "bound")],
+        past=[{**was_late, "until_ns": 2 * 10**9}, verdict("stall", "q", "other")],
+    )
+    place.agent_file.write_text(json.dumps(told.to_json()))
 
 
 def test_it_tells_what_the_agent_has_written(
@@ -160,7 +161,7 @@ def test_a_damaged_document_of_an_agent_costs_only_what_is_in_it(
 ) -> None:
     run = train()
     agent_wrote(place, run)
-    (place.directory / "agent.json").write_text(content)
+    place.agent_file.write_text(content)
 
     run.finish()
 

@@ -25,6 +25,7 @@ from otel_ddp import ConfigError, errors
 from otel_ddp.cli import main
 from otel_ddp.journal import place as places
 from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.survey import Survey
 from otel_ddp.recording import agent_start
 from otel_ddp.run import opening
 from otel_ddp.vocabulary import catalog
@@ -537,8 +538,8 @@ def test_a_directory_that_others_can_enter_is_passed_over_in_one_line_by_runs_an
     os.environ["OTEL_DDP_DIR"] = str(named)
 
     otel_ddp.init(run="r").log({"loss": 1.0})
-    told = ProcessState(run="r", state="finished").to_json()
-    place.agent_file.write_text(json.dumps({"processes": [told]}))
+    told = Survey(processes=[ProcessState(run="r", state="finished")])
+    place.agent_file.write_text(json.dumps(told.to_json()))
     assert main(["status", "--json"]) == 0
 
     why = f"other users can enter {named}, so OTEL_DDP_DIR is not used until `chmod 700` closes it"

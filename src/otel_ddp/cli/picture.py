@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp import plain, shown
+from otel_ddp import shown
 from otel_ddp.cli.text import cell, dated, marked, named_ranks
 from otel_ddp.history.terminal import aligned
 from otel_ddp.identity import addresses
@@ -350,8 +350,8 @@ _NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not load
 
 def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[Line]:
     """The GPUs of one agent's node, and the agent's remarks on them."""
-    gpus = plain.list_of(dict, agent.get("gpus"))
-    remarks = [cell(each, "?") for each in plain.list_of(object, agent.get("gpu_remarks"))]
+    gpus = agent.get("gpus", ())
+    remarks = [cell(each) for each in agent.get("gpu_remarks", ())]
     if not gpus:
         remarks = [each for each in remarks if not each.startswith(_NO_DRIVER)]
     if not gpus and not remarks:
@@ -361,7 +361,7 @@ def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[
     heading = ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
     yield Line(heading, "bold")
     if gpus:
-        runs = {cell(plain.mapping(each.get("labels")).get("run")) for each in gpus} - {""}
+        runs = {each.get("labels", {}).get("run") for each in gpus} - {None}
         drawn = gpus if len(gpus) <= most else gpus[: most - 1]
         head, *texts = _table([_gpu(each, len(runs) > 1) for each in drawn], columns, _GPUS_GO)
         yield Line(head, "bold")
@@ -372,24 +372,23 @@ def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[
 
 
 def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
-    busy, celsius = plain.number(each.get("busy_ratio")), plain.number(each.get("temperature_c"))
-    reasons = plain.list_of(object, each.get("throttled"))
+    celsius = each.get("temperature_c")
     row = {
         "gpu": cell(each.get("index"), "?"),
         "name": cell(each.get("name"), "?"),
         "rank": _gpu_user(each, several_runs),
-        "busy": shown.share(busy),
+        "busy": shown.share(each.get("busy_ratio")),
         "memory": _share(each.get("used_bytes"), each.get("limit_bytes"), 1 << 30, "GiB", 1),
         "power": _share(each.get("power_w"), each.get("power_limit_w"), 1, "W", 0),
         "temp": "-" if celsius is None else f"{celsius:.0f} °C",
-        "throttled by": ", ".join(cell(reason, "?") for reason in reasons) or "-",
+        "throttled by": ", ".join(map(cell, each.get("throttled", ()))) or "-",
     }
     return {head: text[:_WIDEST_CELL] for head, text in row.items()}
 
 
 def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
     """The rank that uses a GPU: `3`, `3 of run x` if there are several runs, `free` and so on."""
-    labels = plain.mapping(gpu.get("labels"))
+    labels = gpu.get("labels", {})
     run = cell(labels.get("run"), "?")
     if rank := cell(labels.get("rank")):
         return f"{rank} of run {run}" if several_runs else rank
@@ -397,20 +396,17 @@ def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
         return f"shared by run {run}"
     # Other processes, or several runs at once. In a container the driver may tell of no process,
     # but of the memory that they hold.
-    used, limit = plain.number(gpu.get("used_bytes")), plain.number(gpu.get("limit_bytes"))
+    used, limit = gpu.get("used_bytes"), gpu.get("limit_bytes")
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
-    if held or plain.whole(gpu.get("processes")):
+    if held or gpu.get("processes"):
         return "others"
     # A process of another user is not seen on every vendor's boards, but its memory is.
     return "no rank" if used is None else "free"
 
 
-def _share(part: Any, total: Any, unit: int, name: str, digits: int) -> str:
+def _share(part: float | None, total: float | None, unit: int, name: str, digits: int) -> str:
     """`60.0/80.0 GiB`, or as much of it as is known."""
-    used, most = (
-        "-" if value is None else f"{value / unit:.{digits}f}"
-        for value in (plain.number(part), plain.number(total))
-    )
+    used, most = ("-" if value is None else f"{value / unit:.{digits}f}" for value in (part, total))
     if used == most == "-":
         return "-"
     return f"{used} {name}" if most == "-" else f"{used}/{most} {name}"

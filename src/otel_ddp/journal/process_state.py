@@ -5,7 +5,7 @@ Its journal tells it, once. The series, the status, the page and the card of an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
@@ -239,15 +239,6 @@ class ProcessState:
             measuring="" if state in ENDED else measuring(reader.facts.get("measuring")),
         )
 
-    @classmethod
-    def from_json(cls, found: Any) -> ProcessState | None:
-        """What `to_json` has made, maybe of another version; None for anything else."""
-        found = plain.mapping(found)
-        if plain.whole(found.get("started_ns")) is None:
-            return None
-        kinds = {each.name: _KINDS[str(each.type)] for each in fields(cls)}
-        return cls(**{name: kind(found.get(name)) for name, kind in kinds.items()})
-
     def to_json(self) -> dict[str, Any]:
         """For files and answers, without what is in the status alone."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -259,21 +250,6 @@ _TEXTS = (
     *("launcher", "strategy"),
 )
 _IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summary")
-
-
-# How a value of JSON is read, by the type of its field.
-_KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "str": plain.text,
-    "str | None": lambda found: found if isinstance(found, str) else None,
-    "int": lambda found: plain.whole(found) or 0,
-    "int | None": plain.whole,
-    "float | None": lambda found: plain.number(found, 0, 1e9),
-    "bool": lambda found: found is True,
-    "Mapping[str, Any] | None": lambda found: found if isinstance(found, Mapping) else None,
-    "Sequence[Mapping[str, Any]] | None": lambda found: (
-        plain.list_of(dict, found) if isinstance(found, list) else None
-    ),
-}
 
 
 # -- the table of ranks

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_ddp import files, plain
@@ -65,20 +65,13 @@ class Survey:
         return {"schema": SCHEMA, **vars(self), "processes": processes}
 
     @classmethod
-    def from_json(cls, found: Any) -> Survey:
-        """What `to_json` has made; without what is of another kind, as of another version."""
-        told = plain.mapping(found)
-        rows = {each.name: plain.list_of(dict, told.get(each.name)) for each in fields(cls)}
-        about = {
-            key: [each for each in rows[key] if isinstance(each.get("who"), dict)]
-            for key in ("verdicts", "past")
-        }
-        processes = [
-            *filter(None, map(process_state.ProcessState.from_json, rows.pop("processes")))
-        ]
-        del rows["unreadable"]
-        unreadable = plain.list_of(str, told.get("unreadable"))
-        return cls(processes=processes, unreadable=unreadable, **(rows | about))
+    def from_json(cls, found: Mapping[str, Any]) -> Survey:
+        """What `to_json` has made; of another version's only the agents."""
+        told = {**found}
+        if told.pop("schema", None) != SCHEMA:
+            return cls(agents=plain.list_of(dict, told.get("agents")))
+        processes = [process_state.ProcessState(**each) for each in told.pop("processes")]
+        return cls(processes=processes, **told)
 
 
 def told_by_agent(place: Place) -> Survey:

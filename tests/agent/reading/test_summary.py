@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,8 @@ def test_a_damaged_summary_is_none(node: Node) -> None:
         {**row, "name": "loss\ud800"},
         {**row, "name": "loss\x1b[31m"},
     ):
-        known = {**rank.process.describe_in_full().to_json(), "summary": [damaged]}
-        node.place.agent_file.write_text(json.dumps({"processes": [known]}))
+        known = Survey(processes=[replace(rank.process.describe_in_full(), summary=[damaged])])
+        node.place.agent_file.write_text(json.dumps(known.to_json()))
         node.new_agent(rank)
         rank.poll()
 

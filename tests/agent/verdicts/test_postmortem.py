@@ -84,9 +84,7 @@ def test_a_program_finds_all_of_it_in_strict_json_and_a_person_a_line_a_rank(
     content = path.read_text()
     report = json.loads(content, parse_constant=lambda word: pytest.fail(word))
     assert report["verdict"] == DEATH
-    assert [ProcessState.from_json(each) for each in report["processes"]] == [
-        *(FAILED, DEAD, process(0))
-    ]
+    assert [ProcessState(**each) for each in report["processes"]] == [*(FAILED, DEAD, process(0))]
     assert report["open_verdicts"][0]["ratio"] is None
     assert report["gpus"] == gpus
     ranks = [line for line in content.splitlines() if '"phase_since_ns"' in line]
