@@ -381,16 +381,6 @@ def test_a_closed_reader_finds_nothing_and_raises_nothing(
     assert reader.drained()
 
 
-def test_a_mark_that_cannot_be_written_is_no_error(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    writer.path.with_suffix(".taken").mkdir()
-
-    reader.commit(8, 1, 0)
-
-    assert writer.agent_position() == 0
-
-
 def test_a_mark_that_no_reader_can_have_made_is_none(
     writer: JournalWriter, reader: JournalReader
 ) -> None:

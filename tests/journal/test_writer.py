@@ -289,19 +289,6 @@ def test_whatever_there_is_much_of_the_rest_of_the_definitions_finds_room(
     reader.close()
 
 
-def test_where_no_more_definitions_fit_it_says_so(writer: JournalWriter) -> None:
-    while writer.document(layout.IDENTITY, {"text": "x" * 2000}):
-        pass
-
-    assert not writer.document(layout.IDENTITY, {"text": "x" * 2000})
-    while writer.counter("c") >= 0:
-        pass
-    assert writer.name("n") == 0
-    assert writer.histogram("h", (1.0,)) == -1
-    writer.add(-1, 1.0)
-    writer.set(-1, 1.0)
-
-
 def test_counters_of_names_leave_places_for_the_others(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, 2**20, {})
     count = 0
