@@ -32,7 +32,6 @@ SOURCES = (ROOT, ROOT / "src", ROOT / "src" / "otel_ddp")
 
 _PATH = re.compile(r"`([a-z_]+/[\w/.-]*(?:\.(?:py|md|yml|yaml|sh)|/))`")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 _BETWEEN = set(";|&()<>")
@@ -106,7 +105,7 @@ def test_every_call_of_ours_in_the_python_of_a_page_is_one_with_these_arguments(
     calls = [
         node
         for page in COMMANDED
-        for text in _PYTHON.findall(page.read_text())
+        for text in fenced("python", page.read_text())
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("otel_ddp.", "run."))
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
-from tools.dashboards.links import of_series, of_table, of_table_lifetime
+from tools.dashboards.links import of_table, of_table_lifetime
 from tools.dashboards.looks import HOURS
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
@@ -27,11 +27,9 @@ from tools.dashboards.roles import (
     GROUP_NAME,
     IN_RANGE,
     IN_STEP,
-    RUN_NAME,
     SHORTEST_STEP,
     average,
     each_group,
-    each_run,
     having_role,
     last,
 )
@@ -297,11 +295,10 @@ def _table(text: Text, by: str, asked: Sequence[Query], columns: Sequence[Column
 
 
 def _over_time() -> list[Panel]:
-    of_groups, of_runs, of_all = (
+    of_groups, of_all = (
         last(recorded(f"{whose}:otel_ddp_run_time:goodput_ratio", chosen), IN_STEP)
-        for whose, chosen in (("group", GROUPS), ("run", WHOLE_RUNS), ("cluster", ""))
+        for whose, chosen in (("group", GROUPS), ("cluster", ""))
     )
-    of_runs = having_role(of_runs, IN_STEP)
     rates = recorded("run_cause:otel_ddp_run_time:rate5m", WHOLE_RUNS)
     told = having_role(average(rates), IN_STEP)
     return [
@@ -336,21 +333,5 @@ def _over_time() -> list[Panel]:
             sort=("Last *", False),
             shortest_step=SHORTEST_STEP,
             nothing="not counted",
-        ),
-        lines(
-            Text(
-                "Goodput of runs",
-                "Of each run, since it first began.",
-                "It rises as long as a run goes on well. Where it falls, the run was started "
-                "again, or stood still.",
-            ),
-            over_time(each_run(of_runs), RUN_NAME),
-            unit="percentunit",
-            minimum=0,
-            maximum=1,
-            sort=("Last *", False),
-            shortest_step=SHORTEST_STEP,
-            nothing="not counted",
-            link=of_series("Run", "run"),
         ),
     ]

@@ -161,10 +161,8 @@ def _now() -> list[Panel]:
 
 def _agents() -> list[Panel]:
     age = _agent("otel_ddp.source.age")
-    spool = _agent("otel_ddp.spool.size")
     errors = _agent("otel_ddp.source.errors")
     oldest = f"topk($topn, max by (node, source) (max_over_time({age}[$__range] @ end())))"
-    largest = f"topk($topn, max by (node) (max_over_time({spool}[$__range] @ end())))"
     failing = f"topk($topn, max by (node, source) (increase({errors}[$__range] @ end())) > 0)"
     beat = recorded("node:training_heartbeat_timestamp:max", WHOLE_RUNS)
     silent = f"bottomk($topn, max by (node) (last_over_time({beat}[$__range] @ end())))"
@@ -221,17 +219,6 @@ def _agents() -> list[Panel]:
         ),
         lines(
             Text(
-                "Waiting on disk",
-                "Data that wait for their receiver; the nodes with most.",
-                "Climbs on all: the collector. On one: its way there.",
-            ),
-            over_time(f"max by (node) ({spool}) and on (node) {largest}", "{{node}}"),
-            unit="bytes",
-            minimum=0,
-            size=(8, 7),
-        ),
-        lines(
-            Text(
                 "Points dropped, by reason",
                 "Data points a second that agents gave up on.",
                 "rejected: the backend's log says what it does not like. Else more room to wait "
@@ -269,7 +256,7 @@ def _agents() -> list[Panel]:
                 "0 while runs run: load deploy/prometheus/rules, or see its page Rules for errors.",
             ),
             now(f"count({step}) or vector(0)"),
-            size=(24, 7),
+            size=(8, 7),
         ),
     ]
 

@@ -67,7 +67,7 @@ def build() -> str:
             Row("Speed, and where the time goes", _speed()),
             Row("Events (needs Loki)", _logs(), collapsed=True),
             Row("Memory", _memory(), collapsed=True),
-            Row("Checkpoints, restarts and errors", _events(), collapsed=True),
+            Row("Checkpoints and errors", _events(), collapsed=True),
             Row("Inputs and outputs", artifacts(), collapsed=True),
             Row("Single ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
             Row("Sampled steps (needs Tempo)", _steps(), collapsed=True),
@@ -640,19 +640,6 @@ def _events() -> list[Panel]:
                 Column("reason", "Reason"),
                 Column("Value #n", "Steps", levels=ABOVE_0_IS_ODD),
             ],
-            size=(8, 7),
-        ),
-        lines(
-            Text(
-                "Attempts and restarts",
-                "How often the run was begun, by any launch under its name, and how often its "
-                "launcher has started the ranks again.",
-                "Each begins at the last checkpoint: look at what ended ranks. The page of the "
-                "run says why each attempt ended, Goodput what it cost.",
-            ),
-            over_time(f"max({metric('otel_ddp.run.attempts', WHOLE_RUN)})", "attempts"),
-            over_time(f"max({metric('training.restarts', RUN, RANK_0)})", "restarts"),
-            levels=ABOVE_0_IS_ODD,
             size=(8, 7),
         ),
     ]

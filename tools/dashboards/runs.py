@@ -119,7 +119,7 @@ def _now() -> list[Panel]:
             Text(
                 "Failed",
                 "Runs that lost a rank to an exception or to a signal within this time.",
-                "Open the run: its errors are in the row Checkpoints, restarts and errors.",
+                "Open the run: its errors are in the row Checkpoints and errors.",
             ),
             now(f"count({having_role(worst, IN_RANGE)}) or vector(0)"),
             levels=ABOVE_0_IS_BAD,
