@@ -1,11 +1,9 @@
-"""Programs and files out of Go modules, for what only `make stress` looks at."""
+"""Programs out of Go modules, for what only `make stress` looks at."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -37,16 +35,6 @@ def run(program: str, *arguments: str | Path) -> tuple[int, str]:
     command = [_go(), "run", "-mod=mod", f"{module}/{within}".rstrip("/"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=asking, env=_environment())
     return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
-
-
-def folder(module: str) -> Path:
-    """The files of a module, `<module>@<version>`."""
-    command = [_go(), "mod", "download", "-json", module]
-    # Not the module of a folder that the tests happen to run in.
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), cwd="/")
-    told: Mapping[str, str] = json.loads(done.stdout)
-    assert "Dir" in told, told
-    return Path(told["Dir"])
 
 
 def _environment() -> dict[str, str]:

@@ -153,15 +153,10 @@ def plain(*names: str) -> dict[tuple[str, str], Manifest]:
 
 @pytest.mark.stress
 @for_each_cluster
-def test_what_the_chart_makes_is_what_kubernetes_and_the_operator_know(
-    cluster: str, rendered: Rendered
-) -> None:
+def test_what_the_chart_makes_is_what_kubernetes_knows(cluster: str, rendered: Rendered) -> None:
     for manifest in rendered(cluster):
-        if schemas.of_an_operator(manifest):
-            schemas.check_with_operator(manifest)
-            continue
         for version in schemas.KUBERNETES_VERSIONS:
-            schemas.check_with_kubernetes(manifest, version)
+            schemas.check(manifest, version)
 
 
 def files_of(folder: str) -> list[Path]:

@@ -36,16 +36,7 @@ def one(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [*MANIFESTS, *EXAMPLES], ids=lambda path: str(path.name))
 def test_a_manifest_is_what_kubernetes_knows(path: Path, version: str) -> None:
     for manifest in documents(path):
-        theirs = schemas.of_an_operator(manifest)
-        for each in schemas.pod_templates(manifest) if theirs else [manifest]:
-            schemas.check_with_kubernetes(each, version)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("path", [*MANIFESTS, *EXAMPLES], ids=lambda path: str(path.name))
-def test_a_manifest_is_what_its_operator_knows(path: Path) -> None:
-    for manifest in filter(schemas.of_an_operator, documents(path)):
-        schemas.check_with_operator(manifest)
+        schemas.check(manifest, version)
 
 
 def secrets() -> dict[str, set[str]]:
@@ -90,8 +81,7 @@ def agents() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def test_whatever_runs_an_agent_or_a_training_names_its_node_by_the_machine() -> None:
     of_ours = [
         each
-        for path in sorted(DEPLOY.rglob("*.y*ml"))
-        if "templates" not in path.parts
+        for path in (*MANIFESTS, *EXAMPLES)
         for manifest in documents(path)
         for pod in schemas.pod_templates(manifest)
         for kind in ("initContainers", "containers")
