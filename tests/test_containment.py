@@ -38,15 +38,6 @@ def plain(number: int, frame: Any) -> None:
     end()
 
 
-def kept_by_a_closure(number: int, frame: Any) -> None:
-    lambda: frame  # noqa: B018
-    end()
-
-
-def of_keywords(number: int, frame: Any = None, *rest: Any, said: str = "") -> None:
-    end()
-
-
 class Limit:
     def raised(self, number: int, frame: Any) -> None:
         end()
@@ -66,8 +57,6 @@ def decorated(handler: Callable[..., None]) -> Callable[..., None]:
 HANDLERS: dict[str, Callable[..., None]] = {
     "plain": plain,
     "lambda": lambda *_: end(),
-    "kept by a closure": kept_by_a_closure,
-    "of keywords": of_keywords,
     "method": Limit().raised,
     "object": Limit(),
     "partial": partial(lambda said, number, frame: end(), "said"),

@@ -37,19 +37,6 @@ def _variables(board: Told) -> Iterator[Told]:
     yield from board["templating"]["list"]
 
 
-_CHOOSING = re.compile(r"\b(topk|bottomk|limitk)\b(?:\s*(?:by|without)\s*\([^)]*\))?")
-
-
-def the_worst_are_chosen_once(board: Told) -> Iterator[str]:
-    """In a range, topk chooses anew at every step unless it looks at one moment."""
-    for _, panel in panels(board):
-        for target in _targets(panel):
-            for match in _CHOOSING.finditer(target["expr"]):
-                chosen = _within_brackets(target["expr"], match.end())
-                if not target["instant"] and "@ end()" not in chosen:
-                    yield f"{panel['title']}: {match[1]} without @ end()"
-
-
 def the_empty_group_can_be_chosen(board: Told) -> Iterator[str]:
     for variable in _variables(board):
         if variable["name"] == "group" and "" not in [
@@ -100,23 +87,6 @@ def sums_over_time_span_a_whole_step(board: Told) -> Iterator[str]:
             windows = re.findall(r"\bsum_over_time\([^\[]*\[([^\]]*)\]", target["expr"])
             if not {"$__interval", "$__range"}.issuperset(windows):
                 yield f"{panel['title']}: a sum over {windows}"
-
-
-def _within_brackets(expr: str, at: int) -> str:
-    """From the next bracket to the one that closes it, strings left alone."""
-    start = expr.index("(", at)
-    return expr[start + 1 : _closing(expr, start)]
-
-
-def _closing(expr: str, start: int) -> int:
-    depth, at = 0, start
-    while True:
-        if expr[at] == '"':
-            at += len(re.match(r'"(?:[^"\\]|\\.)*"', expr[at:])[0]) - 1
-        depth += {"(": 1, ")": -1}.get(expr[at], 0)
-        if depth == 0:
-            return at
-        at += 1
 
 
 def boards_lead_to_each_other(board: Told) -> Iterator[str]:
@@ -173,7 +143,6 @@ def _variable(board: Told, name: str) -> Told:
 
 
 LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
-    the_worst_are_chosen_once,
     the_empty_group_can_be_chosen,
     variables_are_chained,
     variables_exist_and_are_used,

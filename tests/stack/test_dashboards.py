@@ -46,8 +46,8 @@ MAY_BE_EMPTY = {
         ("Longest without progress", "done"),
     },
     "Fleet": {
-        # They end with the last whole step, in which no time had been lost yet.
-        *((panel, "A") for panel in ("Who is waited for", "By cause")),
+        # It ends with the last whole step, in which no time had been lost yet.
+        ("Who is waited for", "A"),
     },
     "Goodput": {
         # Where no price is chosen.

@@ -215,27 +215,6 @@ def assert_queries_hold(asked: Mapping[str, list[str]], folder: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_what_the_pages_show_of_a_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
-    blocks = [
-        yaml.safe_load(each)
-        for page in DOCS.rglob("*.md")
-        for each in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)
-    ]
-    scraped = [job for each in blocks for job in each.get("scrape_configs", ())]
-    relabelled = [
-        {"job_name": f"relabelled-{n}", **each}
-        for n, each in enumerate(blocks)
-        if "metric_relabel_configs" in each
-    ]
-
-    assert scraped
-    assert relabelled
-    path = tmp_path / "prometheus.yml"
-    path.write_text(yaml.safe_dump({"scrape_configs": [*scraped, *relabelled]}))
-    checked = promtool("check", "config", path)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
 @pytest.mark.parametrize("alert", ALERT_NAMES)
 def test_each_alert_has_cases_in_which_it_fires_stays_silent_and_nearly_fires(alert: str) -> None:
     kinds: dict[str, set[bool]] = {"fires": set(), "silent": set(), "boundary": set()}

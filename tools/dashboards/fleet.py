@@ -26,7 +26,7 @@ def build() -> str:
         [
             Row("In this time", _now()),
             Row("Machines", [_nodes()]),
-            Row("Over time", _over_time()),
+            Row("Over time", [_over_time()]),
             Row("Where they were late", [_late_runs(), _gpus()]),
         ],
         variables=[
@@ -158,44 +158,27 @@ def _nodes() -> Panel:
     )
 
 
-def _over_time() -> list[Panel]:
+def _over_time() -> Panel:
     hours = _hours(_lost(), IN_STEP)
     worst = f"topk($topn, sum by (node) (sum_over_time({_lost()}{IN_RANGE} @ end())))"
-    return [
-        lines(
-            Text(
-                "Who is waited for",
-                "GPU-hours that go to waiting for each of the worst machines, until each bar.",
-                "Bars that come back with each run are a machine to test; one that ended was "
-                "mended, or is no longer used.",
-            ),
-            over_time(f"sum by (node) ({hours}) and on (node) {worst}", "{{node}}"),
-            unit=HOURS,
-            legend=("sum",),
-            sort=("Total", True),
-            minimum=0,
-            stacked=True,
-            max_points=200,
-            shortest_step=SHORTEST_STEP,
-            in_bars=True,
+    return lines(
+        Text(
+            "Who is waited for",
+            "GPU-hours that go to waiting for each of the worst machines, until each bar.",
+            "Bars that come back with each run are a machine to test; one that ended was "
+            "mended, or is no longer used.",
         ),
-        lines(
-            Text(
-                "By cause",
-                "The same of all machines: waiting for late ones, and hanging for one.",
-                "A step up that stays: what was changed then, in the cluster or in its programs?",
-            ),
-            over_time(f"sum by (cause) ({hours})", "{{cause}}"),
-            unit=HOURS,
-            legend=("sum",),
-            sort=("Total", True),
-            minimum=0,
-            stacked=True,
-            max_points=200,
-            shortest_step=SHORTEST_STEP,
-            in_bars=True,
-        ),
-    ]
+        over_time(f"sum by (node) ({hours}) and on (node) {worst}", "{{node}}"),
+        unit=HOURS,
+        size=(24, 8),
+        legend=("sum",),
+        sort=("Total", True),
+        minimum=0,
+        stacked=True,
+        max_points=200,
+        shortest_step=SHORTEST_STEP,
+        in_bars=True,
+    )
 
 
 def _late_runs() -> Panel:
