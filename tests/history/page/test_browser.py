@@ -489,9 +489,9 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
     first, second = attempts
     assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "-", MARKUP)
     assert first[6].startswith("killed ")
-    assert second[0:1] + second[2:] == ["2", "7 s", "60", "199", "40", "goes on", ""]
+    assert second[0:1] + second[2:] == ["2", "7 s", "60", "199", "40", "finished", ""]
     # How soon it was back, and how it ended, where no agent saw the end of the first.
-    assert unseen == [["", "-"], ["-", "goes on"]]
+    assert unseen == [["", "-"], ["-", "finished"]]
     assert [[each[0] for each in picture] for picture in against_time] == [["attempt 2"]] * 2
     assert against_steps == [[["attempt 2", 60, None]], []]
     assert "attempt 2" in brief

@@ -15,8 +15,8 @@ const SPARK = [72, 16];
 // Each column: what it shows, and by what it is sorted.
 const COLUMNS = {
   state: [(run) => el("td", { class: run.state === "failed" || run.state === "killed" ? "bad" : null }, run.silent ? `${run.state}?` : run.state), (run) => run.state],
-  run: [(run) => el("td", {}, el("a", { href: runAddress(run.group, run.run) }, run.run)), (run) => run.run],
-  group: [(run) => el("td", {}, run.group), (run) => run.group],
+  run: [(run) => el("td", { class: "cut", title: run.run }, el("a", { href: runAddress(run.group, run.run) }, run.run)), (run) => run.run],
+  group: [(run) => el("td", { class: "cut", title: run.group }, run.group), (run) => run.group],
   what: [(run) => el("td", { class: "cut", title: what(run) }, what(run)), what],
   loss: [(run) => el("td", { class: "number" }, run.last, " ", spark(run.curve)), (run) => run.lastValue],
   validation: [(run) => number(run.checked), (run) => run.checkedValue],
@@ -60,7 +60,9 @@ class Runs {
 
   async poll() {
     this.answer = await ask("runs");
-    document.getElementById("node").textContent = this.answer.agent ? this.answer.node : this.answer.folder;
+    const { agent, node, folder } = this.answer;
+    const where = el("span", { title: folder }, agent ? node : folder.split("/").pop());
+    document.getElementById("node").replaceChildren(where);
     this.lay();
   }
 

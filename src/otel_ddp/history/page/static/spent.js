@@ -2,6 +2,7 @@
 
 import { el, number, table } from "./dom.js";
 import { seconds, share as percent, time } from "./shown.js";
+import { OVER } from "./verdicts.js";
 
 const MOST_LATE = 5;
 // Red is time that was lost to trouble; the rest are greys, but for what moved the run on.
@@ -9,7 +10,7 @@ const COLOURS = { productive: "var(--productive)", late_rank: "var(--bad-fill)",
 const GREYS = ["var(--grey-1)", "var(--grey-2)", "var(--grey-3)", "var(--grey-4)"];
 
 /** Nothing of a run whose time was not counted. */
-export function timeSpent({ time: told }) {
+export function timeSpent({ time: told, state }) {
   if (!told) return null;
   const { causes, attempts } = told;
   const productive = causes.find((each) => each.name === "productive")?.share || 0;
@@ -21,7 +22,7 @@ export function timeSpent({ time: told }) {
     el("h2", { id: "spent" }, `Where ${seconds(told.rank_s)} of all ranks went`, el("span", { class: "quiet" }, `${percent(productive)} productive`)),
     el("div", { class: "bar", role: "img", "aria-label": parts.join(". ") }, coloured.map(({ name, colour, share }) => el("span", { "data-cause": name, style: `width: ${100 * share}%; background: ${colour}` }))),
     el("ul", { class: "causes" }, coloured.map((each) => cause(each, told))),
-    attempts.length > 1 ? attemptsTable(attempts) : null,
+    attempts.length > 1 ? attemptsTable(attempts, OVER.includes(state) ? state : "goes on") : null,
   );
 }
 
@@ -35,10 +36,10 @@ function cause({ name, shown, colour, spent_s, share }, told) {
   );
 }
 
-function attemptsTable(attempts) {
+function attemptsTable(attempts, now) {
   const rows = attempts.map((each, at) => {
     // The end of an earlier one is not known where no agent was there.
-    const open = at === attempts.length - 1 ? "goes on" : "-";
+    const open = at === attempts.length - 1 ? now : "-";
     const ended = each.ended_ns ? `${each.state} ${time(each.ended_ns)}` : open;
     return [
       number(String(each.attempt)), number(time(each.began_ns)), number(at ? seconds(each.back_s) : ""),

@@ -44,7 +44,7 @@ export class Waits {
     fill(
       this.bars, el("p", { class: "quiet" }, `Mean of steps ${answer.first.toLocaleString("en-US")} to ${answer.until.toLocaleString("en-US")}, the latest rank first`),
       ranks.map((each) => bar(`rank ${each.rank} ${each.node}`, each.phases, told(each, usual_s), this.late.has(each.rank))),
-      others ? bar(`${others.count} other${others.count > 1 ? "s" : ""}`, others.phases, `${seconds(others.work_s[0])} to ${seconds(others.work_s[1])} work`, false) : null,
+      others ? bar(`${others.count} other${others.count > 1 ? "s" : ""}`, others.phases, `${[...new Set(others.work_s.map(seconds))].join(" to ")} work`, false) : null,
       el("p", { class: "legend quiet" }, shown.map(({ name, shown: word, colour }) => el("span", {}, el("i", { style: `background: ${name === WAIT ? "var(--wait)" : colour}` }), word))),
     );
     const inside = head.first.find((each) => each.evidence?.waits_in)?.evidence.waits_in;
@@ -56,10 +56,14 @@ export class Waits {
     this.paint();
   }
 
-  /** The colour of red begins where a twentieth of a step does. */
+  /** Red begins here: less is no trouble. */
+  least() {
+    return 0.05 * (this.answer.step_s || 0);
+  }
+
   most() {
     const all = this.answer.strip.rows.flatMap((row) => row.late_s).filter((s) => s > 0).sort((one, other) => one - other);
-    return Math.max(all[Math.floor(all.length * 0.98)] || 0, 0.05 * (this.answer.step_s || 0));
+    return Math.max(all[Math.floor(all.length * 0.98)] || 0, 2 * this.least());
   }
 
   paint() {
@@ -67,7 +71,7 @@ export class Waits {
     const width = canvas.clientWidth;
     if (!this.answer?.strip || !width) return;
     const { rows: all } = this.answer.strip;
-    const [ratio, colors, most] = [devicePixelRatio, themed(), this.most()];
+    const [ratio, colors, least, most] = [devicePixelRatio, themed(), this.least(), this.most()];
     canvas.width = width * ratio;
     canvas.height = STRIP_PX * ratio;
     const into = canvas.getContext("2d");
@@ -77,21 +81,21 @@ export class Waits {
     into.font = "11px system-ui, sans-serif";
     into.textBaseline = "middle";
     const isNamed = (row) => [...this.late].some((rank) => Number(rank) >= Number(row.ranks[0]) && Number(rank) <= Number(row.ranks[1]));
-    const middle = (at) => (at + 0.5) * high;
+    const middle = (at) => Math.min(Math.max((at + 0.5) * high, 6), STRIP_PX - 6);
     const taken = all.map((row, at) => (isNamed(row) ? middle(at) : -Infinity));
     all.forEach((row, at) => {
       if (isNamed(row) || taken.every((other) => Math.abs(other - middle(at)) > LABEL_PX)) {
         into.fillStyle = isNamed(row) ? colors.bad : colors.quiet;
-        into.fillText(rows(row).replace(/ranks? /, ""), 0, Math.min(Math.max(middle(at), 6), STRIP_PX - 6), left - 4);
+        into.fillText(rows(row).replace(/ranks? /, ""), 0, middle(at), left - 4);
         taken[at] = middle(at);
       }
       const wide = (width - left) / row.late_s.length;
       row.late_s.forEach((late_s, column) => {
-        const share = Math.min(Math.max((late_s || 0) / most, 0), 1);
+        const share = Math.min(Math.max(((late_s || 0) - least) / (most - least), 0), 1);
         into.fillStyle = late_s === null ? colors.panel : colors.line;
         into.globalAlpha = late_s === null ? 1 : 0.45;
         into.fillRect(left + column * wide, at * high, Math.ceil(wide), Math.max(high - 1, 1));
-        into.globalAlpha = share ** 1.5;
+        into.globalAlpha = share;
         into.fillStyle = colors.fill;
         into.fillRect(left + column * wide, at * high, Math.ceil(wide), Math.max(high - 1, 1));
         into.globalAlpha = 1;
