@@ -10,11 +10,14 @@ import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 
-from otel_ddp.agent.scrape.server import bind
+from otel_ddp import settings
+from otel_ddp.agent.scrape import access
+from otel_ddp.agent.scrape.server import Handler, bind
 from otel_ddp.cli.options import add_directory_option, find_places, history_directory
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.app import App
+from otel_ddp.history.page.exchange import Answer
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey, told_by_agent
@@ -89,7 +92,16 @@ def _open(address: str) -> None:
 def _serve(folder: Path, group: str, name: str, port: int) -> int:
     app = App(folder, ours=folder == history_directory())
     try:
-        server = bind(_HOST, port, lambda asked: asked.page_answer(app))
+        token = access.find_token(settings.read().scrape_token_file, _HOST)
+    except access.Refused as why:
+        raise ConfigError(f"The page cannot be served: {why}.") from None
+
+    def answer(asked: Handler) -> Answer:
+        given = asked.headers.get("Authorization") or ""
+        return asked.page_answer(app, is_known=bool(token) and access.admits(token, given))
+
+    try:
+        server = bind(_HOST, port, answer)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:

@@ -197,6 +197,10 @@ class RunFile:
         rows = self._db.execute("SELECT about FROM ranks").fetchall()
         return [files.parse_json(text) for (text,) in rows]
 
+    def change(self, texts: Mapping[str, str]) -> None:
+        """Of a person: beside what the program has said, which an agent may write again."""
+        self.write(about={"changed": {**(self._about("changed") or {}), **texts}})
+
     def _about(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         return files.parse_json(row[0]) if row else None

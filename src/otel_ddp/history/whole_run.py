@@ -62,6 +62,7 @@ class WholeRun:
         # The node with rank 0 speaks for all.
         self.histories = sorted(nodes, key=lambda each: first_rank(self.newest, nodes[each]))
         self._opened = histories
+        self.paths = [each.path for each in histories]
 
     def __enter__(self) -> WholeRun:
         return self
@@ -100,8 +101,9 @@ class WholeRun:
         return str(self.about.get(key) or "")
 
     def told(self, key: str) -> Mapping[str, Any]:
-        """`config`, `texts` or `environment`."""
-        return plain.mapping(self.about.get(key))
+        """`config`, `texts` or `environment`; a person's name and tags replace the program's."""
+        changed = plain.mapping(self.about.get("changed")) if key == "texts" else {}
+        return {**plain.mapping(self.about.get(key)), **changed}
 
     @cached_property
     def about(self) -> dict[str, Any]:

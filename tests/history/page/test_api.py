@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import http.client
 import io
@@ -21,6 +22,8 @@ import pytest
 
 from histories import S, two_attempts, value_sums, write_history, write_profile
 from history.page.serving import Served
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.runs import Runs
@@ -652,6 +655,64 @@ def test_stacks_are_asked_for_by_our_own_page_alone(tmp_path: Path) -> None:
     assert refused == [405, 403]
     assert answer.json == {"processes": [{"rank": 1}]}
     assert asked == [("g", "r", "1")]
+
+
+def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_path: Path) -> None:
+    write_history(tmp_path, "r", group="g", node="n1")
+    write_history(tmp_path, "r", group="g", node="n2", first_rank=4)
+    write_history(tmp_path, "on", group="g", state="running", began_ns=time.time_ns())
+    write_history(tmp_path, "held", group="g")
+    live = Survey(processes=[ProcessState(group="g", run="held", state="finished")])
+    app = App(tmp_path, live=lambda: live)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, app, token=b"secret")
+    endpoint.start()
+    try:
+        client = Client(endpoint.port)
+        bearer = {"Authorization": "Bearer secret", "X_Otel_Ddp": "page"}
+        password = base64.b64encode(b"me:secret").decode()
+        remembered = {"Authorization": f"Basic {password}", "X_Otel_Ddp": "page"}
+
+        def change(method: str = "POST", of: str = "r", what: str = "", **headers: str) -> int:
+            return client.ask(f"/api/change?group=g&run={of}&{what}", method, **headers).status
+
+        refused = [
+            change(what="delete=yes", X_Otel_Ddp="page"),
+            change(what="delete=yes", **remembered),
+            change(what="delete=yes", Authorization="Bearer secret"),
+            change("GET", what="delete=yes", **bearer),
+            change(of="on", what="delete=yes", **bearer),
+            change(of="held", what="delete=yes", **bearer),
+            change(of="none", what="delete=yes", **bearer),
+        ]
+        named = [change(what="name=best", **bearer), change(what="tags=keep", **bearer)]
+        rows = client.ask("/api/runs", **bearer).json["runs"]
+        head = client.ask("/api/run?group=g&run=r", **bearer).json
+        deleted = change(what="delete=yes", **bearer)
+        left = client.ask("/api/runs", **bearer).json["runs"]
+    finally:
+        endpoint.stop()
+
+    assert refused == [401, 403, 403, 405, 409, 409, 404]
+    assert named == [200, 200]
+    assert [(each["name"], each["tags"]) for each in rows if each["run"] == "r"] == [
+        ("best", "keep")
+    ]
+    assert head["texts"] == {"name": "best", "tags": "keep"}
+    assert deleted == 200
+    assert {each["run"] for each in left} == {"on", "held"}
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"on", "held"}
+
+
+def test_a_folder_without_a_token_is_not_changed(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, "r")
+
+    answer = client.ask(
+        "/api/change?run=r&delete=yes", "POST", X_Otel_Ddp="page", Authorization="Bearer "
+    )
+
+    assert answer.status == 403
+    assert "OTEL_DDP_SCRAPE_TOKEN_FILE" in answer.json["error"]
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_the_page_is_one_answer_whose_scripts_have_a_number_of_their_own(client: Client) -> None:

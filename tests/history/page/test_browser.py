@@ -16,6 +16,8 @@ import pytest
 
 from histories import SPENT_S, S, two_attempts, value_sums, write_history
 from history.page.serving import Served
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
@@ -580,6 +582,37 @@ def test_a_run_is_ticked_by_keys_while_the_list_is_made_anew(
         page.goto("about:blank")
 
     assert (was_ticked, is_ticked) == (True, False)
+
+
+def test_ticked_runs_are_renamed_and_deleted_by_who_types_the_token(
+    driver: Any, tmp_path: Path
+) -> None:
+    for run in ("one", "other"):
+        write_history(tmp_path, run, ranks=1, steps=20)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path), token=b"secret")
+    endpoint.start()
+    known = {"username": "me", "password": "secret"}
+    try:
+        with Window(driver, f"http://localhost:{endpoint.port}", http_credentials=known) as window:
+            page = window.open("/")
+            page.on("dialog", lambda dialog: dialog.accept())
+            page.get_by_label("Compare one").check()
+            page.get_by_text("Change the ticked runs").click()
+            page.get_by_label("Name", exact=True).fill("the best")
+            page.get_by_role("button", name="Save").click()
+            page.get_by_role("status").get_by_text("token").wait_for()
+            page.get_by_label("Token").fill("secret")
+            page.get_by_role("button", name="Save").click()
+            page.get_by_text("the best · mnist/train.py").wait_for()
+            check_accessibility(page)
+            page.get_by_label("Compare other").check()
+            page.get_by_role("button", name="Delete").click()
+            page.locator("tr[data-run=other]").wait_for(state="detached")
+            left = page.locator("tr[data-run]").count()
+    finally:
+        endpoint.stop()
+
+    assert left == 1
 
 
 def test_what_goes_on_now_and_where_it_is(window: Window, look: str) -> None:

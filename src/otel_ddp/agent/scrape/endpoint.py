@@ -145,7 +145,7 @@ class Endpoint:
             return self._health()
         if not access.admits(self._token, asked.headers.get("Authorization") or ""):
             asks = {"WWW-Authenticate": 'Basic realm="otel-ddp", charset="UTF-8"'}
-            return as_text(401, "name yourself\n", asks)
+            return as_text(401, "this needs the token of OTEL_DDP_SCRAPE_TOKEN_FILE\n", asks)
         if path == "/metrics" and asked.command != "POST":
             return self._metrics(asked.headers.get("Accept") or "")
         return asked.page_answer(self._page, is_known=bool(self._token))

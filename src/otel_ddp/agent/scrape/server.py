@@ -112,11 +112,10 @@ class Handler(BaseHTTPRequestHandler):
         """The page's answer. *is_known*: who asks has shown that they may see everything."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         is_private = functools.cache(lambda: is_known or self._is_own_connection())
-        return app.answer(
-            Question.of_address(
-                self.path, method=self.command, headers=headers, is_private=is_private
-            )
-        )
+        # With its other scheme a browser sends what it remembers.
+        has_token = is_known and headers.get("authorization", "").lower().startswith("bearer ")
+        more = {"method": self.command, "headers": headers, "is_private": is_private}
+        return app.answer(Question.of_address(self.path, has_token=has_token, **more))
 
     def _is_own_connection(self) -> bool:
         """Whether our own user or root has opened this connection on this node."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import re
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
-from otel_ddp.history import beside, compare
+from otel_ddp.history import beside, changes, compare
+from otel_ddp.history.newest_attempt import is_silent
 from otel_ddp.history.page import answers, guard, runs, static_files
 from otel_ddp.history.page.exchange import (
     PACKED,
@@ -25,6 +27,7 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.survey import Survey
+from otel_ddp.vocabulary.words import ENDED_STATES
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
@@ -35,6 +38,12 @@ HIDDEN = (
     "This page is shown to the user of the agent and to root on this node, and to those whom have "
     "the token of OTEL_DDP_SCRAPE_TOKEN_FILE."
 )
+NO_TOKEN = (
+    "Runs are changed with the token of OTEL_DDP_SCRAPE_TOKEN_FILE alone: type it, or set the "
+    "variable for the agent."
+)
+# What a person may say anew of a run.
+_TEXTS, _LONGEST = ("name", "tags"), 500
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
@@ -113,6 +122,8 @@ class App:
             raise Refused(403, HIDDEN)
         if path == "stacks":
             return as_json(200, self._stacks(question))
+        if path == "change":
+            return as_json(200, self._change(question))
         if question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
         name = path.removesuffix(".csv")
@@ -197,10 +208,32 @@ class App:
             raise Refused(404, "no agent runs here, so no process can be asked")
         return {"processes": self._ask_stacks(*map(question.text, ("group", "run", "rank")))}
 
+    def _change(self, question: Question) -> dict[str, Any]:
+        """Rename, tag or delete a run that is over."""
+        self._check_asked(question)
+        if not question.has_token:
+            raise Refused(403, NO_TOKEN)
+        with self._runs.opened(question.group, question.text("run")) as run:
+            if run.state not in ENDED_STATES and not is_silent(run.state, run.seen_ns):
+                raise Refused(409, f"{run.name} goes on: change it once it has ended")
+            paths, key = run.paths, (run.group, run.name)
+        if "delete" in question.query and any(e.of_run == key for e in self._now_known().processes):
+            # It would make the file again.
+            raise Refused(409, f"the agent still writes {key[1]}: try again in five minutes")
+        try:
+            if "delete" in question.query:
+                changes.delete(paths)
+            else:
+                texts = {key: question.text(key)[:_LONGEST] for key in _TEXTS}
+                changes.describe(paths, {key: text for key, text in texts.items() if text})
+        except (OSError, sqlite3.Error) as error:
+            raise Refused(500, f"it cannot be changed: {error}") from None
+        return {}
+
     def _check_asked(self, question: Question) -> None:
-        """Only our own page and commands, and their user, ask a process."""
+        """Only our own page and commands, and their user, ask for what changes anything."""
         if question.method != "POST":
-            raise Refused(405, "processes are asked with POST")
+            raise Refused(405, "this is asked with POST")
         guard.check_asked(question.headers)
 
     @errors.contained(_NOTHING)

@@ -34,6 +34,8 @@ class Question(NamedTuple):
     headers: Mapping[str, str] = {}
     is_private: Callable[[], bool] = lambda: True
     """Whether whoever asks may read what /metrics does not tell."""
+    has_token: bool = False
+    """Whether the request itself has the token: a browser sends a remembered one by itself."""
 
     @classmethod
     def of_address(cls, target: str, **more: Any) -> Question:

@@ -46,9 +46,17 @@ class Runs {
     const grouped = choice(GROUPS.map((each) => [each, each || "nothing"]), chosen("by"), (value) => { choose("by", value); this.lay(); });
     this.compare = el("button", { type: "button", disabled: true, click: () => { location.href = compareAddress(this.ticked.values()); } }, "Compare the ticked runs");
     const boxes = Object.keys(COLUMNS).map((name) => labelled(name, el("input", { type: "checkbox", checked: shownColumns().includes(name), change: (event) => this.choose(name, event.target.checked) })));
+    this.said = el("p", { class: "warn", role: "status" });
+    const typed = (type) => el("input", { type, size: "14", autocomplete: "off" });
+    const [name, tags, token] = [typed("text"), typed("text"), typed("password")];
+    const act = (text, what) => el("button", { type: "button", click: () => this.change(what(), token.value) }, text);
+    const change = el(
+      "details", {}, el("summary", {}, "Change the ticked runs"),
+      el("div", { class: "controls" }, labelled("Name", name), labelled("Tags", tags), labelled("Token", token), act("Save", () => ({ name: name.value, tags: tags.value })), act("Delete", () => ({ delete: "yes" }))),
+    );
     this.element = el(
       "div", {}, el("h1", {}, "Runs"),
-      el("div", { class: "controls" }, labelled("Filter", filter), labelled("Group by", grouped), this.compare, el("details", {}, el("summary", {}, "Columns"), el("div", { class: "controls" }, boxes))), this.list,
+      el("div", { class: "controls" }, labelled("Filter", filter), labelled("Group by", grouped), this.compare, el("details", {}, el("summary", {}, "Columns"), el("div", { class: "controls" }, boxes)), change), this.said, this.list,
     );
   }
 
@@ -110,6 +118,20 @@ class Runs {
     // Rows are made anew with each answer: what was ticked stays so.
     const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": run.key, checked: this.ticked.has(run.key), change: () => this.tick(run, box.checked) });
     return el("tr", { "data-run": run.run }, el("td", {}, box), columns.map((name) => COLUMNS[name][0](run)));
+  }
+
+  /** Renames, tags or deletes what is ticked: with the token, and of runs that are over. */
+  async change(what, token) {
+    if (what.delete && !confirm(`Delete ${this.ticked.size} runs with all that is known of them?`)) return;
+    const headers = { "X-Otel-Ddp": "page", Authorization: `Bearer ${token}` };
+    try {
+      for (const key of this.ticked.values()) await ask("change", { ...key, ...what }, { method: "POST", headers, credentials: "omit" });
+      this.ticked.clear();
+      fill(this.said, "");
+    } catch (error) {
+      fill(this.said, error.message);
+    }
+    await this.poll();
   }
 
   tick(run, isTicked) {
