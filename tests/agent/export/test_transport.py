@@ -360,31 +360,6 @@ def test_tls_towards_a_collector_without_it_never_falls_back(way: Way) -> None:
 # --------------------------------------------------------------------------- bad settings
 
 
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("COMPRESSION", "zip"),
-        ("COMPRESSION", "gzip"),
-        ("HEADERS", "no-value,,=,secret"),
-        ("HEADERS", "authorization=sec€ret"),
-        ("METRICS_TIMEOUT", "10s"),
-        ("METRICS_PROTOCOL", "http/json"),
-        ("CERTIFICATE", "/no/such"),
-    ],
-)
-def test_a_malformed_variable_does_not_keep_data_from_going_out(
-    way: Way, caplog: pytest.LogCaptureFixture, variable: str, text: str
-) -> None:
-    way.set(**{variable: text})
-    transport = way.connect()
-
-    outcomes = [transport.send("metrics", BODY["metrics"]).kind for _ in range(2)]
-
-    assert outcomes == ["delivered"] * 2
-    # The agent has told it at its start.
-    assert caplog.messages == []
-
-
 def test_an_endpoint_without_a_scheme_is_explained(http: Way) -> None:
     assert http.send("collector:4318").why == (
         "collector:4318/v1/metrics is no address to send to; http://host:4318 would be one"

@@ -79,21 +79,6 @@ def boards(
     return boards
 
 
-@pytest.mark.usefixtures("boards")
-def test_a_board_has_the_labels_of_its_rank_run_or_node(bench: Callable[..., Bench]) -> None:
-    here = bench("gpu")
-    declared = {"boards": [{"index": 0, "uuid": BOARD.uuid.removeprefix("GPU-")}]}
-    power = catalog.HW_POWER
-
-    assert here.soon(power) == [({"node": "n", **OF_BOARD}, POWER_W)]
-    first, second = rank(FIRST, **declared), rank(SECOND, **declared)
-    assert here.told(power, first) == [({**FIRST, **OF_BOARD}, POWER_W)]
-    assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, POWER_W)]
-    # What makes no sense is nothing.
-    for strange in ({"boards": 7}, {"boards": ["?"]}, {"boards": [{"uuid": 3}]}):
-        assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, POWER_W)]
-
-
 def test_a_board_is_described_with_its_measurements(
     bench: Callable[..., Bench], boards: Boards
 ) -> None:
