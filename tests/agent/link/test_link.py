@@ -15,7 +15,7 @@ from tools.stack.server import free_port
 from agent.link import linked
 from agent.link.linked import Links, until
 from otel_ddp import __version__
-from otel_ddp.agent.link import client, credentials, limits
+from otel_ddp.agent.link import channel, client, credentials
 from otel_ddp.agent.link.channel import Channel
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
@@ -117,11 +117,11 @@ def test_a_peer_that_reads_no_answers_is_not_read_once_it_has_rested() -> None:
 def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
-    most = Report(readings=b"x" * (limits.MOST_REPORT_BYTES - 200))
+    most = Report(readings=b"x" * (channel.MOST_REPORT_BYTES - 200))
 
-    follower.send(Report(readings=b"x" * limits.MOST_REPORT_BYTES))
+    follower.send(Report(readings=b"x" * channel.MOST_REPORT_BYTES))
     follower.send(most)
-    large, asked = b"x" * limits.MOST_ANSWER_BYTES, [Question(process=3, kind=Question.WHAT)]
+    large, asked = b"x" * channel.MOST_ANSWER_BYTES, [Question(process=3, kind=Question.WHAT)]
     lead.answer("node-1", Answer(judged=large))
     lead.answer("node-1", Answer(judged=large, questions=asked))
     lead.answer("node-1", Answer(judged=large[8:]))
@@ -129,11 +129,11 @@ def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     answers: list[Any] = []
     until(lambda: answers.extend(follower.take()) or len(answers) == 2)
 
-    assert [len(text) for _, text in found] == [limits.MOST_REPORT_BYTES - 200]
+    assert [len(text) for _, text in found] == [channel.MOST_REPORT_BYTES - 200]
     # A question arrives without the judgement.
     assert [(len(each.judged), len(each.questions)) for each in answers] == [
         (0, 1),
-        (limits.MOST_ANSWER_BYTES - 8, 0),
+        (channel.MOST_ANSWER_BYTES - 8, 0),
     ]
     assert lead.refused == {"large answer": 2}
     assert follower.is_connected

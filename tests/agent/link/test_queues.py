@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.agent.link.clock_offset import ClockOffset
+from otel_ddp.agent.link.client import ClockOffset
 from otel_ddp.agent.link.server import WaitingReports
 
 S = 1_000_000_000

@@ -20,7 +20,7 @@ from cryptography import x509
 from agent.link import linked
 from agent.link.linked import SECRET, Links, until
 from otel_ddp import __version__
-from otel_ddp.agent.link import credentials, limits
+from otel_ddp.agent.link import channel, credentials
 from otel_ddp.agent.link.link_pb2 import Answer, Process, Report
 from otel_ddp.agent.link.server import LinkServer
 
@@ -254,7 +254,7 @@ def test_garbage_of_one_agent_with_the_secret_ends_its_stream_and_no_other(
     greeting = made.SerializeToString()
 
     unreadable = answers(links.port, known, greeting, b"\xff")
-    answers(links.port, known, greeting, b"x" * (limits.MOST_REPORT_BYTES + 5000))
+    answers(links.port, known, greeting, b"x" * (channel.MOST_REPORT_BYTES + 5000))
     follower.send(Report(readings=b"a"))
     taken = until(lead.take)
 

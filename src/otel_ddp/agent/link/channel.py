@@ -9,6 +9,18 @@ from abc import ABC, abstractmethod
 
 from otel_ddp.agent.link.credentials import NAME
 
+# The largest messages, and when a peer is dead: to these both ends keep.
+MOST_REPORT_BYTES = 4 << 20
+MOST_ANSWER_BYTES = 1 << 20
+# What an end writes into a message as it sends it.
+STAMP_BYTES = 1024
+MOST_NODE_LETTERS = 253
+
+# A follower that has nothing to send pings, and the lead answers each ping. A shorter time would
+# cut off a node that is busy.
+PING_EVERY_S = 2.0
+DEAD_AFTER_S = 8.0
+
 _LENGTH_BYTES = 4
 _PIECE_BYTES = 1 << 16
 # A peer may take a tenth of this thread, whatever it sends: it rests for so many times as long.

@@ -15,15 +15,21 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.link import addresses, credentials, limits
+from otel_ddp.agent.link import addresses, credentials
 from otel_ddp.agent.link.addresses import Place
-from otel_ddp.agent.link.channel import Channel
-from otel_ddp.agent.link.clock_offset import ClockOffset
+from otel_ddp.agent.link.channel import (
+    DEAD_AFTER_S,
+    MOST_ANSWER_BYTES,
+    MOST_REPORT_BYTES,
+    PING_EVERY_S,
+    STAMP_BYTES,
+    Channel,
+)
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread, within
 
@@ -50,7 +56,7 @@ class _Link(Channel):
     """A connection to what may be the lead."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__(context, limits.MOST_ANSWER_BYTES + limits.STAMP_BYTES)
+        super().__init__(context, MOST_ANSWER_BYTES + STAMP_BYTES)
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def next(self, within_s: float, late: str) -> bytes:
@@ -60,7 +66,7 @@ class _Link(Channel):
         """
         while True:
             try:
-                message = await within(limits.PING_EVERY_S, self._messages.get())
+                message = await within(PING_EVERY_S, self._messages.get())
             except asyncio.TimeoutError:
                 if time.monotonic() - self.heard_s > within_s:
                     raise _Unreachable(late) from None
@@ -142,7 +148,7 @@ class LinkClient:
         """
         report.MergeFrom(Report(**self._sender))
         # It would end the stream.
-        if report.ByteSize() <= limits.MOST_REPORT_BYTES:
+        if report.ByteSize() <= MOST_REPORT_BYTES:
             self._sent += 1
             self._thread.call(partial(self._send, report))
 
@@ -249,7 +255,7 @@ class LinkClient:
         try:
             self._begin(place, link, _parsed(await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)))
             while True:
-                message = await link.next(limits.DEAD_AFTER_S, "no longer heard")
+                message = await link.next(DEAD_AFTER_S, "no longer heard")
                 self._received(_parsed(message))
         except _Unreachable as why:
             return str(why)
@@ -301,3 +307,61 @@ def _text(error: OSError) -> str:
 
 def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:_MOST_LETTERS])
+
+
+# -- how far the clock of the lead is ahead of ours, from stamps of messages there and back
+
+
+class _Sample(NamedTuple):
+    received_ns: int
+    round_trip_ns: int
+    offset_ns: int
+
+    def contradicts(self, other: _Sample) -> bool:
+        # The true offset is at most half a round trip away from each; the rest is drift.
+        apart_ns = abs(self.offset_ns - other.offset_ns)
+        return apart_ns > (self.round_trip_ns + other.round_trip_ns) // 2 + _DRIFT_NS
+
+
+_SAMPLES = 64
+# 100 parts in a million: more than a crystal's error; and that of 64 s.
+_DRIFT = 1e-4
+_DRIFT_NS = 6_400_000
+# 100 years: a clock that was never set begins in 1970.
+_MOST_NS = 3_153_600_000 * 1_000_000_000
+
+
+class ClockOffset:
+    """Of the last exchanges the one with the least round trip counts."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
+        self._best: _Sample | None = None
+
+    def add(self, sent_ns: int, there_ns: int, back_ns: int, received_ns: int) -> None:
+        """*sent_ns*, *received_ns*: by our clock; *there_ns*, *back_ns*: by the other one."""
+        round_trip_ns = (received_ns - sent_ns) - (back_ns - there_ns)
+        if received_ns < sent_ns or back_ns < there_ns or round_trip_ns < 0:
+            return  # A clock was set in between.
+        offset_ns = ((there_ns - sent_ns) + (back_ns - received_ns)) // 2
+        sample = _Sample(received_ns, round_trip_ns, offset_ns)
+        if abs(sample.offset_ns) > _MOST_NS:
+            return  # No clock is that wrong.
+        if self._best is not None and sample.contradicts(self._best):
+            # A clock was set: what was measured before it says nothing.
+            self._samples.clear()
+        self._samples.append(sample)
+        self._best = min(self._samples, key=lambda each: each.round_trip_ns)
+
+    @property
+    def ns(self) -> int | None:
+        """What to add to our clock to get the other one; None: not known yet."""
+        return None if self._best is None else self._best.offset_ns
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """How far the true offset may be from `ns`."""
+        if self._best is None:
+            return 0
+        age_ns = self._samples[-1].received_ns - self._best.received_ns
+        return self._best.round_trip_ns // 2 + int(_DRIFT * max(age_ns, 0))

@@ -12,8 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from otel_ddp.agent.link import limits
-from otel_ddp.agent.link.channel import Channel
+from otel_ddp.agent.link.channel import DEAD_AFTER_S, Channel
 
 # Of those that say nothing, and of those in their handshakes.
 _MOST_UNPROVED = 128
@@ -87,7 +86,7 @@ class Door:
             if now_s - each.began_s > _PROVED_WITHIN_S:
                 each.transport.abort()
         for each in [*self._admitted]:
-            if now_s - each.heard_s > limits.DEAD_AFTER_S:
+            if now_s - each.heard_s > DEAD_AFTER_S:
                 each.transport.abort()
 
     def close(self) -> None:

@@ -20,8 +20,15 @@ from typing import Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.link import addresses, credentials, limits
-from otel_ddp.agent.link.channel import Channel
+from otel_ddp.agent.link import addresses, credentials
+from otel_ddp.agent.link.channel import (
+    MOST_ANSWER_BYTES,
+    MOST_NODE_LETTERS,
+    MOST_REPORT_BYTES,
+    PING_EVERY_S,
+    STAMP_BYTES,
+    Channel,
+)
 from otel_ddp.agent.link.door import Door
 from otel_ddp.agent.link.link_pb2 import Answer, Report
 from otel_ddp.agent.link.link_thread import LinkThread
@@ -47,7 +54,7 @@ class _Peer(Channel):
     """A connection of another node, or of a stranger."""
 
     def __init__(self, server: LinkServer, door: Door) -> None:
-        super().__init__(server.context, limits.MOST_REPORT_BYTES + limits.STAMP_BYTES)
+        super().__init__(server.context, MOST_REPORT_BYTES + STAMP_BYTES)
         self._server, self._door = server, door
         self.greeting: Any = None
         """Who it is, by its first report; None: that has not come."""
@@ -59,7 +66,7 @@ class _Peer(Channel):
     def data_received(self, data: bytes) -> None:
         self._door.spoke(self)
         super().data_received(data)
-        if time.monotonic() - self.sent_s > limits.PING_EVERY_S:
+        if time.monotonic() - self.sent_s > PING_EVERY_S:
             # Pings of the follower wait behind its message: it hears that this one comes.
             self.send(b"")
 
@@ -182,11 +189,11 @@ class LinkServer:
         """
         if node not in self._peers:
             return
-        if answer.ByteSize() > limits.MOST_ANSWER_BYTES:
+        if answer.ByteSize() > MOST_ANSWER_BYTES:
             # It would end the stream.
             self.refused["large answer"] += 1
             answer.ClearField("judged")
-            if not 0 < answer.ByteSize() <= limits.MOST_ANSWER_BYTES:
+            if not 0 < answer.ByteSize() <= MOST_ANSWER_BYTES:
                 return
         self._thread.call(lambda: self._send(node, answer))
 
@@ -252,7 +259,7 @@ class LinkServer:
     def _admit(self, greeting: Any, peer: _Peer) -> None:
         """Take this connection for the node's, if nothing speaks against it."""
         node = greeting.node
-        if not (0 < len(node) <= limits.MOST_NODE_LETTERS and node.isprintable()):
+        if not (0 < len(node) <= MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name", "this is no name of a node")
         if greeting.version != __version__:
             text = f"its otel_ddp is {__version__}, and the nodes of a run need one version"
