@@ -14,7 +14,7 @@ from otel_ddp.agent.link import said
 from otel_ddp.agent.link.known import Senseless, pack_readings, told_of, wall_origin_ns
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Judgement
-from otel_ddp.diagnosis.stall.evidence import Evidence, Question
+from otel_ddp.diagnosis.stall.evidence import Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.journal.sent import SentJournal
@@ -57,7 +57,7 @@ _TELL_AGAIN_NS = 10_000_000_000
 
 
 class Outflow:
-    """One a process: looked at in each round of the agent's loop, and written now and then."""
+    """One a process: what of it is new for the lead."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
         """*number*: its own, as long as this agent lives. *is_kept*: the lead writes its history,
@@ -67,47 +67,26 @@ class Outflow:
         self._journal = SentJournal(process.reader, process.mark_before)
         self._told: bytes | None = None
         self._told_ns = self._tell_again_ns = self._asked_ns = 0
-        self.ended_at_ns = 0
-        """When its end was seen; 0: it has none."""
         self._questions: dict[Question, int] = {}
-        self._evidence = Evidence()
-        self._ended: dict[str, Any] | None = None
         self._cause: Mapping[str, Any] = {}
-        self.is_urgent = False
-        """Whether there is something that the lead waits for."""
 
     @property
     def has_ended(self) -> bool:
-        return self._ended is not None
+        return not self.process.is_at_work
+
+    @property
+    def ended_at_ns(self) -> int:
+        """When its end was seen, on the monotonic clock; 0: it has none."""
+        return int((self.process.life.ended_at or 0.0) * 1e9)
 
     def close(self) -> None:
         self._journal.close()
-
-    @errors.contained()
-    def look(self, now_ns: int) -> None:
-        """Read the state of the process that is not in its journal. *now_ns*: monotonic."""
-        process = self.process
-        if self._is_asked(now_ns):
-            before, self._evidence = self._evidence, process.host.evidence(now_ns)
-            self.is_urgent |= self._evidence.answered_ns != before.answered_ns
-        if self._ended is None and not process.is_at_work:
-            origin_ns, life = wall_origin_ns(), process.life
-            self.ended_at_ns, self.is_urgent = now_ns, True
-            self._ended = {
-                "state": state_word(life.state),
-                "seen_alive_ns": life.seen_alive_ns - origin_ns,
-                "gone_ns": life.gone_ns - origin_ns,
-                "ended_ns": life.ended_ns - origin_ns,
-            }
 
     def ask(self, question: Question, now_ns: int) -> None:
         """The lead asks the process."""
         if now_ns - self._questions.get(question, 0) > _ASK_EVERY_NS:
             self.process.host.ask(question, now_ns)
             self._questions[question] = self._asked_ns = now_ns
-
-    def _is_asked(self, now_ns: int) -> bool:
-        return bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
 
     def go_back(self, defined: int, position: int | None) -> None:
         """What lies behind these positions has not come."""
@@ -119,7 +98,7 @@ class Outflow:
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
         """All that is new since the last call; *most*: within so many bytes of the ring."""
-        journal, self.is_urgent = self._journal, False
+        journal = self._journal
         journal.sends_values = self._is_kept and self.process.exported
         message.id = self.number
         if self._told is None:
@@ -128,7 +107,7 @@ class Outflow:
         message.records.MergeFrom(wire.Stretch(**journal.records(most)._asdict()))
         message.lost = journal.lost
         message.progress = journal.progress()
-        asked = self._is_asked(now_ns)
+        asked = bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
         due = self._told is None or now_ns - self._told_ns >= _KNOWN_EVERY_NS
         if due or asked or self.has_ended:
             self._told_ns = now_ns
@@ -137,16 +116,22 @@ class Outflow:
 
     def _write_known(self, message: wire.Process, now_ns: int, *, asked: bool) -> None:
         process = self.process
-        known = told_of(process, now_ns, self._evidence if asked else None)
-        if self._ended is not None:
+        known = told_of(process, now_ns, process.host.evidence(now_ns) if asked else None)
+        if self.has_ended:
+            origin_ns, life = wall_origin_ns(), process.life
             message.reason = self._journal.reason()
-            known["end"] = self._ended
+            known["end"] = {
+                "state": state_word(life.state),
+                "seen_alive_ns": life.seen_alive_ns - origin_ns,
+                "gone_ns": life.gone_ns - origin_ns,
+                "ended_ns": life.ended_ns - origin_ns,
+            }
             # The kernel reveals more over time, and then nothing any more: keep the longest answer.
             cause = process.host.cause()
             self._cause = cause if len(cause) >= len(self._cause) else self._cause
             known["cause"] = dict(self._cause)
             if present_ns := process.host.present_ns():
-                known["present_ns"] = present_ns - wall_origin_ns()
+                known["present_ns"] = present_ns - origin_ns
         content = json.dumps(known).encode()
         # A report may get lost where no part of the journal does.
         if content != self._told or self.has_ended or now_ns >= self._tell_again_ns:
@@ -196,9 +181,6 @@ class Following:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
         self._now_ns = now_ns
         self._keep(here)
-        outflows = self._processes.values()
-        for each in outflows:
-            each.look(now_ns - self._origin_ns)
         offset_ns = self._client.clock_offset_ns
         if offset_ns is not None:
             ahead_ns = offset_ns - wall_origin_ns()
@@ -209,7 +191,7 @@ class Following:
         # Records that are not sent stay in the rings.
         if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
-        if now_ns >= self._report_at_ns or any(each.is_urgent for each in outflows):
+        if now_ns >= self._report_at_ns:
             world = max((each.state().own_world_size or 1 for each in here), default=1)
             every = min(-(-world // _RANKS_A_SECOND), _SELDOM)
             self._report_at_ns = now_ns + every * _REPORT_EVERY_NS
