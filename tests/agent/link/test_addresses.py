@@ -1,16 +1,19 @@
-"""Where a lead listens."""
+"""Where a lead listens, and which ports it takes there."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
+from tools.stack.server import free_port
 
 from agent.link import linked
 from agent.link.linked import Links, until
 from otel_ddp.agent.link import addresses
+from otel_ddp.agent.link.door import Door
 
 
 @pytest.fixture
@@ -71,3 +74,20 @@ def test_a_lead_that_listens_on_all_addresses_is_reached_on_loopback(links: Link
 def test_places_are_written_as_people_write_them() -> None:
     assert str(addresses.Place("10.0.0.1", 80)) == "10.0.0.1:80"
     assert str(addresses.Place("fd00::1", 80)) == "[fd00::1]:80"
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_door_that_is_closed_while_it_opens_leaves_no_port_taken(rounds: int) -> None:
+    port = free_port()
+
+    async def close_after(rounds: int) -> None:
+        door = Door()
+        opening = asyncio.ensure_future(door.listen(["127.0.0.1"], [port], cast(Any, object)))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        door.close()
+        socket.create_server(("127.0.0.1", port)).close()
+
+    asyncio.run(close_after(rounds))
