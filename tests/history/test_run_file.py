@@ -35,7 +35,7 @@ def filled(path: Path, values: list[float], piece: int = 100) -> History:
 def read_whole(history: History) -> None:
     for series in history.series():
         history.sums(series)
-        history.steps(series)
+        history.steps([series])
 
 
 def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def of_run(run: WholeRun) -> Side:
         **{key: str(environment.get(key) or "") for key in _CONDITIONS},
         **{key: value for key, value in config.items() if _BATCH.search(key)},
         "work a step": f"{work[len(work) // 2]:.6g}" if work else "",
-        "clock": ", ".join(sorted({clock for clock, _, _ in run.step_buckets.values()})),
+        "clock": ", ".join(sorted({one.key.name for _, one in run.step_series()})),
     }
     return Side(
         f"{run.group}/{run.name}" if run.group else run.name,

@@ -31,13 +31,7 @@ from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
 _BUSY_S = 0.5
 
 # What many buckets of steps are together.
-_COMBINED = tuple(
-    {"first": "min({0})", "first_ns": "min({0})", "low_ns": "min({0})"}.get(
-        column, "max({0})" if column in ("until", "last_ns", "high_ns") else "sum({0})"
-    ).format(column)
-    for column in STEP_COLUMNS
-)
-
+_TOGETHER = ", ".join(f"{tables.way_of(each).__name__}({each})" for each in STEP_COLUMNS)
 
 log = logging.getLogger("otel_ddp.history")
 
@@ -194,7 +188,7 @@ class History:
     ) -> list[Bucket]:
         """The values of many series together, in about *most* buckets; `last` is their mean.
 
-        SQLite adds them up, as for `wide_steps`.
+        SQLite adds them up, as for `steps`.
         """
         where, kept = _among(series, first, until), math.lcm(*(each.width for each in series))
         [(low, high)] = self._rows(f"SELECT min(start), max(start) FROM sums WHERE {where}")
@@ -218,30 +212,24 @@ class History:
         )
         return next((Bucket(*row) for row in rows), None)
 
-    def steps(self, series: Series) -> list[StepBucket]:
-        """All buckets of a series of steps."""
-        rows = self._rows(
-            f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? ORDER BY start",
-            (series.id,),
-        )
-        before = 1 + len(STEP_COLUMNS) - len(MEASURED_PHASES)
-        return [
-            StepBucket._make((*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True))))
-            for row in rows
-        ]
-
-    def wide_steps(
-        self, series: Sequence[Series], wide: int, first: int, until: int
-    ) -> dict[int, tuple[Any, ...]]:
-        """The sums of *wide* steps each, by their number, of all these series: STEP_COLUMNS.
+    def steps(
+        self, series: Sequence[Series], wide: int = 1, first: int = -(2**62), until: int = 2**62
+    ) -> dict[int, StepBucket]:
+        """The steps of all these series, *wide* of them together, by their number.
 
         SQLite adds them up: a run of 100,000 steps on 8 ranks takes 0.03 s instead of 0.3 s.
         """
         rows = self._rows(
-            f"SELECT start / {wide} AS cell, {', '.join(_COMBINED)} FROM steps "
+            f"SELECT start / {wide} AS cell, count(DISTINCT series), {_TOGETHER} FROM steps "
             f"WHERE {_among(series, first, until)} GROUP BY cell ORDER BY cell"
         )
-        return {row[0]: row[1:] for row in rows}
+        before = len(StepBucket._fields) - 1
+        return {
+            cell: StepBucket._make(
+                (*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True)))
+            )
+            for cell, *row in rows
+        }
 
     def sums_of_each(
         self, series: Sequence[Series], sums: Sequence[str], wide: int, first: int, until: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -51,9 +51,10 @@ class Bucket(NamedTuple):
 
 
 class StepBucket(NamedTuple):
-    """Neighbouring steps of one rank."""
+    """Neighbouring steps of one rank, or of several."""
 
-    start: int
+    ranks: int
+    """Of how many."""
     first: int
     until: int
     first_ns: int
@@ -69,6 +70,26 @@ class StepBucket(NamedTuple):
     """Tokens, or samples where tokens are not known."""
     phases_ns: dict[str, int]
     """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
+
+
+# How columns of several are one; of all others it is their sum.
+_WAYS: Final[Mapping[str, Callable[[Iterable[int]], int]]] = {
+    **dict.fromkeys(("first", "first_ns", "low_ns"), min),
+    **dict.fromkeys(("until", "last_ns", "high_ns"), max),
+}
+
+
+def way_of(column: str) -> Callable[[Iterable[int]], int]:
+    """How a column of several buckets of steps is one."""
+    return _WAYS.get(column, sum)
+
+
+def together(parts: Sequence[StepBucket]) -> StepBucket:
+    """The steps of these ranks as one."""
+    columns = zip(*(each[:-1] for each in parts), strict=True)
+    sums = [way_of(name)(each) for name, each in zip(StepBucket._fields, columns, strict=False)]
+    phases = {word: sum(each.phases_ns[word] for each in parts) for word in MEASURED_PHASES}
+    return StepBucket._make([*sums, phases])
 
 
 # In the order of the columns: a table has these after the series and the start.

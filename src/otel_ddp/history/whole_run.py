@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.history.newest_attempt import (
@@ -20,16 +19,13 @@ from otel_ddp.history.newest_attempt import (
     rank_order,
 )
 from otel_ddp.history.reader import DAMAGE, History, Series, damaged
-from otel_ddp.history.tables import Bucket, StepBucket
+from otel_ddp.history.tables import Bucket, StepBucket, together
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
+from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
 _Of = tuple[History, Series]
-_B = TypeVar("_B", Bucket, StepBucket)
 _EMPTY: tuple[Any, ...] = (None, "", {}, [])
-StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
-"""Of each rank: the clock, the width of its buckets, and these."""
 
 
 _WORDS = re.compile(r"[\W_]+")
@@ -226,29 +222,39 @@ class WholeRun:
                 found[key] = rank, _joined(each.sums(series), known[1])
         return {key: buckets for key, (_, buckets) in found.items()}
 
-    @cached_property
-    def step_buckets(self) -> StepBuckets:
-        found: dict[str, tuple[str, int, list[StepBucket]]] = {}
-        for each, series in self.step_series():
-            clock, width, later = found.get(series.key.rank, (series.key.name, series.width, []))
-            buckets = _joined(each.steps(series), later)
-            found[series.key.rank] = clock, max(width, series.width), buckets
-        return found
-
     def step_series(self) -> list[_Of]:
         """The steps of each rank on every node, as `by_rank`."""
         return self.by_rank(
             (each, one) for each in self.histories for one in each.step_series.values()
         )
 
+    def steps(
+        self, wide: int, first: int = -(2**62), until: int = 2**62, rank: str = ""
+    ) -> dict[int, StepBucket]:
+        """The steps of all ranks, or of one, *wide* of them together, by their number.
+
+        Of a rank that has moved: what it did again on the other node counts there.
+        """
+        series: dict[tuple[History, int], list[Series]] = {}
+        begins: dict[str, int] = {}
+        for history, one in self.step_series():
+            own = one.key.rank
+            if rank in ("", own):
+                end = min(until, begins.get(own, until + 1) - 1)
+                series.setdefault((history, end), []).append(one)
+                span = history.step_range(one)
+                begins[own] = min(begins.get(own, until + 1), span[0] if span else until + 1)
+        found: dict[int, list[StepBucket]] = {}
+        for (history, end), several in series.items():
+            for at, each in history.steps(several, wide, first, end).items():
+                found.setdefault(at, []).append(each)
+        return {at: together(parts) for at, parts in found.items()}
+
     def cells(self) -> list[Cell]:
         """The steps of all ranks: means over the ranks, and the work of all together."""
-        wide = max((width for _, width, _ in self.step_buckets.values()), default=1)
-        groups: dict[int, list[tuple[str, StepBucket]]] = defaultdict(list)
-        for rank, (_, _, buckets) in self.step_buckets.items():
-            for each in buckets:
-                groups[each.start - each.start % wide].append((rank, each))
-        found = [_cell(groups[start]) for start in sorted(groups)]
+        wide = max((one.width for _, one in self.step_series()), default=1)
+        steps = self.steps(wide)
+        found = [_cell(steps[at]) for at in sorted(steps)]
         if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
             # Each has some unusual step in it: only the time of its special phases is taken out.
             found = [_without_special(each) for each in found]
@@ -275,16 +281,14 @@ def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     return [{"name": name, "split": split} for name, split in found]
 
 
-def _cell(buckets: Sequence[tuple[str, StepBucket]]) -> Cell:
-    ranks = len({rank for rank, _ in buckets})
-    parts = [each for _, each in buckets]
-    each_s = 1 / (sum(each.steps for each in parts) or 1) / 1e9
+def _cell(steps: StepBucket) -> Cell:
+    each_s = 1 / (steps.steps or 1) / 1e9
     return Cell(
-        sum(each.steps for each in parts) / ranks,
-        sum(each.took_ns for each in parts) * each_s,
-        sum(each.work for each in parts) * each_s * 1e9 * ranks,
-        not any(each.unusual for each in parts),
-        {word: sum(each.phases_ns[word] for each in parts) * each_s for word in MEASURED_PHASES},
+        steps.steps / steps.ranks,
+        steps.took_ns * each_s,
+        steps.work * each_s * 1e9 * steps.ranks,
+        not steps.unusual,
+        {word: ns * each_s for word, ns in steps.phases_ns.items()},
     )
 
 
@@ -326,7 +330,7 @@ def _has_value(point: Any) -> bool:
     return plain.number(plain.mapping(point).get("value"), -math.inf, math.inf) is not None
 
 
-def _joined(earlier: list[_B], later: list[_B]) -> list[_B]:
+def _joined(earlier: list[Bucket], later: list[Bucket]) -> list[Bucket]:
     """Of a rank that has moved: what it did again on the other node counts there."""
     from_step = min((each.first for each in later), default=2**63)
     return [each for each in earlier if each.until < from_step] + later

@@ -57,7 +57,10 @@ class Kept:
         """How many steps of each rank are kept."""
         with History(self.path) as history:
             series = history.step_series
-            return {r: sum(e.steps for e in history.steps(each)) for r, each in series.items()}
+            return {
+                r: sum(e.steps for e in history.steps([each]).values())
+                for r, each in series.items()
+            }
 
     def values(self) -> dict[str, int]:
         """How many values of each rank are kept."""

@@ -41,7 +41,9 @@ def kept(path: Path) -> tuple[int, int, int]:
     """How many values, steps and events a history has."""
     with History(path) as history:
         values = [sum(b.finite for b in history.sums(each)) for each in history.series("value")]
-        steps = [sum(b.steps for b in history.steps(each)) for each in history.series("steps")]
+        steps = [
+            sum(b.steps for b in history.steps([each]).values()) for each in history.series("steps")
+        ]
         return sum(values), sum(steps), len(history.events())
 
 
@@ -144,7 +146,7 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
     with History(run.path) as history:
         (series,) = history.step_series.values()
         # It is not known yet which steps the later attempt has made.
-        assert [each.first for each in history.steps(series)] == [*range(1, 10)]
+        assert [each.first for each in history.steps([series]).values()] == [*range(1, 10)]
         assert len(history.about["attempts"]) == 2
 
 
@@ -195,7 +197,7 @@ def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(
 
     with History(run.path) as history:
         for clock in history.series("steps"):
-            buckets = history.steps(clock)
+            buckets = [*history.steps([clock]).values()]
             assert sum(each.took_ns for each in buckets) == 80 * MS
             assert sum(each.phases_ns["forward"] for each in buckets) == 56 * MS
         assert len(history.series("steps")) == 2

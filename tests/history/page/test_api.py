@@ -169,7 +169,10 @@ def test_values_that_are_not_finite_are_null_and_counted(tmp_path: Path, client:
 def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client) -> None:
     path = write_history(tmp_path, ranks=4, steps=90, late=2)
     with History(path) as history:
-        of_rank = {each.key.rank: history.steps(each) for each in history.step_series.values()}
+        of_rank = {
+            each.key.rank: [*history.steps([each]).values()]
+            for each in history.step_series.values()
+        }
 
     found = client.api("steps", run="lr-0.3", columns=9).json
 

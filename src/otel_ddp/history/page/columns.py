@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series
-from otel_ddp.history.tables import STEP_COLUMNS, Bucket, SeriesKey
+from otel_ddp.history.tables import Bucket, SeriesKey, StepBucket
 from otel_ddp.history.whole_run import WholeRun, by_history
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
@@ -22,7 +22,6 @@ _MOST_NAMES, _MOST_SERIES = 20, 200
 _MOST_CELLS = 60_000
 _FURTHEST = 2**62
 _METRICS = {metric.name: metric for metric in catalog.METRICS}
-_AT = {column: number for number, column in enumerate(STEP_COLUMNS)}
 # Phases as they are painted and called.
 SHOWN_PHASES = [
     {
@@ -34,8 +33,6 @@ SHOWN_PHASES = [
 ]
 # Of a series, what no label may take the name of.
 _TAKEN = ("run", "name", "rank", "node", "columns")
-
-_Row = tuple[Any, ...]
 
 
 # -- values and samples
@@ -194,10 +191,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     first, until = max(first, lowest), min(until, highest)
     most = min(question.whole("columns", 400, 2, _MOST_COLUMNS), max(_MOST_CELLS // len(chosen), 2))
     wide = _width(chosen, first, until, most)
-    cells: dict[int, list[_Row]] = {}
-    for (history, end), several in _until_they_moved(chosen, until).items():
-        for at, row in history.wide_steps(several, wide, first, end).items():
-            cells.setdefault(at, []).append(row)
+    cells = run.steps(wide, first, until, question.text("rank"))
     numbers = range(first // wide, until // wide + 1) if until >= first else range(0)
     return {
         "wide": wide,
@@ -208,21 +202,6 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
             "by_device": any(series.key.name == "device" for _, series in chosen),
         },
     }
-
-
-def _until_they_moved(
-    chosen: Iterable[tuple[History, Series]], until: int
-) -> dict[tuple[History, int], list[Series]]:
-    """Series by node and last step that counts. Of a rank that has moved the newest comes first."""
-    found: dict[tuple[History, int], list[Series]] = {}
-    begins: dict[str, int] = {}
-    for history, series in chosen:
-        rank = series.key.rank
-        end = min(until, begins.get(rank, until + 1) - 1)
-        found.setdefault((history, end), []).append(series)
-        span = history.step_range(series)
-        begins[rank] = min(begins.get(rank, until + 1), span[0] if span else until + 1)
-    return found
 
 
 def _width(chosen: list[tuple[History, Series]], first: int, until: int, most: int) -> int:
@@ -237,30 +216,19 @@ def _seconds(total_ns: int, steps: int) -> float:
 
 
 def _mean(
-    cells: Mapping[int, list[_Row]], numbers: range, wide: int, shift: int
+    cells: Mapping[int, StepBucket], numbers: range, wide: int, shift: int
 ) -> dict[str, list[Any]]:
     """The phases of a step, over all ranks."""
     names = ("first", "x", "ms", "steps", "step_s", "low_s", "high_s")
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    phases: dict[str, list[Any]] = {phase: [] for phase in MEASURED_PHASES}
+    found: dict[str, list[Any]] = {name: [] for name in (*names, *MEASURED_PHASES)}
     for number in numbers:
-        rows = cells.get(number, [])
-        steps = sum(row[_AT["steps"]] for row in rows)
-        first = min((row[_AT["first"]] for row in rows), default=number * wide)
-        until = max((row[_AT["until"]] for row in rows), default=number * wide)
-        found["first"].append(first + shift)
-        found["x"].append(until + shift)
-        last_ns = max((row[_AT["last_ns"]] for row in rows), default=None)
-        found["ms"].append(None if last_ns is None else last_ns // 1_000_000)
-        found["steps"].append(steps)
-
-        def per_step(column: str, rows: list[Any] = rows, steps: int = steps) -> float | None:
-            return _seconds(sum(row[_AT[column]] for row in rows), steps) if steps else None
-
-        found["step_s"].append(per_step("took_ns"))
-        for name, choose in (("low", min), ("high", max)):
-            ends_ns = [row[_AT[f"{name}_ns"]] for row in rows]
-            found[f"{name}_s"].append(choose(ends_ns) / 1e9 if ends_ns else None)
-        for phase, into in phases.items():
-            into.append(per_step(f"{phase}_ns"))
-    return {**found, **phases}
+        cell = cells.get(number)
+        at = number * wide + shift
+        row: list[Any] = [at, at, None, 0, *[None] * (3 + len(MEASURED_PHASES))]
+        if cell is not None:
+            row = [cell.first + shift, cell.until + shift, cell.last_ns // 1_000_000, cell.steps]
+            row += [_seconds(cell.took_ns, cell.steps), cell.low_ns / 1e9, cell.high_ns / 1e9]
+            row += [_seconds(ns, cell.steps) for ns in cell.phases_ns.values()]
+        for column, value in zip(found.values(), row, strict=True):
+            column.append(value)
+    return found
