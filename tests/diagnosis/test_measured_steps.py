@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+import make
 from make import is_measured, step_facts
 from otel_ddp.diagnosis.death.cause import EndedProcess, how_it_ended
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame
 from otel_ddp.diagnosis.step_facts import DeviceSteps, StepFacts, facts_of
-from otel_ddp.diagnosis.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Verdict
 from otel_ddp.vocabulary.words import PHASES
@@ -111,11 +112,9 @@ def test_what_bounds_a_run_is_told_from_its_measured_steps() -> None:
 # -- facts
 
 
-def step_of(number: int, *phases: str, began_ns: int = NOW, **more: Any) -> Step:
+def step_of(number: int, *phases: str, **more: Any) -> Step:
     """Of 10 ms each."""
-    parts = Parts(began_ns, bytes([PHASES[word] for word in phases]), [10 * MS] * len(phases))
-    ended_ns = began_ns + 10 * MS * len(phases)
-    return Step(number, began_ns, ended_ns, parts, (), 0.0, False, 0)._replace(**more)
+    return make.step_of(number, NOW, [(PHASES[word], 10 * MS) for word in phases], **more)
 
 
 def facts(*steps: Step) -> list[StepFacts]:

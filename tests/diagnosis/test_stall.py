@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from make import labels_of
+from make import labels_of, step_of
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import find_culprits
@@ -20,7 +20,6 @@ from otel_ddp.diagnosis.stall.evidence import (
     Position,
     Suspect,
 )
-from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import PHASES, STALL_REASONS
 
@@ -94,14 +93,10 @@ class Job:
         later_s: float = 0.0,
     ) -> None:
         """Rank 0 has made such steps; the longest stretch of each phase in them."""
-        longest_ns = longest_ns or {}
-        parts = Parts(
-            began_ns, bytes(PHASES[word] for word in longest_ns), list(longest_ns.values())
+        parts = step_of(
+            1, began_ns, [(PHASES[word], ns) for word, ns in (longest_ns or {}).items()]
         )
-        steps = [
-            Step(1, began_ns, began_ns + round(each * SECOND), parts, (), 0.0, False, 0, 0)
-            for each in steps_s
-        ]
+        steps = [parts._replace(ended_ns=began_ns + round(each * SECOND)) for each in steps_s]
         seen = Observation(self.now_ns + round(later_s * SECOND), steps)
         self.stalls.feed(RankState(labels_of(0)), seen)
 
