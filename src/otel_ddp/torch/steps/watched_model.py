@@ -51,7 +51,7 @@ class WatchedModel:
         """Whether it trains in evaluation mode, as a model does that keeps its statistics."""
         self.counted = True
         """Whether the batch of its last forward may be the step's."""
-        # Forward and backward, for a token, or for a sample where there are no tokens.
+        # Forward and backward, for a token, or for a sample if the user passes that.
         self.flops_per_unit: float | None = None
         """None as long as it is not known, 0 where it never will be."""
         self.by_samples = False
@@ -69,7 +69,7 @@ class WatchedModel:
     @property
     def flops(self) -> float:
         """Of the last forward and its backward; 0 where they are not known."""
-        units = self.samples if self.by_samples else self.tokens or self.samples
+        units = self.samples if self.by_samples else self.tokens
         return (self.flops_per_unit or 0.0) * units
 
 
