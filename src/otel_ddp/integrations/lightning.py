@@ -203,20 +203,6 @@ class _AddedCallback(OtelDdpCallback):
 
     _instrument = staticmethod(for_frameworks.instrument)
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lightning's first call. By then the program may have added its own."""
-        if not self._gave_way(trainer):
-            super().setup(trainer, pl_module, stage)
-
-    @errors.contained(default=True)
-    def _gave_way(self, trainer: Any) -> bool:
-        others = [each for each in trainer.callbacks if each is not self]
-        if not _is_there(others):
-            return False
-        # A new list: Lightning is going through the old one.
-        trainer.callbacks = others
-        return True
-
 
 def add_to_every_trainer() -> None:
     """From here on each Trainer and each Fabric has ours, unless the program gives it one."""
