@@ -15,29 +15,20 @@ from otel_ddp.journal import place
 # By name: the module below this package, and what it does.
 COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
-    "compare": (
-        "compare",
-        "tell what differs between two runs, and fail a job if one is worse",
-    ),
+    "compare": ("compare", "tell what differs between two runs, and fail a job if one is worse"),
     "demo": ("demo.play", "train a small model with a fault, and show what was recorded"),
     "doctor": ("doctor", "check the installation, and suggest fixes"),
     "goodput": ("goodput", "tell what the time of a run went to, over all its attempts"),
     "mcp": ("mcp", "answer an assistant's questions on the runs of this node, over MCP"),
     "notify": ("notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),
     "open": ("open", "open the page of a run in the browser; without an agent, serve it"),
-    "profile": (
-        "profile",
-        "trace the same steps of a suspect and of a healthy rank",
-    ),
+    "profile": ("profile", "trace the same steps of a suspect and of a healthy rank"),
     "replay": ("replay", "send the data that offline runs have kept on disk"),
     "report": ("report", "write a run's report: one page for people, JSON for programs"),
     "run": ("run", "run a command, and measure every training below it"),
     "runs": ("runs", "list the runs that are kept on this node, the newest first"),
     "stacks": ("stacks", "show the Python stacks of ranks"),
-    "status": (
-        "status",
-        "show what runs on this node: what is wrong, who waits, GPUs",
-    ),
+    "status": ("status", "show what runs on this node: what is wrong, who waits, GPUs"),
     "top": ("top", "show the same live, until Ctrl-C: `otel-ddp status --watch`"),
 }
 

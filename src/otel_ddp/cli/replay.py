@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     # Not the trainings' setting, which may be offline: a replay sends.
     conf = settings.read(agent="auto")
     directories = {each.resolve(): each for each in options.directories}
-    spools = [spool for each in directories.values() for spool in _spools(each)]
+    spools = [spool for each in directories.values() for spool in find_spools(each)]
     # These packages take long to import.
     from otel_ddp.agent.export.otlp.transport import Transport
 
@@ -79,20 +79,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_spools(directory: Path) -> list[Requests]:
-    """The directory as a spool, or the offline spools in it. Raises OSError."""
+    """The directory as a spool, or the offline spools in it. Raises ConfigError."""
     folders = (directory, *sorted(directory.glob(f"{OFFLINE_PREFIX}*/")))
-    found = ([each for each in list_requests(folder) if each.lane in SIGNALS] for folder in folders)
-    return list(filter(None, found))
-
-
-def _spools(directory: Path) -> list[Requests]:
     try:
-        spools = find_spools(directory)
+        requests = [list_requests(folder) for folder in folders]
     except OSError as error:
         raise ConfigError(f"{directory} cannot be read: {error.strerror}.") from None
-    if not spools:
+    spools = [[each for each in found if each.lane in SIGNALS] for found in requests]
+    if not any(spools):
         raise ConfigError(f"{directory} holds no data of an offline run.")
-    return spools
+    return [each for each in spools if each]
 
 
 def merge_by_time(spools: Iterable[Requests]) -> list[Request]:
@@ -196,12 +192,9 @@ def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
             print("! an agent still adds to it: replay it again when the training has ended")
     if before := sum(map(len, spools)) - replay.left:
         print(f"{before} requests were sent before and are left out (--again sends them too)")
-    _warn_of_age(replay.oldest_s, time.time())
-
-
-def _warn_of_age(oldest_s: int, now_s: float) -> None:
-    hours = int((now_s - oldest_s) / 3600)
-    if oldest_s and now_s - oldest_s >= _OLD_S:
+    age_s = time.time() - replay.oldest_s
+    if replay.oldest_s and age_s >= _OLD_S:
+        hours = int(age_s / 3600)
         print(
             f"! The oldest value is {hours} h old. Prometheus refuses a value that is older than "
             "its newest one by more than out_of_order_time_window (2h in deploy/prometheus/"
