@@ -209,11 +209,10 @@ class Scenario:
         print(json.dumps(order), file=self._ranks.stdin, flush=True)
 
     def _heat(self) -> None:
-        """The late rank's GPU grows too hot and loses a row; others tell nonsense."""
+        """The late rank's GPU grows too hot and loses a row."""
         node, gpu = NODES[LATE_RANK // RANKS_PER_NODE], LATE_RANK % RANKS_PER_NODE
         for name in NODES:
             boards = self._healthy(name)
-            boards[-1].numbers["utilization.memory"] = 250
             if name == node:
                 ill = boards[gpu]
                 # hw_slowdown and hw_thermal.

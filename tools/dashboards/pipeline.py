@@ -161,9 +161,7 @@ def _now() -> list[Panel]:
 
 def _agents() -> list[Panel]:
     age = _agent("otel_ddp.source.age")
-    errors = _agent("otel_ddp.source.errors")
     oldest = f"topk($topn, max by (node, source) (max_over_time({age}[$__range] @ end())))"
-    failing = f"topk($topn, max by (node, source) (increase({errors}[$__range] @ end())) > 0)"
     beat = recorded("node:training_heartbeat_timestamp:max", WHOLE_RUNS)
     silent = f"bottomk($topn, max by (node) (last_over_time({beat}[$__range] @ end())))"
     there = f"on ({BY_NODE}) {recorded('node:training_state:min', WHOLE_RUNS)} < 2"
@@ -232,22 +230,7 @@ def _agents() -> list[Panel]:
             unit="short",
             minimum=0,
             levels=ABOVE_0_IS_ODD,
-            size=(8, 7),
-        ),
-        lines(
-            Text(
-                "Numbers that could not be read",
-                "How many a second, by node and source; they are left out, and never 0.",
-                "Steady: `otel-ddp doctor` on that node says what is refused.",
-            ),
-            over_time(
-                f"max by (node, source) (rate({errors}{_RATE})) and on (node, source) {failing}",
-                _SOURCE,
-            ),
-            unit="short",
-            minimum=0,
-            size=(8, 7),
-            nothing="all were read",
+            size=(12, 7),
         ),
         stat(
             Text(

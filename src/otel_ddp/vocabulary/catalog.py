@@ -562,9 +562,6 @@ OTEL_DDP_AGENT_CPU_TIME = _ourselves.counter("otel_ddp.agent.cpu.time", "s")(
 OTEL_DDP_SOURCE_AGE = _ourselves.gauge("otel_ddp.source.age", "s", "source")(
     "How long ago the agent last read this source of its node; it grows while a driver hangs."
 )
-OTEL_DDP_SOURCE_ERRORS = _ourselves.counter("otel_ddp.source.errors", "{error}", "source")(
-    "Numbers of this source that could not be read, or were impossible, and are left out."
-)
 OTEL_DDP_CAPABILITY = _ourselves.gauge("otel_ddp.capability", "", "what", "reason", labels="rank")(
     "1 for a measurement that this run has, 0 with the reason for one that it has not; see "
     "docs/training.md."

@@ -500,7 +500,6 @@ def test_a_question_that_a_board_does_not_support_is_asked_once_and_one_that_fai
     assert not [name for name, _ in polled.shown["0"] if name.startswith(("hw.energy", "hw.fan"))]
     assert polled.last.devices[0].users == (User(11, GIB),)
     assert (polled.last.remark, polled.last.version) == ("", "NVIDIA driver 550.54.14")
-    assert polled.gpus.errors == 4
     assert len(caplog.records) == 1
     assert "GPU: nvmlDeviceGetFanSpeed_v2 failed (" in caplog.text
     board.numbers |= {"energy_mj": 5, "fan.0": 30, "fan.1": 30}
@@ -520,7 +519,6 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
 
     assert ("hw.temperature", "core") not in polled.shown["0"]
     assert ("hw.temperature", "memory") in polled.shown["0"]
-    assert polled.gpus.errors == 2
     assert [each.getMessage() for each in caplog.records] == [
         "GPU 0 has impossible values of hw.temperature: they are left out."
     ]
@@ -615,4 +613,3 @@ def test_a_real_board_answers_in_our_units() -> None:
     assert expected <= {each.metric for each in found}
     limits = [each.value for each in found if each.metric is catalog.HW_GPU_MEMORY_LIMIT]
     assert min(limits) > GIB
-    assert gpus.errors == 0

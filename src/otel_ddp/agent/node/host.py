@@ -187,11 +187,6 @@ class Host:
         self._boot_ns = boot_ns()
         self._network = Network(self._files, proc, sys)
 
-    @property
-    def errors(self) -> int:
-        """How many files could not be read so far."""
-        return self._files.errors
-
     def read(self) -> list[Measurement]:
         online = self._cores() or 0
         node = self._files.read(self._meminfo, _node_memory) or {}

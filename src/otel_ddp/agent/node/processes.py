@@ -158,11 +158,6 @@ class ProcessReader:
         self.pids: Collection[int] = ()
         """All training processes; none of them counts as a worker of another one."""
 
-    @property
-    def errors(self) -> int:
-        """How many files could not be read so far."""
-        return self._files.errors
-
     def read(self) -> ProcessSample:
         """All measurements of each rank's process."""
         ranks, uses, missed = self.ranks, {}, []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from otel_ddp import errors
@@ -29,19 +28,16 @@ class Sampling:
         self._ledger = ledger
         self._node = node
         self._ranks: tuple[Rank, ...] = ()
-        self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
         self._processes = ProcessReader()
-        every: tuple[tuple[str, Any, float], ...] = (
-            ("gpu", Gpus(driver), _GPU_S),
-            ("host", Host(pids=self._rank_pids), _HOST_S),
-            ("process", self._processes, _PROCESS_S),
+        every: tuple[tuple[str, Callable[[], Any], float], ...] = (
+            ("gpu", Gpus(driver).read, _GPU_S),
+            ("host", Host(pids=self._rank_pids).read, _HOST_S),
+            ("process", self._processes.read, _PROCESS_S),
         )
         self._samplers = {
-            name: Sampler(name, source, every_s)
-            for name, source, every_s in every
-            if name in sources
+            name: Sampler(name, read, every_s) for name, read, every_s in every if name in sources
         }
         self._ownership = Ownership({}, [], [])
 
@@ -78,19 +74,14 @@ class Sampling:
             self._ledger.forget(series)
         self._shown = shown
         for sampler in self._samplers.values():
-            self._put_source_health(sampler, now_ns)
+            of_source = (("node", self._node), ("source", sampler.name))
+            self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, of_source, sampler.age_s(), now_ns)
 
     def cores(self) -> dict[Labels, float]:
         """For how long each rank has waited for a core, in each second of late."""
         sample, _ = self._fresh("process")
         uses = sample.uses.items() if sample else ()
         return {labels: use.core_wait for labels, use in uses if use.core_wait is not None}
-
-    def _put_source_health(self, sampler: Sampler, now_ns: int) -> None:
-        labels = (("node", self._node), ("source", sampler.name))
-        self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, labels, sampler.age_s(), now_ns)
-        metric, began_ns = catalog.OTEL_DDP_SOURCE_ERRORS, self._started_ns
-        self._ledger.put(metric, labels, float(sampler.errors()), now_ns, began_ns)
 
     def _labelled(self) -> Iterator[tuple[Labels, Measurement, int]]:
         node_labels = shared_labels([rank.labels for rank in self._ranks], self._node)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from otel_ddp import errors, files
 from otel_ddp.agent.kept_thread import KeptThread
@@ -51,10 +51,9 @@ T = TypeVar("T")
 
 
 class KernelFiles:
-    """The files of one source; `errors` counts those that could not be read."""
+    """The files of one source; the log says once which could not be read."""
 
     def __init__(self) -> None:
-        self.errors = 0
         self._said: set[str] = set()
 
     def read(self, path: str, parse: Callable[[str], T], place: str = "") -> T | None:
@@ -79,7 +78,6 @@ class KernelFiles:
             why = error.strerror or str(error)
         except (ValueError, LookupError) as error:
             why = f"it makes no sense ({error})"
-        self.errors += 1
         if place not in self._said:
             self._said.add(place)
             log.info("%s is left out: %s.", place, why)
@@ -92,17 +90,6 @@ def numbers(text: str) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
-class Source(Protocol):
-    """What a thread of its own reads."""
-
-    @property
-    def errors(self) -> int:
-        """How many numbers could not be read so far."""
-
-    def read(self) -> Any:
-        """All of it, at this moment."""
-
-
 class Sampler:
     """If a read never returns, as in a hung driver, only the age grows.
 
@@ -112,7 +99,7 @@ class Sampler:
     def __init__(
         self,
         name: str,
-        source: Source,
+        read: Callable[[], Any],
         every_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -120,8 +107,7 @@ class Sampler:
         stopping: threading.Event | None = None,
     ) -> None:
         self.name = name
-        self._failures = 0
-        self._source = source
+        self._read = read
         self._every_s = every_s
         self._clock = clock
         self._wall_ns = wall_ns
@@ -151,10 +137,6 @@ class Sampler:
         """Whether no reading has come to its end for too long."""
         return self._is_old(self._finished_at)
 
-    def errors(self) -> int:
-        """How many readings have failed, and how many numbers of the others."""
-        return self._failures + self._source.errors
-
     def age_s(self) -> float:
         """The time since the last reading that succeeded; before the first one, since the start."""
         return self._clock() - self._finished_at
@@ -174,8 +156,7 @@ class Sampler:
     def _read_once(self, began_at: float) -> None:
         taken_ns = self._wall_ns()
         try:
-            self._last = (self._source.read(), taken_ns, began_at)
+            self._last = (self._read(), taken_ns, began_at)
             self._finished_at = self._clock()
         except errors.ANY_ERROR:
-            self._failures += 1
             errors.record_failure(f"reading the {self.name}")

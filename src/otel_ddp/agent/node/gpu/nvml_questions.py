@@ -37,7 +37,7 @@ class Question(NamedTuple):
     name: str
     ask: Callable[[], Iterable[Measurement]]
     """Raises NotSupported or DeviceLost; any other error means that one attempt failed. An
-    impossible number is NaN: it is left out and counted."""
+    impossible number is NaN: it is left out."""
 
 
 # -- one device

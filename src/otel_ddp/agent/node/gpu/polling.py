@@ -66,8 +66,6 @@ class Gpus:
         # Empty while the driver is not open.
         self._version = ""
         self._remark = ""
-        self.errors = 0
-        """How many numbers could not be read or were impossible."""
         self._watched: list[_Watched] = []
         self._find_at_ns = 0
 
@@ -152,18 +150,16 @@ class Gpus:
             if not math.isnan(each.value):
                 yield each._replace(attributes=identity(device) + each.attributes)
                 continue
-            self.errors += 1
             sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
             errors.warn_once(f"gpu impossible {name}", "%s: they are left out.", sentence)
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
-        """The answer; None if this attempt failed, which is counted."""
+        """The answer; None if this attempt failed, which is logged."""
         try:
             return ask()
         except (NotSupported, DeviceLost):
             raise
         except errors.ANY_ERROR as why:
-            self.errors += 1
             text = "GPU: %s failed (%s: %s); it is tried again."
             errors.warn_once(f"gpu {what}", text, what, type(why).__name__, why)
             return None
