@@ -21,7 +21,8 @@ def properties(device: torch.device) -> Any:
 
 
 def test_each_board_once_also_where_torch_knows_no_uuid() -> None:
-    assert gpu_facts([CPU, SECOND, FIRST, SECOND], properties) == {
+    # The agent reads no Intel GPU.
+    assert gpu_facts([CPU, SECOND, FIRST, SECOND, XPU], properties) == {
         "boards": [{"index": 0, "uuid": "8932f937-0"}, {"index": 1, "uuid": "8932f937-1"}]
     }
     assert gpu_facts([SECOND], lambda _: SimpleNamespace(name="GPU")) == {

@@ -27,7 +27,7 @@ def gpu_facts(
 
     Called when the model is on its devices: this starts none of them.
     """
-    found = sorted({each for each in devices if each.type in ("cuda", "xpu")}, key=str)[:_MOST_GPUS]
+    found = sorted({each for each in devices if each.type == "cuda"}, key=str)[:_MOST_GPUS]
     if not found:
         return {}
 
