@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,13 +21,11 @@ _LEVELS = ((4, "trace"), (8, "debug"), (12, "info"), (16, "warn"), (20, "error")
 _STREAM = re.compile(r"\s*\{(\w+)(=~?)(\"(?:[^\"\\]|\\.)*\")\}\s*")
 _FILTER = re.compile(r"\|\s*(\w+)\s*(=~?)\s*(\"(?:[^\"\\]|\\.)*\")\s*")
 _FORMAT = re.compile(r"\|\s*line_format\s+`([^`]*)`\s*")
-_COUNTED = re.compile(r"sum by \((\w+)\) \(count_over_time\((.*) \[\d+m?s\]\)\)", re.DOTALL)
 
 
 class Line(NamedTuple):
     """One record."""
 
-    time_ns: int
     text: str
     labels: dict[str, str]
 
@@ -52,7 +49,7 @@ def received(request: Any) -> Iterator[Line]:
                 labels = {name: value for name, value in found.items() if value}
                 if len(labels) > MOST_METADATA + len(_LABELS):
                     raise ValueError("structured metadata has too many entries")
-                yield Line(record.time_unix_nano, record.body.string_value, labels)
+                yield Line(record.body.string_value, labels)
 
 
 def _attributes(pairs: Any) -> dict[str, str]:
@@ -93,16 +90,3 @@ def _formatted(shape: str, line: Line) -> str:
     text = re.sub(r"\{\{if \.(\w+)\}\}(.*?)\{\{end\}\}", maybe, shape, flags=re.DOTALL)
     text = re.sub(r"\{\{\.(\w+)\}\}", lambda found: line.labels.get(found[1], ""), text)
     return text.replace("{{__line__}}", line.text)
-
-
-def answer(lines: list[Line], query: str) -> list[dict[str, Any]]:
-    """What /loki/api/v1/query_range answers with; a count is told of one moment."""
-    counted = _COUNTED.fullmatch(query)
-    if counted is None:
-        return [
-            {"stream": line.labels, "values": [[str(line.time_ns), line.text]]}
-            for line in chosen(lines, query)
-        ]
-    label, of = counted.groups()
-    counts = Counter(line.labels.get(label, "") for line in chosen(lines, of))
-    return [{"metric": {label: value}, "values": [[0, str(n)]]} for value, n in counts.items()]

@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tools.dashboards.queries import Board, boards
@@ -20,11 +20,10 @@ from tools.stack.server import free_port
 from node import Node, finished, until
 from otlp_receiver import Receiver
 from stack.asked import ALL, as_written
-from stack.loki_standin import answer, received
+from stack.loki_standin import Line, chosen, received
 from stack.servers import CONFIGURATIONS, Collector
 
 RUN: Board = next(board for board in boards() if board.title == "Run")
-LINES, BARS = "logs", "timeseries"
 
 # Rank 0 saves and waits for its order; rank 3 fails.
 CODE = """
@@ -44,25 +43,20 @@ else:
 """
 
 
-class Line(NamedTuple):
-    text: str
-    labels: dict[str, str]
-
-
 class Standin(NamedTuple):
     """Where no Loki was built: the records as the collector sends them."""
 
     receiver: Receiver
 
-    def ask(self, query: str) -> list[dict[str, Any]]:
+    def ask(self, query: str) -> list[Line]:
         sent = [each.message for each in self.receiver.requests if each.signal == "logs"]
-        return answer([line for each in sent for line in received(each)], query)
+        return chosen([line for each in sent for line in received(each)], query)
 
 
 class Loki(NamedTuple):
     url: str
 
-    def ask(self, query: str) -> list[dict[str, Any]]:
+    def ask(self, query: str) -> list[Line]:
         start_s = time.time() - 600
         words = {
             "query": query,
@@ -72,7 +66,8 @@ class Loki(NamedTuple):
         url = f"{self.url}/loki/api/v1/query_range?{urllib.parse.urlencode(words)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as told:
-                return list(json.load(told)["data"]["result"])
+                found = json.load(told)["data"]["result"]
+                return [Line(text, e["stream"]) for e in found for _, text in e["values"]]
         except urllib.error.HTTPError as refused:
             with refused:
                 raise AssertionError(refused.read().decode(errors="replace")) from None
@@ -123,24 +118,18 @@ def store(
         yield found
 
 
-def expression(panel_type: str, rank: str, severity: str) -> str:
-    """The query of a panel, with these choices put in as Grafana does."""
-    query = next(each for each in RUN.log_questions if each.panel_type == panel_type).expr
+def asked(store: LogStore, rank: str = ALL, severity: str = "everything") -> list[Line]:
+    """The lines of the panel with these choices put in as Grafana does."""
+    query = next(each for each in RUN.log_questions if each.panel_type == "logs").expr
     for variable in RUN.variables:
         if variable.kind == "datasource":
             continue
-        chosen = {"run": '\\"r\\"', "rank": rank, "service": variable.query}.get(variable.name, ALL)
+        wanted = {"run": '\\"r\\"', "rank": rank, "service": variable.query}.get(variable.name, ALL)
         if variable.name == "severity":
-            chosen = next(each.value for each in variable.options if each.text == severity)
-        value = chosen if variable.name == "run" else as_written(variable, chosen)
+            wanted = next(each.value for each in variable.options if each.text == severity)
+        value = wanted if variable.name == "run" else as_written(variable, wanted)
         query = query.replace(f"${variable.name}", value)
-    return query.replace("$__auto", "600s")
-
-
-def asked(store: LogStore, rank: str = ALL, severity: str = "everything") -> list[Line]:
-    """The lines of the panel with these choices."""
-    found = store.ask(expression(LINES, rank, severity))
-    return [Line(text, each["stream"]) for each in found for _, text in each["values"]]
+    return store.ask(query)
 
 
 def verdicts(store: LogStore) -> list[Line]:
@@ -180,15 +169,3 @@ def test_severity_narrows_what_is_shown(store: LogStore) -> None:
     said = [line for line in errors if "verdict" not in line.labels]
     assert texts(said) == ["rank 3 step 7 ValueError: of rank 3"]
     assert [line.labels["verdict"] for line in errors if line not in said] == ["death"]
-
-
-def test_the_bars_count_lines_by_severity(store: LogStore) -> None:
-    found = store.ask(expression(BARS, ALL, "info and above"))
-
-    counts = {
-        each["metric"]["detected_level"]: max(int(count) for _, count in each["values"])
-        for each in found
-    }
-    assert counts["fatal"] == 1
-    assert counts["warn"] >= 1
-    assert counts["info"] >= 1

@@ -121,20 +121,14 @@ class Training:
 
     def _last(self, rank: int) -> Known:
         """Before the first step there is nothing: then step 0 of no time."""
-        # Asked again and again while the ranks need the cores: never the whole file.
-        lines = self._lines(rank, most_bytes=1000)
+        lines = self._lines(rank)
         return Known(*json.loads(lines[-1])) if lines else Known("", 0.0, 0, 0, 0)
 
-    def _lines(self, rank: int, most_bytes: int = 0) -> list[str]:
-        """The whole lines of a rank's file, or of the end of it."""
+    def _lines(self, rank: int) -> list[str]:
+        """The whole lines of a rank's file."""
         path = self._folder / f"{rank}.jsonl"
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            if most_bytes:
-                file.seek(max(0, path.stat().st_size - most_bytes))
-            lines = file.read().decode().splitlines(keepends=True)
-        return [line for line in lines if line.startswith("[") and line.endswith("\n")]
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [line for line in lines if line.endswith("\n")]
 
     def steps(self) -> int:
         """How many steps the slowest rank has made."""

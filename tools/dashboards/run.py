@@ -658,20 +658,6 @@ def _ranks() -> list[Panel]:
             over_time(f"max by (node, rank) ({value})", whose),
             unit="short",
         ),
-        lines(
-            Text(
-                "Garbage collection by rank",
-                "Share of time for which Python's garbage collector held up the rank.",
-                "Above one in a hundred: gc.freeze() after the set-up, or collect at a fixed step.",
-            ),
-            over_time(
-                f"max by (node, rank) (rate({metric('training.gc.time', RANKS_OF_RUN)}{_RATE}))",
-                whose,
-            ),
-            unit="percentunit",
-            minimum=0,
-            sort=("Max", True),
-        ),
     ]
 
 
