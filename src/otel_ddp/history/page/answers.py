@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import files
 from otel_ddp.history import beside
 from otel_ddp.history.page import columns, runs, static_files
-from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused, as_json
+from otel_ddp.history.page.exchange import Question, as_json
 from otel_ddp.history.waits import waits
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 
 _MOST_EVENTS, _MOST_PROFILES = 500, 20
-# The agent holds it in memory while it is sent.
-_LARGEST_TRACE = 32 * 1024 * 1024
 # In a saved page: pictures, the points of all lines in one, and the characters of a post-mortem.
 _SAVED_NAMES, _SAVED_POINTS, _SAVED_TEXT = 60, 8192, 256 * 1024
 _SAVED_COLUMNS, _FEWEST_COLUMNS = 512, 32
@@ -75,26 +71,6 @@ BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
     "postmortems": lambda run, at: beside.postmortems(at.postmortems, run.group, run.name),
     "profiles": lambda run, at: beside.profiles(run.group, run.name, at.profiles)[:_MOST_PROFILES],
 }
-
-
-def trace(run: WholeRun, question: Question, at: Beside) -> Answer:
-    """One of the files that `profiles` names."""
-    wanted, content = question.text("path"), b""
-    of_run = beside.profiles(run.group, run.name, at.profiles)
-    if any(wanted in each["traces"] for each in of_run):
-        # It may have gone, or be no plain file.
-        with contextlib.suppress(OSError):
-            content = files.read(wanted, _LARGEST_TRACE + 1)
-    if not content:
-        raise Refused(404, f"there is no trace {wanted[:200]!r}")
-    if len(content) > _LARGEST_TRACE:
-        raise Refused(413, f"the trace is larger than this page sends: copy {wanted}")
-    headers = {
-        "Content-Type": PACKED,
-        "Content-Disposition": f'attachment; filename="{Path(wanted).name}"',
-        "Cache-Control": "no-store",
-    }
-    return Answer(200, headers, content)
 
 
 # -- saved in one file

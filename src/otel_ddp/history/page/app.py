@@ -15,7 +15,6 @@ from otel_ddp.history import beside, changes, compare
 from otel_ddp.history.newest_attempt import is_silent
 from otel_ddp.history.page import answers, guard, runs, static_files
 from otel_ddp.history.page.exchange import (
-    PACKED,
     Answer,
     Question,
     Refused,
@@ -93,8 +92,8 @@ class App:
         began_s = time.thread_time()
         status, headers, body = self._answer(question)
         extra = {}
-        packs = headers.get("Content-Type") != PACKED and len(body) > _PACKED_FROM
-        if packs and "gzip" in question.headers.get("accept-encoding", ""):
+        takes = "gzip" in question.headers.get("accept-encoding", "")
+        if takes and len(body) > _PACKED_FROM:
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
         # The page asks less often where its answers are dear.
@@ -141,8 +140,6 @@ class App:
     def _of_run(self, name: str, question: Question) -> Answer:
         at = answers.Beside(self._folders(), self._profiles)
         with self._runs.opened(question.group, question.text("run")) as run:
-            if name == "trace":
-                return answers.trace(run, question, at)
             if name == "run":
                 found = runs.head(run, self._now_known())
             elif name == "ranks":

@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
-PACKED = "application/gzip"
 # A spreadsheet takes a cell that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

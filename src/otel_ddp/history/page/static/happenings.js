@@ -1,10 +1,9 @@
 // What happened in a run: verdicts, post-mortems, profiles and events.
 
-import { address, ask } from "./api.js";
+import { ask } from "./api.js";
 import { choose, chosen } from "./address.js";
 import { el, fill, labelled, number, table } from "./dom.js";
 import { seconds, time } from "./shown.js";
-import { isSaved } from "./saved.js";
 import { said, subject, title } from "./verdicts.js";
 
 export class Verdicts {
@@ -66,11 +65,9 @@ export class Profiles {
   }
 
   one({ asked_ns, why, traces }) {
-    const link = (path) => el("a", { href: address("trace", { ...this.run.key(), path }), download: path.split("/").pop() }, path);
-    const links = traces.map((path) => el("li", {}, isSaved ? el("code", {}, path) : link(path)));
     return el(
       "div", {}, el("h3", {}, `${time(asked_ns)}: ${why}`),
-      el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing:"), el("ul", {}, links),
+      el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing:"), el("ul", {}, traces.map((path) => el("li", {}, el("code", {}, path)))),
     );
   }
 }
