@@ -89,12 +89,22 @@ def test_a_run_of_another_node_is_opened_by_its_name_and_asks_for_no_token(tmp_p
     }
 
 
-def test_a_port_that_is_taken_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_is_taken_gives_the_next_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        assert main(["open", "--port", str(port), str(tmp_path)]) == 2
+        with opened("--port", str(port), str(tmp_path)) as (address, _):
+            served = int(address.rstrip("/").rpartition(":")[2])
 
-    assert f"Port {port} cannot be used: another program has it" in capsys.readouterr().err
+    assert served not in (0, port)
+
+
+def test_a_run_that_is_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(tmp_path))
+    write_history(tmp_path, "r", group="g", ranks=1, steps=5)
+
+    assert main(["open", "other"]) == 2
+
+    assert "it has r." in capsys.readouterr().err

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 
 from otel_ddp import settings
@@ -19,8 +18,7 @@ from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Answer
 from otel_ddp.identity import addresses
-from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import survey, told_by_agent
+from otel_ddp.journal.survey import told_by_agent
 
 _HOST = "127.0.0.1"
 
@@ -37,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=int,
         default=0,
-        help="without an agent, the port to serve the page on (default: any free one)",
+        help="without an agent: the port of the page, or the next free one (default: any)",
     )
     add_directory_option(parser)
 
@@ -45,27 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _, places, _ = find_places(options.dir)
     served = {place: base for place in places if (base := addresses.page(place))}
-    if served and not options.what:
-        _open(_newest(served))
+    try:
+        folder, group, name = _kept(options.what)
+    except NotFound:
+        if options.what or not served:
+            raise
+        # An agent that keeps no history shows what runs.
+        _open(f"{next(iter(served.values()))}/now")
         return 0
-    folder, group, name = _kept(options.what)
     for place, base in served.items():
         if told_by_agent(place).agent.get("history", {}).get("directory") == str(folder):
             _open(addresses.page_of_run(base, name, group))
             return 0
     return _serve(folder, group, name, options.port)
-
-
-def _newest(served: Mapping[Place, str]) -> str:
-    """Of the runs that agents watch; of an agent that watches none, its list."""
-    found = [
-        (each.started_ns, addresses.page_of_run(base, each.run, each.group))
-        for place, base in served.items()
-        for each in survey([place]).processes
-        if each.run
-    ]
-    _, address = max(found, default=(0, f"{next(iter(served.values()))}/"))
-    return address
 
 
 def _kept(words: str) -> tuple[Path, str, str]:
@@ -105,11 +95,6 @@ def _serve(folder: Path, group: str, name: str, port: int) -> int:
     except (OSError, OverflowError) as error:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:
-        if port not in (0, server.server_port):
-            raise ConfigError(
-                f"Port {port} cannot be used: another program has it, or it is reserved. "
-                "Choose another one, or leave --port out."
-            )
         print(f"This command serves {folder}, as no agent does. Ctrl-C ends it.", file=sys.stderr)
         # A browser in the terminal holds the command until it is closed.
         serving = threading.Thread(target=server.serve_forever, daemon=True)

@@ -29,10 +29,10 @@ def served() -> tuple[str, str]:
     """The page, which asks where it came from; and its content security policy."""
     number = secrets.token_urlsafe(16)
     policy = f"{_POLICY.format(number)}; connect-src 'self'; frame-ancestors 'none'"
-    return _page(_FOLDER).replace(_NUMBER, number), policy
+    return _page().replace(_NUMBER, number), policy
 
 
-def saved(answers: bytes, folder: Path = _FOLDER) -> str:
+def saved(answers: bytes) -> str:
     """The page with these answers inside: packed JSON, as saved.js reads it.
 
     Nothing of a run stands in it as text.
@@ -43,25 +43,25 @@ def saved(answers: bytes, folder: Path = _FOLDER) -> str:
         f'<script type="application/gzip" id="answers">{base64.b64encode(answers).decode()}'
         "</script>\n"
     )
-    page = _page(folder).replace(_NUMBER, number)
+    page = _page().replace(_NUMBER, number)
     return page.replace("<title>", f"{own}<title>", 1)
 
 
 @cache
-def _page(folder: Path) -> str:
+def _page() -> str:
     """With a mark where each file has a number of its own."""
     modules = {
         f"page/{path.name}": f"data:text/javascript,{quote(_module(path), safe=_AS_IT_IS)}"
-        for path in sorted(folder.glob("*.js"))
+        for path in sorted(_FOLDER.glob("*.js"))
         if path.name != _PLOTS
     }
     parts = (
-        f"<style>{(folder / 'style.css').read_text()}</style>",
-        f'<script nonce="{_NUMBER}">{(folder / _PLOTS).read_text()}</script>',
+        f"<style>{(_FOLDER / 'style.css').read_text()}</style>",
+        f'<script nonce="{_NUMBER}">{(_FOLDER / _PLOTS).read_text()}</script>',
         f'<script nonce="{_NUMBER}" type="importmap">{json.dumps({"imports": modules})}</script>',
         f'<script nonce="{_NUMBER}" type="module">import "page/main.js";</script>',
     )
-    index = (folder / "index.html").read_text()
+    index = (_FOLDER / "index.html").read_text()
     return index.replace("</head>", "\n".join((*parts, "</head>")), 1)
 
 
