@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
 
 def find_spools(directory: Path) -> list[Requests]:
     """The directory as a spool, or the offline spools in it. Raises ConfigError."""
-    folders = (directory, *sorted(directory.glob(f"{OFFLINE_PREFIX}*/")))
     try:
+        folders = (directory, *sorted(directory.glob(f"{OFFLINE_PREFIX}*/")))
         requests = [list_requests(folder) for folder in folders]
     except OSError as error:
         raise ConfigError(f"{directory} cannot be read: {error.strerror}.") from None
