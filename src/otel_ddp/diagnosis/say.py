@@ -16,6 +16,8 @@ _PHASES_IN_WORDS = {
     "other": "the time between the phases",
     GARBAGE: "garbage collection",
 }
+# What a stall may follow.
+_EVENTS = {"eval": "evaluation", "checkpoint": "checkpoint", "compile": "compilation"}
 
 
 # Both the bound of all ranks and the verdict on one give it.
@@ -128,8 +130,10 @@ def rounded(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def recurs(evidence: Mapping[str, Any]) -> str:
-    """How often a rank stalls."""
-    return f"about every {evidence['recurs_every']:.0f} steps"
+    """How often a rank stalls, and after what."""
+    often = f"about every {evidence['recurs_every']:.0f} steps"
+    event = _EVENTS.get(evidence.get("recurs_after", ""))
+    return f"after each {event}, {often}" if event else often
 
 
 def past_sentence(verdict: Verdict) -> str:

@@ -128,6 +128,8 @@ RECURS_LEAST_EVERY = 4.0
 # How alike the distances between so many last stalls must be, as standard deviation by mean. Of a
 # million pauses at random one has such distances before it.
 RECURS_REGULAR, RECURS_ALIKE = 7, 0.05
+# They follow an event if this share of them does: the machine adds stalls of its own.
+RECURS_FOLLOWS = 0.8
 # Where they are not, the rank has to stall by SIGMAS more than the typical other one. That takes 29
 # stalls where that one has none. The last so many count.
 RECURS_KEPT = 200

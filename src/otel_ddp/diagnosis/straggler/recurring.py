@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median, spread, without
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name, recurs
@@ -25,13 +26,30 @@ _ADVICE = {
 _USUAL_ADVICE = "Look at what this rank alone does so often."
 
 
+class _Event(NamedTuple):
+    """An evaluation, a checkpoint or a compilation."""
+
+    word: str = ""
+    times: int = 0
+    """How many of these there were so far."""
+    number: int = 0
+    """The step that it was in."""
+
+
+_NONE = _Event()
+
+
 class _Stall:
     """One step, or several that follow each other closely."""
 
-    def __init__(self, number: int, step_ns: float) -> None:
-        """*number*: of its first step. *step_ns*: what that would have taken without it."""
+    def __init__(self, number: int, step_ns: float, after: _Event) -> None:
+        """*number*: of its first step. *step_ns*: what that would have taken without it.
+
+        *after*: the event that it follows at once.
+        """
         self.number = self.last = number
         self.step_ns = step_ns
+        self.after = after
         self.ended_ns, self.excess_ns = 0, 0.0
         self.waited_ns = 0.0
         """How long the typical other rank waited in these steps, and in the one behind each."""
@@ -76,6 +94,8 @@ class RecurringStalls:
         self._usual_ns: dict[int, tuple[float, float]] = {}
         # By place of a rank and phase: those that may go on.
         self._open: dict[tuple[int, str], _Stall] = {}
+        self._event = _NONE
+        self._events = Counter[str]()
         self._changes: list[Change] = []
         self.lost_s: dict[Labels, float] = {}
         """What the other ranks of the job have waited in recurring stalls, by rank."""
@@ -87,6 +107,7 @@ class RecurringStalls:
         self._history = history
         self._usual_ns.clear()
         self._open.clear()
+        self._event = _NONE
         self._ranks = [_Rank(unit.labels) for unit in history.units]
 
     def feed(
@@ -107,11 +128,17 @@ class RecurringStalls:
             if rank.verdict is not None:
                 self._close_overdue(rank, rank.verdict.phase, number)
         for i, phase, excess_ns in self._stalls(facts, excesses_ns):
-            new = _Stall(number, facts[i].took_ns - excess_ns)
+            is_near = number <= self._event.number + limits.RECURS_APART
+            after = self._event if is_near else _NONE
+            new = _Stall(number, facts[i].took_ns - excess_ns, after)
             stall = self._open.setdefault((i, phase), new)
             if number != stall.last + 1:
                 stall.waited_ns += _waited_ns(i, facts)
             stall.add(number, facts[i].ended_ns, excess_ns)
+        if excesses_ns is None and (words := {word for each in facts for word in each.unusual_ns}):
+            word = min(words)
+            self._events[word] += 1
+            self._event = _Event(word, self._events[word], number)
 
     def _end_stalls(self, number: int, facts: Sequence[StepFacts], others: int) -> None:
         for (i, phase), stall in [*self._open.items()]:
@@ -180,7 +207,7 @@ class RecurringStalls:
         """One more stall."""
         stalls = rank.last(before.phase, limits.RECURS_SHOWN)
         goes_on = (
-            _varies(stalls) <= limits.RECURS_ALIKE_STILL
+            _is_regular(stalls, limits.RECURS_ALIKE_STILL)
             or self._sigmas(rank, before.phase) > limits.SIGMAS / 2
         )
         if not goes_on or _cost(stalls) < limits.RECURS_COST_STILL:
@@ -196,7 +223,7 @@ class RecurringStalls:
         """The last stalls, where these are no chance; else none."""
         stalls = rank.last(phase)
         regular = stalls[-limits.RECURS_REGULAR :]
-        if len(regular) == limits.RECURS_REGULAR and _varies(regular) <= limits.RECURS_ALIKE:
+        if len(regular) == limits.RECURS_REGULAR and _is_regular(regular, limits.RECURS_ALIKE):
             others_ns, _ = self._others(rank, phase, regular[0].number)
             own_ns, _ = _sums(regular[1:])
             if others_ns <= limits.RECURS_OF_OTHERS_REGULAR * own_ns:
@@ -284,12 +311,27 @@ def _every(stalls: Sequence[_Stall]) -> float:
     return (stalls[-1].number - stalls[0].number) / (len(stalls) - 1)
 
 
-def _varies(stalls: Sequence[_Stall]) -> float:
-    """The standard deviation of their distances, as a share of the mean; 1 where they are close."""
-    mean = _every(stalls)
-    if mean < limits.RECURS_LEAST_EVERY:
-        return 1.0
-    gaps = [later.number - earlier.number for earlier, later in pairwise(stalls)]
+def _is_regular(stalls: Sequence[_Stall], most: float) -> bool:
+    """Whether they come every so many steps, or after every so many of the same events."""
+    if _every(stalls) < limits.RECURS_LEAST_EVERY:
+        return False
+    word = _after(stalls)
+    times = [each.after.times for each in stalls if word and each.after.word == word]
+    return _varies([each.number for each in stalls]) <= most or (
+        bool(times) and _varies(times) <= most
+    )
+
+
+def _after(stalls: Sequence[_Stall]) -> str:
+    """The event that nearly all of them follow; empty if there is none."""
+    ((word, times),) = Counter(each.after.word for each in stalls).most_common(1)
+    return word if times >= limits.RECURS_FOLLOWS * len(stalls) else ""
+
+
+def _varies(places: Sequence[int]) -> float:
+    """The standard deviation of their distances, as a share of the mean."""
+    mean = (places[-1] - places[0]) / (len(places) - 1)
+    gaps = [later - earlier for earlier, later in pairwise(places)]
     return float((sum([(gap - mean) ** 2 for gap in gaps]) / len(gaps)) ** 0.5 / mean)
 
 
@@ -312,6 +354,8 @@ def _verdict(rank: _Rank, phase: str, stalls: Sequence[_Stall], others: int) -> 
         "lost_per_s": round(_cost(stalls) * others, 4),
         "lost_s": round(rank.lost_s, 3),
     }
+    if event := _after(stalls):
+        evidence["recurs_after"] = event
     longer = f" in {steps:.0f} steps" if steps > 1 else ""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     sentence = (
