@@ -292,6 +292,7 @@ def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -
 
     slowest = named(reader, "Ranks", "Slowest rank or node", run=(BASE.name,))
     assert slowest == {**late, "phase": "data", "who": f"rank {LATE_RANK} · "}
+    assert named(reader, "Run", "Cost most", run=(BASE.name,)) == late
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
     assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()
@@ -370,7 +371,7 @@ def test_a_run_that_ended_within_the_time_is_shown_as_it_ended(reader: Reader) -
 
 def test_a_run_is_not_measured_against_itself(reader: Reader) -> None:
     board = BOARDS["Run"]
-    (asked,) = (each for each in board.questions if each.panel == "Scaling efficiency")
+    asked = next(each for each in board.questions if each.panel == "Efficiency")
     itself = reader.opened(board, run=(BASE.name,), before=(BASE.name,))
     another = reader.opened(board, run=(HIGH.name,), before=(BASE.name,))
 

@@ -32,6 +32,7 @@ from tools.dashboards.names import mentioned
 from tools.dashboards.variables import LOKI, PROMETHEUS, TEMPO
 
 Panel = Builder[m.Panel]
+NUMBER_ALONE = c.BigValueTextMode.VALUE
 WITH_NAME, NAME_ALONE = c.BigValueTextMode.VALUE_AND_NAME, c.BigValueTextMode.NAME
 Transformation = tuple[str, Mapping[str, object]]
 
@@ -145,11 +146,14 @@ def stat(
     decimals: int | None = None,
     words: m.ValueMap | None = None,
     nothing: str = "–",
-    named: c.BigValueTextMode = c.BigValueTextMode.VALUE,
+    named: c.BigValueTextMode = NUMBER_ALONE,
     link: tuple[str, str] | None = None,
     size: tuple[int, int] = (6, 3),
 ) -> Panel:
-    """One number, with or instead of it the name of what has it; a link is from ranks alone."""
+    """One number, with or instead of it the name of what has it; a link is from ranks alone.
+
+    Behind one that is asked for over time is its course.
+    """
     panel = _valued(_dressed(stat_.Panel(), text, asked, size), unit, levels, decimals)
     panel = (
         panel.no_value(nothing)
@@ -160,6 +164,8 @@ def stat(
     )
     if words is not None:
         panel = panel.mappings([words])
+    if not asked[0].instant:
+        panel = panel.graph_mode(c.BigValueGraphMode.AREA).max_data_points(300)
     # Where no rank is named there are no labels, and the other board would be empty.
     return panel.override_by_regexp("rank .*", [_linked([link])]) if link else panel
 

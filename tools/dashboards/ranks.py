@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
+from tools.dashboards.first import WHOSE, first_row
 from tools.dashboards.links import of_row, of_series
 from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
@@ -21,7 +22,6 @@ from tools.dashboards.looks import (
 )
 from tools.dashboards.names import attributes, metric, recorded
 from tools.dashboards.panels import (
-    NAME_ALONE,
     WITH_NAME,
     Column,
     Panel,
@@ -35,13 +35,12 @@ from tools.dashboards.panels import (
     stat,
     states,
 )
-from tools.dashboards.roles import training_alone
+from tools.dashboards.roles import last, training_alone
 from tools.dashboards.selectors import (
     ALIVE_S,
     BY_RANK,
     NODES,
     RANKS_OF_RUN,
-    RULES_EVERY_S,
     RUN,
     WHOLE_RUN,
 )
@@ -49,8 +48,8 @@ from tools.dashboards.selectors import (
 QUESTION = "Which rank holds the others back, since when, and which one hangs?"
 
 _RATE = "[$__rate_interval]"
-LATE = "{{who}}{{node}} · {{phase}}"
-_WHOSE = "rank {{rank}} · {{node}}"
+# Rows of the tables.
+_LISTED = 25
 _WORK = recorded("rank:training_work:per_step2m", RANKS_OF_RUN)
 _WAIT = recorded("rank:training_wait:per_step2m", RANKS_OF_RUN)
 # The same ranks for all pictures, chosen once for the whole time, so that rows do not come and go.
@@ -62,7 +61,8 @@ def build() -> str:
         "Ranks",
         QUESTION,
         [
-            Row("Now", _now()),
+            first_row(),
+            Row("Who is there", _there()),
             Row("Who holds the others back", _late()),
             Row("Who hangs", _hanging()),
             Row("The process of each rank (as selected; dear for thousands)", _process(), True),
@@ -70,28 +70,15 @@ def build() -> str:
         variables=[
             v.datasource(),
             *v.of_run(),
+            v.name(RUN),
+            v.split(RUN),
             v.numbers("shown", "Ranks drawn", "Rows of the pictures.", 64, 16, 32, 128),
-            v.numbers("topn", "Ranks listed", "Rows of the tables.", 10, 5, 25, 50),
         ],
         annotations=marks(one_run=True),
     )
 
 
-def late(selector: str) -> str:
-    """Who holds the others back, in which phase, by what share of the step: ranks and nodes.
-
-    *selector*: of ranks.
-    """
-    ranks = recorded("rank:training_straggler:ratio", selector)
-    nodes = recorded("rank:training_straggler:ratio", WHOLE_RUN, 'rank=""')
-    return (
-        f'(label_replace(max by (node, rank, phase) ({ranks}), "who", "rank $1 · ", "rank", "(.+)")'
-        f" or max by (node, phase) ({nodes}))"
-    )
-
-
-def _now() -> list[Panel]:
-    lost = recorded("run:training_straggler_lost_time:rate2m", WHOLE_RUN)
+def _there() -> list[Panel]:
     world = metric("training.world.size", WHOLE_RUN)
     beat = f"time() - {metric('training.heartbeat.timestamp', WHOLE_RUN)} < {ALIVE_S}"
     finished = f"{metric('training.state', WHOLE_RUN)} == 2"
@@ -100,61 +87,7 @@ def _now() -> list[Panel]:
     together = f"{world} > 1 and on ({BY_RANK}) ({running})"
     compared = metric("training.compared.ranks", WHOLE_RUN)
     missing = recorded("rank:training_missing:age", WHOLE_RUN)
-    holding = recorded("rank:training_holds_up:last", RUN)
     return [
-        stat(
-            Text(
-                "Slowest rank or node",
-                "Who keeps the others waiting and in which phase, with what it needs longer as a "
-                "share of the step. Without a rank it is all of the node.",
-                "Its row in the first picture is red, and green in the second. Click for its node. "
-                "Of a run that has ended, the pictures say who it was.",
-            ),
-            now(f"topk(1, {late(RUN)})", LATE),
-            unit="percentunit",
-            levels=steps((0.05, WARN), (0.2, BAD)),
-            named=WITH_NAME,
-            nothing="nobody",
-            link=of_series("GPUs & nodes", "node"),
-            size=(4, 4),
-        ),
-        stat(
-            Text(
-                "Held up by",
-                "While the run stands still: who cannot go on, or has not come to where the others "
-                "wait.",
-                "Look at that rank: `otel-ddp stacks` on its node says in which line it is.",
-            ),
-            now(f"topk(1, max by (node, rank) ({holding})) * 0 + 1", _WHOSE),
-            # Where only names are shown, what is shown for nothing is not.
-            now(f"absent(max({holding})) * 0", "nobody"),
-            levels=ABOVE_0_IS_BAD,
-            named=NAME_ALONE,
-            link=of_series("GPUs & nodes", "node", "rank"),
-            size=(4, 4),
-        ),
-        stat(
-            Text(
-                "Late",
-                "How many ranks and nodes are found to hold the others back.",
-                "Nodes on one network switch: the switch.",
-            ),
-            now(f"count({late(RUN)}) or vector(0)"),
-            levels=ABOVE_0_IS_ODD,
-            size=(2, 4),
-        ),
-        stat(
-            Text(
-                "Stalled",
-                "Ranks without progress for longer than their limit.",
-                "See Who hangs: most of them wait, and one is waited for.",
-            ),
-            now(
-                f"count(max by (node, rank) ({metric('training.stalled', RUN)}) == 1) or vector(0)"
-            ),
-            levels=ABOVE_0_IS_BAD,
-            size=(2, 4),
-        ),
         stat(
             Text(
                 "Ranks",
@@ -165,7 +98,7 @@ def _now() -> list[Panel]:
             now(f"count(count by (rank) ({present})) or vector(0)", "report"),
             now(f"max({world})", "of"),
             named=WITH_NAME,
-            size=(3, 4),
+            size=(8, 3),
         ),
         stat(
             Text(
@@ -177,7 +110,7 @@ def _now() -> list[Panel]:
             ),
             now(f"clamp_min(max({together}) - (max({compared}) or vector(0)), 0) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
-            size=(3, 4),
+            size=(8, 3),
         ),
         stat(
             Text(
@@ -188,20 +121,7 @@ def _now() -> list[Panel]:
             ),
             now(f"count(count by (rank) ({missing})) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
-            size=(3, 4),
-        ),
-        stat(
-            Text(
-                "Lost hours",
-                "GPU-hours that all other ranks have waited for late ones within this time.",
-                "The table below says which rank cost how much.",
-            ),
-            now(f"sum(sum_over_time({lost}[$__range]) > 0) * {RULES_EVERY_S} / 3600"),
-            unit=HOURS,
-            decimals=2,
-            levels=steps((1, WARN), (24, BAD)),
-            nothing="none",
-            size=(3, 4),
+            size=(8, 3),
         ),
     ]
 
@@ -210,7 +130,7 @@ def _late() -> list[Panel]:
     median = recorded("run:training_work:median2m", WHOLE_RUN)
     step = recorded("run:training_step_time:median2m", WHOLE_RUN)
     named = metric("training.straggler", RANKS_OF_RUN, 'phase!=""')
-    cost = metric("training.straggler.lost_time", RUN)
+    cost = last(metric("training.straggler.lost_time", RUN))
     to_hardware = of_series("GPUs & nodes", "rank")
     unequal = metric("training.imbalance", RANKS_OF_RUN)
     recurring = metric("training.recurring_stall", RANKS_OF_RUN)
@@ -220,7 +140,7 @@ def _late() -> list[Panel]:
     def verdicts(found: str) -> str:
         return (
             f"max by (rank, phase) ({found}) and on (rank, phase)"
-            f" topk($topn, max by (rank, phase) (max_over_time({found}[$__range] @ end())))"
+            f" topk({_LISTED}, max by (rank, phase) (max_over_time({found}[$__range] @ end())))"
         )
 
     return [
@@ -290,10 +210,7 @@ def _late() -> list[Panel]:
                 "finds it.",
                 "What it is worth to move the rank to another machine.",
             ),
-            rows(
-                f"topk($topn, max by (node, rank) (last_over_time({cost}[$__range])) > 0) / 3600",
-                "lost",
-            ),
+            rows(f"topk({_LISTED}, max by (node, rank) ({cost}) > 0) / 3600", "lost"),
             columns=[
                 Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
                 Column("node"),
@@ -311,7 +228,7 @@ def _late() -> list[Panel]:
 
 def _worst() -> Panel:
     by = "node, rank, local_rank"
-    worst = f"topk($topn, max by ({by}) (last_over_time({_WORK}[$__range])))"
+    worst = f"topk({_LISTED}, max by ({by}) (last_over_time({_WORK}[$__range])))"
 
     def of_them(expr: str) -> str:
         return f"max by ({by}) (last_over_time({expr}[$__range])) and on ({by}) {worst}"
@@ -374,7 +291,7 @@ def _worst_nodes() -> Panel:
     """Those whose ranks work longest, with what slows down a whole node."""
     here = f'{WHOLE_RUN},node=~"$node"'
     work = recorded("node:training_work:median2m", here)
-    worst = f"topk($topn, max by (node) (last_over_time({work}[$__range])))"
+    worst = f"topk({_LISTED}, max by (node) (last_over_time({work}[$__range])))"
     of_others, step = (
         f"max(last_over_time({recorded(name, WHOLE_RUN)}[$__range]))"
         for name in ("run:training_work:median2m", "run:training_step_time:median2m")
@@ -441,12 +358,12 @@ def _hanging() -> list[Panel]:
     limit = metric("training.stall.timeout", RANKS_OF_RUN)
     reason = metric("training.stall.reason", RANKS_OF_RUN)
     # Of thousands, who holds them up need not be among those that have stood longest.
-    named = f"topk($topn, max by ({by}) ({holding}))"
+    named = f"topk({_LISTED}, max by ({by}) ({holding}))"
     there = f"max by ({by}) ({metric('training.state', RANKS_OF_RUN)}) < 2"
-    longest = f"({named} or bottomk($topn, max by ({by}) ({progress}) and on ({by}) ({there})))"
+    longest = f"({named} or bottomk({_LISTED}, max by ({by}) ({progress}) and on ({by}) ({there})))"
     held_up = f"max by (rank) (max_over_time({holding}[$__range] @ end()))"
     last = f"max by (rank) (last_over_time({progress}[$__range] @ end()))"
-    stood = f"(topk($topn, {held_up}) or bottomk($shown, {last}))"
+    stood = f"(topk({_LISTED}, {held_up}) or bottomk($shown, {last}))"
     group = "process_group"
 
     def behind(series: str) -> str:
@@ -519,7 +436,7 @@ def _in_order(ranks: str) -> str:
 def _process() -> list[Panel]:
     def each(title: str, expr: str, unit: str, meaning: str, action: str) -> Panel:
         panel = Text(title, meaning, action)
-        asked = over_time(expr, _WHOSE)
+        asked = over_time(expr, WHOSE)
         return lines(panel, asked, unit=unit, minimum=0, size=(8, 7), sort=("Max", True))
 
     def last(name: str) -> str:

@@ -6,21 +6,16 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.artifacts import artifacts
 from tools.dashboards.board import Row, board
-from tools.dashboards.links import of_series
+from tools.dashboards.first import first_row, step_time
 from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
     ABOVE_0_IS_ODD,
-    BAD,
     PHASE_COLOURS,
     SEVERITY_COLOURS,
-    STATE_WORDS,
-    WARN,
-    steps,
 )
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
     NAME_ALONE,
-    WITH_NAME,
     Column,
     Panel,
     Text,
@@ -37,8 +32,7 @@ from tools.dashboards.panels import (
     stat,
     traces,
 )
-from tools.dashboards.ranks import LATE, late
-from tools.dashboards.roles import IN_RANGE, last, training_alone
+from tools.dashboards.roles import last, training_alone
 from tools.dashboards.selectors import (
     ALERTS_OF_RUN,
     BY_RANK,
@@ -61,7 +55,7 @@ def build() -> str:
         "Run",
         QUESTION,
         [
-            Row("Now", _now()),
+            first_row(),
             Row("Overview", _overview()),
             Row("Learning", _learning()),
             Row("Speed, and where the time goes", _speed()),
@@ -78,12 +72,6 @@ def build() -> str:
             v.before(),
             v.name(RUN),
             v.split(RUN),
-            v.choice(
-                "smooth",
-                "Smoothing",
-                [(each, each) for each in ("1m", "5m", "30m", "2h")],
-                "Over how long the thick line of a value is averaged.",
-            ),
             v.traces(),
             v.logs(),
             v.service(),
@@ -91,109 +79,6 @@ def build() -> str:
         ],
         annotations=marks(one_run=True),
     )
-
-
-def _now() -> list[Panel]:
-    progress = training_alone(metric("training.progress.timestamp", RUN), WHOLE_RUN)
-    saved = metric("training.checkpoint.timestamp", RUN)
-    beat = metric("training.heartbeat.timestamp", RUN)
-    state = training_alone(metric("training.state", RUN), WHOLE_RUN)
-
-    def newest(name: str, *ranks: str) -> str:
-        """Of a run that has ended: what it was."""
-        told = metric(name, RUN, *ranks)
-        ended = training_alone(last(told), WHOLE_RUN, IN_RANGE)
-        return f"max({training_alone(told, WHOLE_RUN)}) or max({ended})"
-
-    return [
-        stat(
-            Text(
-                "State",
-                "The worst state of any rank of the training: killed and failed before finished, "
-                "running, starting.",
-                "Failed or killed: the row of errors below says what ended it, "
-                "Ranks says which rank went first.",
-            ),
-            now(newest("training.state")),
-            words=STATE_WORDS,
-            nothing="no such run in this time: is the Pipeline whole?",
-        ),
-        stat(
-            Text(
-                "Step",
-                "The last optimizer step that any rank finished.",
-                "Compare with where you expect it to be; it must grow.",
-            ),
-            now(newest("training.step", RANK_0)),
-            decimals=0,
-        ),
-        stat(
-            Text(
-                "$name",
-                "The last value that rank 0 logged under this name.",
-                "Choose another value above. Learning, below, shows where it is going.",
-            ),
-            now(f"avg(last_over_time({metric('training.scalar', RUN, LOGGED, RANK_0)}[$__range]))"),
-            unit="short",
-            nothing="not logged",
-        ),
-        stat(
-            Text(
-                "Step time",
-                "How long a step takes; it is the same on all ranks, as they wait for each other.",
-                "Longer than it was: see below which phase has grown.",
-            ),
-            over_time(_step_time()),
-            unit="s",
-        ),
-        stat(
-            Text(
-                "MFU",
-                "Share of what the devices could compute at best that the model's work amounts to.",
-                "Below a third on large models there is mostly something to be gained: "
-                "see where the time goes.",
-            ),
-            now(f"max({recorded('run:training_mfu:ratio2m', WHOLE_RUN)})"),
-            unit="percentunit",
-            nothing="peak not known",
-        ),
-        stat(
-            Text(
-                "Slowest rank or node",
-                "The rank or node that keeps the others waiting, with the phase; "
-                "the number is what it needs longer, as a share of the step.",
-                "Go to Ranks for since when, and to GPUs & nodes for its hardware. Of a run that "
-                "has ended, Ranks says who it was.",
-            ),
-            now(f"topk(1, {late(RUN)})", LATE),
-            unit="percentunit",
-            levels=steps((0.05, WARN), (0.2, BAD)),
-            named=WITH_NAME,
-            nothing="nobody",
-            link=of_series("Ranks", "node"),
-        ),
-        stat(
-            Text(
-                "No progress",
-                "Time since the last change of phase on any rank, while one is there.",
-                "Above a minute, unless it compiles or saves: Ranks says who hangs.",
-            ),
-            now(f"time() - max({progress}) and on () (min({state}) < 2)"),
-            unit="s",
-            nothing="ended",
-            levels=steps((60, WARN), (300, BAD)),
-        ),
-        stat(
-            Text(
-                "Work at risk",
-                "Time since the last checkpoint: what would be lost if the run died now.",
-                "Save more often where this is more than you would like to pay for again.",
-            ),
-            now(f"max({beat}) - max({saved})"),
-            unit="s",
-            nothing="no checkpoint",
-        ),
-    ]
 
 
 def _overview() -> list[Panel]:
@@ -240,7 +125,6 @@ def _overview() -> list[Panel]:
 
 
 def _learning() -> list[Panel]:
-    value = metric("training.scalar", RUN, LOGGED, RANK_0)
     any_split = 'name="$name"'
     y = metric("training.scalar", RUN, any_split, RANK_0)
     x = metric("training.scalar.step", RUN, any_split, RANK_0)
@@ -268,26 +152,13 @@ def _learning() -> list[Panel]:
         ),
         lines(
             Text(
-                "$name over time",
-                "Every value of rank 0, thin, and its mean over the smoothing time.",
-                "A jump at a mark came with what is marked. Not a number at all: "
-                "see the table of such values below.",
-            ),
-            over_time(f"avg({value})", "as logged"),
-            over_time(f"avg(avg_over_time({value}[$smooth]))", "mean of $smooth"),
-            faint="as logged",
-            size=(12, 9),
-            legend=("lastNotNull", "min"),
-        ),
-        lines(
-            Text(
                 "Learning rate",
                 "The learning rate of the first group of parameters.",
                 "Is it the schedule that you meant?",
             ),
             over_time(f"avg by (name) ({rate})", "{{name}}"),
             unit="short",
-            size=(8, 7),
+            size=(6, 9),
             legend=("lastNotNull",),
         ),
         lines(
@@ -300,7 +171,7 @@ def _learning() -> list[Panel]:
             unit="sci",
             decimals=2,
             log=True,
-            size=(8, 7),
+            size=(6, 9),
         ),
         listing(
             Text(
@@ -321,7 +192,7 @@ def _learning() -> list[Panel]:
                 Column("Value #n", "Values", decimals=0, levels=ABOVE_0_IS_BAD),
             ],
             sort=("Values", True),
-            size=(8, 7),
+            size=(8, 6),
         ),
         listing(
             Text(
@@ -340,7 +211,7 @@ def _learning() -> list[Panel]:
                 Column("Value #best", "Best", "short"),
                 Column("Value #step", "At step", decimals=0),
             ],
-            size=(24, 6),
+            size=(16, 6),
         ),
     ]
 
@@ -386,20 +257,7 @@ def _clock() -> Panel:
     )
 
 
-def _step_time() -> str:
-    """Of rank 0; all others take as long, as they wait for each other."""
-
-    def rate(part: str) -> str:
-        series = metric("training.step.duration", RUN, RANK_0, part=part)
-        return f"sum({training_alone(f'rate({series}{_RATE})', WHOLE_RUN)})"
-
-    # Not one by the rate of steps: where they end, that goes to infinity.
-    return f"{rate('sum')} / ({rate('count')} > 0)"
-
-
 def _speed() -> list[Panel]:
-    samples = metric("training.samples", RUN, RANK_0)
-    tokens = metric("training.tokens", RUN, RANK_0)
     return [
         lines(
             Text(
@@ -426,7 +284,7 @@ def _speed() -> list[Panel]:
                 "the median rank: a step without its waiting.",
                 "A gap between slowest and median is what balancing would gain.",
             ),
-            over_time(_step_time(), "step"),
+            over_time(step_time(), "step"),
             over_time(f"max({recorded('run:training_work:max2m', WHOLE_RUN)})", "slowest"),
             over_time(f"max({recorded('run:training_work:p99_2m', WHOLE_RUN)})", "99th percentile"),
             over_time(f"max({recorded('run:training_work:median2m', WHOLE_RUN)})", "median"),
@@ -436,30 +294,14 @@ def _speed() -> list[Panel]:
         ),
         lines(
             Text(
-                "Samples and tokens",
-                "How many a second: of the whole run where the rules record it, and of rank 0.",
-                "Falls while the step time does not: batches have become smaller.",
-            ),
-            over_time(
-                f"max({recorded('run:training_samples:rate2m', WHOLE_RUN)})", "samples, all ranks"
-            ),
-            over_time(
-                f"max({recorded('run:training_tokens:rate2m', WHOLE_RUN)})", "tokens, all ranks"
-            ),
-            over_time(f"max(rate({samples}{_RATE}))", "samples, rank 0"),
-            over_time(f"max(rate({tokens}{_RATE}))", "tokens, rank 0"),
-            unit="short",
-            log=True,
-        ),
-        lines(
-            Text(
-                "Scaling efficiency",
+                "Efficiency",
                 "Samples a second of a rank, beside what a rank of $before did in the median of "
-                "the last 30 days: 1 is no loss by scaling. Not drawn beside the run itself.",
+                "the last 30 days: 1 is no loss. MFU: of what the devices could compute at best.",
                 "Falls with more ranks: see who waits for whom, and whether gradients are "
-                "exchanged while backward runs.",
+                "exchanged while backward runs. MFU below a third: see where the time goes.",
             ),
             over_time(_scaling(), "beside $before"),
+            over_time(f"max({recorded('run:training_mfu:ratio2m', WHOLE_RUN)})", "MFU"),
             unit="percentunit",
             minimum=0,
             nothing="no samples known, or no other run to compare with: choose Before",
