@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CONTRACT = (ROOT / "docs" / "contract.md").read_text()
+CONTRACT = (ROOT / "docs" / "internals" / "contract.md").read_text()
 PARITY = (ROOT / "docs" / "internals" / "parity.md").read_text()
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`")
 

@@ -13,7 +13,7 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Labels
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "diagnosis.md"
 NOW_NS = 1_700_000_000_000_000_000
 
 
@@ -112,7 +112,7 @@ def soon(after: Sequence[float]) -> str:
 
 def main(tables: Mapping[str, Callable[[], Iterable[str]]]) -> None:
     """Print tables, by their names on the page, and put them there."""
-    parser = argparse.ArgumentParser(description="Makes tables of docs/diagnosis.md again.")
+    parser = argparse.ArgumentParser(description="Writes tables of docs/internals/diagnosis.md.")
     parser.add_argument("table", nargs="*", help=f"any of: {', '.join(tables)}; without, all")
     asked = parser.parse_args().table
     if unknown := {*asked} - tables.keys():

@@ -2,8 +2,8 @@
 
     python -m tools.device_cases
 
-prints the second table of docs/diagnosis.md and puts it there. What the hosts and the clocks of
-the devices write goes through the real reader and the real detectors, as the agent's does.
+prints the tables on devices and writes them into docs/internals/diagnosis.md. What the hosts and
+the clocks of the devices write goes through the real reader and detectors.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m tools.diagnosis_cases
 
-prints the tables of docs/diagnosis.md and puts them there. The steps are simulated: each rank needs
-its time, and what it waits for others follows. They go through the real detector as the agent's.
+prints the tables on hosts and writes them into docs/internals/diagnosis.md. The work of each rank
+is simulated, and its waiting follows. The steps go through the real detector.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m tools.parallel_cases
 
-prints a table of docs/diagnosis.md and puts it there. Each rank has a program of work and of calls
-to process groups; who waits for whom follows, and the detector has to find it out again.
+prints the table on groups and writes it into docs/internals/diagnosis.md. Each rank has a program
+of work and of calls to process groups; who waits for whom follows, and the detector has to find it
+out again.
 """
 
 from __future__ import annotations

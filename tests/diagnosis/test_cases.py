@@ -1,4 +1,4 @@
-"""The promises of docs/diagnosis.md, on a part of the simulated runs behind its table."""
+"""What docs/internals/diagnosis.md promises, on a part of the simulated runs of its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of docs/diagnosis.md by the device's clock, on a part of the simulated runs."""
+"""What docs/internals/diagnosis.md promises by the device's clock, on a part of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of docs/diagnosis.md for each way of being parallel, on a part of its table."""
+"""What docs/internals/diagnosis.md promises for each way of being parallel, on a part."""
 
 from __future__ import annotations
 

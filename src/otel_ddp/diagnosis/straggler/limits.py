@@ -1,7 +1,7 @@
 """All limits of the detector of late ranks.
 
 Those of the rule are chosen, for the reasons that stand beside them. Those of phases, hosts and
-recurring stalls are fitted to recorded trainings: docs/diagnosis.md has the tables, and
+recurring stalls are fitted to recorded trainings: docs/internals/diagnosis.md has the tables, and
 `tools/diagnosis_cases.py` and `tools/device_cases.py` make them. Run both after a change.
 """
 
