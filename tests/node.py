@@ -26,6 +26,7 @@ from make import process_of
 from otel_ddp.cli.picture import picture
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import table
+from otel_ddp.journal.reader import CannotOpen
 from otel_ddp.journal.survey import Survey, survey, told_by_agent
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
@@ -190,7 +191,11 @@ class Node:
         """What the agent knows, and journals tell at this moment."""
         told = survey([self.place]).processes
         ended = [each for each in told if each.ended]
-        read = [process_of(path) for path in self.place.journals()]
+        read = []
+        for path in self.place.journals():
+            # The agent may delete one meanwhile.
+            with suppress(CannotOpen):
+                read.append(process_of(path))
         return [each.to_json() for each in table(ended, read, told)]
 
     def shown(self) -> str:
