@@ -191,6 +191,14 @@ def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> 
     ]
 
 
+@pytest.mark.parametrize("board", ["run", "ranks"])
+def test_menus_that_stand_beside_each_other_fit_one_line(board: str) -> None:
+    in_line = [each["name"] for each in _variables(BOARDS[board]) if not each.get("hide")]
+
+    mission = ["group", "job_type", "run", "node", "rank", "local_rank"]
+    assert in_line == [*mission, "name", "split"]
+
+
 def test_the_boards_of_one_run_begin_with_the_same_row() -> None:
     def first_row(board: Told) -> list[Told]:
         (row, *_), *_ = shown = [(row["id"], panel) for row, panel in panels(board)]

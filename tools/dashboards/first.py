@@ -35,7 +35,6 @@ def first_row() -> Row:
 def _who() -> list[Panel]:
     holding = recorded("rank:training_holds_up:last", RUN)
     cost = last(metric("training.straggler.lost_time", RUN))
-    late = _late()
 
     def newest(name: str, *ranks: str) -> str:
         """Of a run that has ended: what it was."""
@@ -51,7 +50,7 @@ def _who() -> list[Panel]:
                 "share of the step. Without a rank it is all of the node.",
                 "Click for its node. Of a run that has ended, Cost most says who it was.",
             ),
-            now(f"topk(1, {late})", "{{who}}{{node}} · {{phase}}"),
+            now(f"topk(1, {_late()})", "{{who}}{{node}} · {{phase}}"),
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,

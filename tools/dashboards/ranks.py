@@ -72,7 +72,7 @@ def build() -> str:
             *v.of_run(),
             v.name(RUN),
             v.split(RUN),
-            v.numbers("shown", "Ranks drawn", "Rows of the pictures.", 64, 16, 32, 128),
+            v.numbers("shown", "Ranks drawn", "Rows of pictures.", 64, 16, 32, 128).hide(v.IN_MENU),
         ],
         annotations=marks(one_run=True),
     )

@@ -28,6 +28,8 @@ PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
 LOKI = DataSourceRef(type_val="loki", uid="${logs}")
 
+# Chosen seldom: what is chosen often stands in one line. Older Grafana shows them there as well.
+IN_MENU = VariableHide.IN_CONTROLS_MENU
 _ALL = VariableOption(text=["All"], value=["$__all"])
 _KINDS = {"label_names": 0, "label_values": 1, "query_result": 3}
 _AS_IS, _NUMERICAL, _NATURAL = (
@@ -38,21 +40,21 @@ _AS_IS, _NUMERICAL, _NATURAL = (
 
 
 def datasource() -> build.DatasourceVariable:
-    return build.DatasourceVariable("datasource").type("prometheus").label("Data source")
+    return build.DatasourceVariable("datasource").type("prometheus").label("Metrics").hide(IN_MENU)
 
 
 def traces() -> build.DatasourceVariable:
-    return build.DatasourceVariable("traces").type("tempo").label("Traces")
+    return build.DatasourceVariable("traces").type("tempo").label("Traces").hide(IN_MENU)
 
 
 def logs() -> build.DatasourceVariable:
-    return build.DatasourceVariable("logs").type("loki").label("Logs")
+    return build.DatasourceVariable("logs").type("loki").label("Logs").hide(IN_MENU)
 
 
 def service() -> build.TextBoxVariable:
     # A store that many programs share is searched faster by service.
     description = "In Loki: a pattern for `service_name`; `.+` searches all of them."
-    return text("service", "Service", ".+", description)
+    return text("service", "Service", ".+", description).hide(IN_MENU)
 
 
 def severity() -> build.CustomVariable:
@@ -64,7 +66,7 @@ def severity() -> build.CustomVariable:
         ("errors", errors),
         ("everything", ".*"),
     ]
-    return choice("severity", "Severity", options, "Of events.")
+    return choice("severity", "Severity", options, "Of events.").hide(IN_MENU)
 
 
 def _query(
@@ -174,8 +176,8 @@ def before() -> build.QueryVariable:
         f"or max by (run) ({this}) - 1e10 or max by (run) ({began}) - 2e10"
     )
     query = f"query_result(sort_desc({_named(f'({query})')}))"
-    description = "The run that settings and scaling efficiency are compared with."
-    return _one("before", "Before", query, description, sort=_AS_IS).regex(_RUN_OF_RESULT)
+    variable = _one("before", "Before", query, "What this run is compared with.", sort=_AS_IS)
+    return variable.regex(_RUN_OF_RESULT).hide(IN_MENU)
 
 
 def newest() -> build.QueryVariable:
