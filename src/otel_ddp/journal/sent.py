@@ -41,8 +41,8 @@ _TOTALS_BYTES = 4096
 _SOME_STEPS = 16 * 1024
 # Of events and spans, by the wall clock.
 _TIMES = ("time", "start", "end")
-# No time is further away.
-_LAST_NS = 1 << 62
+# No time is further away, and no place of a journal.
+_LAST_NS = _LAST_PLACE = 1 << 62
 _LONGEST_NAME = 200
 
 
@@ -204,7 +204,8 @@ class ReceivedJournal(parser.Journal):
                 self.content.known[at] = content[:most]
 
     def define(self, stretch: Stretch) -> bool:
-        """Take definitions; whether none is lacking before them."""
+        """Take definitions; whether none is lacking before them. Raises Unreadable."""
+        _check_places(stretch)
         definitions = self._definitions
         if stretch.since > definitions.position:
             return False
@@ -217,10 +218,11 @@ class ReceivedJournal(parser.Journal):
         return True
 
     def add(self, stretch: Stretch, lost: int) -> bool:
-        """Take records; whether none is lacking before them.
+        """Take records; whether none is lacking before them. Raises Unreadable.
 
         *lost*: how many were overwritten before they could be sent.
         """
+        _check_places(stretch)
         if self._until < 0:
             self._until = stretch.since
         if stretch.since > self._until:
@@ -264,6 +266,12 @@ class ReceivedJournal(parser.Journal):
         if found is None:
             return None
         return found._replace(state_since_ns=self._shifted(found.state_since_ns))
+
+
+def _check_places(stretch: Stretch) -> None:
+    """Of 64 bits each, they would grow beyond what can be asked for again."""
+    if max(stretch.since, stretch.until, *stretch.at) > _LAST_PLACE:
+        raise parser.Unreadable("a place that no journal has")
 
 
 def _is_time(content: Mapping[str, Any], key: str) -> bool:

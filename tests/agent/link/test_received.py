@@ -196,3 +196,19 @@ def test_foreign_bytes_never_raise_and_cost_no_more_than_they_are(told: Told, da
     assert len(told.node.hosts) <= 3
     for host in told.node.hosts.values():
         assert sum(map(len, host.reader.content.known.values())) < 4096
+
+
+@pytest.mark.parametrize("part", ["definitions", "records"])
+def test_places_that_no_journal_has_cost_the_report_alone(told: Told, part: str) -> None:
+    write(told.rank)
+    good = told.message()
+    wrong = wire.Process.FromString(good.SerializeToString())
+    stretch = getattr(wrong, part)
+    stretch.until = stretch.at[-1] = 2**64 - 8
+
+    told.take(wrong, wire.Process(id=1, definitions=wire.Stretch(since=2**62)))
+    there = told.take(good)
+
+    assert there.state() == told.rank.process.state()
+    [host] = told.node.hosts.values()
+    assert max(host.reader.position, host.reader.defined) < 2**62
