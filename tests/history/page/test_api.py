@@ -95,6 +95,7 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
 
     assert [run["run"] for run in found["runs"]] == ["b", "a"]
     assert found["runs"][1]["ranks"] == ["0", "1", "2", "3"]
+    assert found["runs"][1]["local_ranks"] == ["0", "1"]
     assert found["runs"][1]["script"] == "mnist/train.py"
     assert found["runs"][1]["nodes"] == ["n0", "n1"]
     # A list of large runs describes no rank.

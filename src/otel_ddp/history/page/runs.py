@@ -148,7 +148,7 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "ranks": [*run.ranks],
             "world_size": run.world_size,
             "job_type": sorted({str(each.get("job_type") or "") for each in ranks}),
-            "local_ranks": sorted({str(each.get("local_rank") or "") for each in ranks}),
+            "local_ranks": sorted({_label(each.get("local_rank")) for each in ranks}),
             "tags": texts.get("tags"),
             "name": texts.get("name"),
             "script": environment.get("script"),
@@ -165,6 +165,10 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "verdicts": [*map(_told, verdicts[:_MOST_SENTENCES])],
         }
     return parts, row
+
+
+def _label(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:
