@@ -14,7 +14,6 @@ import { time } from "./shown.js";
 import { timeSpent } from "./spent.js";
 import { Timing } from "./timing.js";
 import { Values, look as readLook, lookControls } from "./values.js";
-import { said } from "./verdicts.js";
 import { Waits } from "./waits.js";
 
 const EACH_MS = 1000;
