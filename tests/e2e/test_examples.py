@@ -14,12 +14,8 @@ from node import Node, finished, until
 from otlp_receiver import Point, Receiver
 
 ROOT = Path(__file__).parents[2]
-COMING_FROM = ROOT / "docs" / "coming-from"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-PAGES = [
-    "README.md",
-    *(f"docs/coming-from/{path.name}" for path in sorted(COMING_FROM.glob("*.md"))),
-]
+PAGES = ["README.md", "docs/coming-from.md"]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
