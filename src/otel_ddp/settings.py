@@ -258,7 +258,7 @@ class Settings:
     """The port of `/metrics`; taken, the next free one is used. 0 lets the system choose."""
     scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
     """A file with the token that `/metrics` and the page ask for, or `insecure`: everyone may read
-    `/metrics`. Without either they are served on loopback only ([endpoint](endpoint.md))."""
+    `/metrics`. Without either they are served on loopback only ([how](page.md#scrape-metrics))."""
     spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _expanded)
     """Where what could not be delivered waits, and what offline runs leave. By default a private
     directory in /var/tmp."""

@@ -38,7 +38,7 @@ def find_token(setting: str, host: str) -> bytes:
         return b""
     raise Refused(
         f"{host} is reached from other machines: set OTEL_DDP_SCRAPE_TOKEN_FILE to a file with a "
-        f"token (docs/endpoint.md), or to {INSECURE} if everyone may read what is served"
+        f"token (docs/page.md#scrape-metrics), or to {INSECURE} if everyone may read what is served"
     )
 
 
