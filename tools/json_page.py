@@ -22,6 +22,8 @@ ASKED = {
     "verdicts": ("", "verdicts"),
     "curves": ("", "curves"),
 }
+# What each document may have, which the page says once.
+SHARED = ("schema", "left_out")
 
 _WORDS = {"string": "text", "object": "mapping", "boolean": "true, false", "integer": "integer"}
 
@@ -33,7 +35,7 @@ def schema_of(document: str) -> dict[str, Any]:
 
 def json_page(page: str) -> str:
     """The page with the documents, their parts, and the keys of each."""
-    page = with_rows(page, "# JSON for programs", _documents())
+    page = with_rows(page, "# JSON and the MCP server", _documents())
     written, heading, _ = page.partition(f"## {next(iter(ASKED))}\n")
     assert heading
     return written + "\n".join(_sections())
@@ -65,13 +67,18 @@ def _section(name: str, schema: Mapping[str, Any], level: str = "##") -> Iterato
     yield f"{level} {name}\n"
     yield f"{text[0].upper()}{text[1:]}."
     yield ""
-    yield "| key | type | what it is |"
-    yield "|---|---|---|"
+    plain = []
     for key, each in schema["properties"].items():
-        if key != "schema":
-            keys = _keys(each)
-            what = ". ".join(filter(None, (each.get("description"), keys and f"Keys: {keys}")))
-            yield f"| {_key(schema, key)} | {_type(each)} | {what} |"
+        keys = _keys(each)
+        what = ". ".join(filter(None, (each.get("description"), keys and f"Keys: {keys}")))
+        if key in SHARED:
+            continue
+        if what:
+            yield f"- {_key(schema, key)} ({_type(each)}): {what}"
+        else:
+            plain.append(f"{_key(schema, key)} ({_type(each)})")
+    if plain:
+        yield f"- {', '.join(plain)}"
     yield ""
 
 
