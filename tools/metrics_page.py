@@ -17,11 +17,9 @@ def metrics_page(page: str) -> str:
 
 def _row(metric: catalog.Metric) -> str:
     cells = (
-        f"`{metric.name}`",
-        f"`{metric.prometheus}`",
+        f"`{metric.name}`, `{metric.prometheus}`",
         f"{metric.kind.value}, `{metric.unit}`" if metric.unit else metric.kind.value,
-        metric.labels,
-        ", ".join(f"`{attribute}`" for attribute in metric.attributes),
+        ", ".join([metric.labels, *(f"`{attribute}`" for attribute in metric.attributes)]),
         metric.description,
     )
     return f"| {' | '.join(cells)} |"
