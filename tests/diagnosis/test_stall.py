@@ -21,7 +21,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Suspect,
 )
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.vocabulary.words import PHASES, STALL_REASONS
+from otel_ddp.vocabulary.words import PHASES
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND
@@ -100,15 +100,6 @@ class Job:
         seen = Observation(self.now_ns + round(later_s * SECOND), steps)
         self.stalls.feed(RankState(labels_of(0)), seen)
 
-    @property
-    def limits(self) -> dict[Labels, float]:
-        return {labels: each.limit_s for labels, each in self.stalls.standing.items()}
-
-    @property
-    def reasons(self) -> dict[Labels, str]:
-        standing = self.stalls.standing
-        return {labels: each.reason for labels, each in standing.items() if each.reason}
-
     def run(self, seconds: float) -> list[Change]:
         changes = []
         until = self.now_ns + int(seconds * SECOND)
@@ -146,7 +137,6 @@ def test_as_long_as_one_rank_moves_there_is_no_stall() -> None:
     for _ in range(3):
         job.put(1, "data")
         assert job.run(50) == []
-    assert not any(each.stalled for each in job.stalls.standing.values())
 
 
 def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_own_limit() -> None:
@@ -156,7 +146,7 @@ def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_o
     took_s, verdict = job.stalls_after()
 
     assert 600 <= took_s <= 602.5
-    assert job.limits == {labels_of(0): 600.0, labels_of(1): 60.0}
+    assert job.stalls.limits_s == {labels_of(0): 600.0, labels_of(1): 60.0}
     assert verdict.evidence["limit_s"] == 600.0
 
 
@@ -210,7 +200,7 @@ def test_the_limit_is_the_phases_own(phase: str, more: dict[str, Any], limit_s: 
     job.put(0, phase, **more)
     job.tick()
 
-    assert job.limits == {labels_of(0): limit_s}
+    assert job.stalls.limits_s == {labels_of(0): limit_s}
 
 
 def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phase() -> None:
@@ -222,7 +212,7 @@ def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phas
     for phase in ("forward", "data", "comm_wait"):
         job.put(0, phase)
         job.tick()
-        limits[phase] = job.limits[labels_of(0)]
+        limits[phase] = job.stalls.limits_s[labels_of(0)]
 
     # Ten steps of a second; three times five; and a wait is as long as others make it.
     assert limits == {"forward": 10.0, "data": 15.0, "comm_wait": 10.0}
@@ -235,7 +225,7 @@ def test_one_step_in_a_hundred_does_not_raise_the_limit() -> None:
         job.learn([100.0 if number == 99 else 1.0])
     job.tick()
 
-    assert job.limits == {labels_of(0): 10.0}
+    assert job.stalls.limits_s == {labels_of(0): 10.0}
 
 
 def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
@@ -249,7 +239,7 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
         assert not change.opened
         job.put(0, "forward")
         job.tick()
-        limits.append(job.limits[labels_of(0)])
+        limits.append(job.stalls.limits_s[labels_of(0)])
 
     assert limits == [pytest.approx(300, abs=2), 60.0]
 
@@ -264,7 +254,7 @@ def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
     job.learn([100.0], {"data": 100 * SECOND})
     job.tick()
 
-    assert job.limits == {labels_of(0): 60.0}
+    assert job.stalls.limits_s == {labels_of(0): 60.0}
 
 
 def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
@@ -288,12 +278,12 @@ def test_what_the_agent_could_not_see_is_not_learnt(told_first: bool) -> None:
         job.learn(*steps)
     job.put(0, "data")
     job.tick()
-    assert job.limits == {labels_of(0): 60.0}
+    assert job.stalls.limits_s == {labels_of(0): 60.0}
 
     # What comes after it is.
     job.learn([1.0], {"data": 50 * SECOND}, job.now_ns)
     job.tick()
-    assert job.limits == {labels_of(0): 150.0}
+    assert job.stalls.limits_s == {labels_of(0): 150.0}
 
 
 def test_a_process_inherits_nothing_from_the_one_that_had_its_labels() -> None:
@@ -306,7 +296,7 @@ def test_a_process_inherits_nothing_from_the_one_that_had_its_labels() -> None:
     job.tick()
 
     # Before the first step it has ten times as long.
-    assert job.limits == {labels_of(0): 600.0}
+    assert job.stalls.limits_s == {labels_of(0): 600.0}
 
 
 # -- which ranks the evidence names
@@ -684,7 +674,6 @@ def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ah
         "launched before it does not end: "
         "look at this device's errors in `dmesg`, and at the kernels of that phase."
     )
-    assert job.reasons == {labels_of(0): "waiting", labels_of(1): "not_waiting"}
 
 
 @pytest.mark.parametrize("waits_in", [None, frozenset({"backward"})])
@@ -712,32 +701,6 @@ def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil() -> 
         "rank 0 waits in a collective; the launch queue of rank 1 is full, where otel_ddp itself "
         "waits for a place: what the device is in cannot be asked. Look at the network"
     )
-    assert job.reasons[labels_of(1)] == "waiting"
-
-
-def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> None:
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        ("comm_wait", {}, "waiting"),
-        ("data", {}, "not_waiting"),
-        ("other", {"stack": WAITS}, "waiting"),
-        ("comm_wait", {"kernel": Kernel("T", True, 0.0)}, "stopped"),
-        ("comm_wait", {"kernel": Kernel("D", True, 0.0)}, "uninterruptible"),
-        ("comm_wait", {"silent_s": 30.0}, "gil"),
-    ]
-    job = Job(ranks=0)
-    for rank, (phase, known, _) in enumerate(cases):
-        job.put(rank, phase)
-        job.answers[rank] = known
-    job.run(29)
-    assert job.reasons == {}
-    job.run(2)
-    expected = {labels_of(rank): reason for rank, (_, _, reason) in enumerate(cases)}
-    assert job.reasons == expected
-
-    job.put(0, "forward")
-    job.tick()
-    assert job.reasons == {}
-    assert set(expected.values()) == set(STALL_REASONS)
 
 
 @pytest.mark.parametrize(("phase", "limit_s"), [("other", 600), ("data", 60)])

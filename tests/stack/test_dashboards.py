@@ -42,8 +42,6 @@ MAY_BE_EMPTY = {
         # Where no rank has more to do, none stalls again and again, and no node is late as a whole.
         *(("Verdicts", ref) for ref in "ABDE"),
         ("Nodes with most work", "late"),
-        # Gloo does not tell which collectives have ended.
-        ("Longest without progress", "done"),
     },
     "Fleet": {
         # It ends with the last whole step, in which no time had been lost yet.

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMappingResult,
 )
 
-from otel_ddp.vocabulary.words import PHASE, PHASES, STALL_REASONS, STATES
+from otel_ddp.vocabulary.words import PHASE, PHASES, STATES
 
 PHASE_COLOURS: Mapping[str, str] = {word: phase.colour for word, phase in PHASE.items()}
 STATE_COLOURS: Mapping[str, str] = {
@@ -72,21 +72,6 @@ HELD_BACK_WORDS = ValueMap(
     options={
         "0": ValueMappingResult(text="no", index=0),
         "1": ValueMappingResult(text="yes", color="#F2495C", index=1),
-    }
-)
-# As somebody says it who looks at a rank, not as the verdict has it.
-STALL_REASON_WORDS = ValueMap(
-    options={
-        str(STALL_REASONS[reason]): ValueMappingResult(text=text, color=colour, index=index)
-        for index, (reason, text, colour) in enumerate(
-            (
-                ("waiting", "waits for others", PHASE_COLOURS["comm_wait"]),
-                ("not_waiting", "waits for nobody", "#FF9830"),
-                ("stopped", "stopped", "#F2495C"),
-                ("uninterruptible", "in I/O", "#F2495C"),
-                ("gil", "Python locked", "#F2495C"),
-            )
-        )
     }
 )
 HOLDS_UP_WORDS = ValueMap(

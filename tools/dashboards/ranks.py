@@ -16,7 +16,6 @@ from tools.dashboards.looks import (
     HOURS,
     LATE_WORDS,
     PHASE_WORDS,
-    STALL_REASON_WORDS,
     WARN,
     steps,
 )
@@ -352,11 +351,7 @@ def _hanging() -> list[Panel]:
     progress = metric("training.progress.timestamp", RANKS_OF_RUN)
     phase = metric("training.phase", RANKS_OF_RUN)
     beat = metric("training.heartbeat.timestamp", RANKS_OF_RUN)
-    queued = metric("training.collective.enqueued", RANKS_OF_RUN)
-    done = metric("training.collective.completed", RANKS_OF_RUN)
     holding = recorded("rank:training_holds_up:last", RANKS_OF_RUN)
-    limit = metric("training.stall.timeout", RANKS_OF_RUN)
-    reason = metric("training.stall.reason", RANKS_OF_RUN)
     # Of thousands, who holds them up need not be among those that have stood longest.
     named = f"topk({_LISTED}, max by ({by}) ({holding}))"
     there = f"max by ({by}) ({metric('training.state', RANKS_OF_RUN)}) < 2"
@@ -364,14 +359,6 @@ def _hanging() -> list[Panel]:
     held_up = f"max by (rank) (max_over_time({holding}[$__range] @ end()))"
     last = f"max by (rank) (last_over_time({progress}[$__range] @ end()))"
     stood = f"(topk({_LISTED}, {held_up}) or bottomk($shown, {last}))"
-    group = "process_group"
-
-    def behind(series: str) -> str:
-        all_ = f"max by ({group}) ({series})"
-        each = f"max by ({by}, {group}) ({series})"
-        gap = f"max by ({by}) ({all_} - on ({group}) group_right () {each})"
-        return f"{gap} and on ({by}) {longest}"
-
     seen = (
         f"max by (rank) ({phase}) and on (rank) (time() - max by (rank) ({beat}) < {ALIVE_S})"
         f" and on (rank) {stood}"
@@ -391,17 +378,12 @@ def _hanging() -> list[Panel]:
         listing(
             Text(
                 "Longest without progress",
-                "Ranks by the time since their last change of phase; how many collectives they are "
-                "behind the first; why they do not move; and whether they hold up the others. "
-                "Empty where no rank is there any more.",
+                "Ranks by the time since their last change of phase, and whether they hold up the "
+                "others. Empty where no rank is there any more.",
                 "A rank that holds up the others is the cause; one that waits is a victim.",
             ),
             rows(f"time() - max by ({by}) ({progress}) and on ({by}) {longest}", "age"),
             rows(f"max by ({by}) ({phase}) and on ({by}) {longest}", "phase"),
-            rows(f"max by ({by}) ({limit}) and on ({by}) {longest}", "limit"),
-            rows(behind(queued), "queued"),
-            rows(behind(done), "done"),
-            rows(f"max by ({by}) ({reason}) and on ({by}) {longest}", "reason"),
             rows(f"{named} * 0 + 1", "holding"),
             columns=[
                 Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
@@ -413,11 +395,7 @@ def _hanging() -> list[Panel]:
                     levels=steps((60, WARN), (300, BAD)),
                     width=165,
                 ),
-                Column("Value #limit", "Its limit", "s"),
                 Column("Value #phase", "Phase", words=PHASE_WORDS),
-                Column("Value #queued", "Behind in line", levels=ABOVE_0_IS_BAD),
-                Column("Value #done", "Behind done", levels=ABOVE_0_IS_ODD),
-                Column("Value #reason", "Because", words=STALL_REASON_WORDS),
                 Column("Value #holding", "Holds up", words=HOLDS_UP_WORDS),
             ],
             sort=("Since progress", True),

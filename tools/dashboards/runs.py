@@ -109,7 +109,7 @@ def _now() -> list[Panel]:
         stat(
             Text(
                 "Stalled",
-                "Runs of which a rank has made no progress for longer than its own limit.",
+                "Runs of which no rank moves.",
                 "Open Ranks for that run: it says who is waited for.",
             ),
             now(_count(having_role(_stalled()))),

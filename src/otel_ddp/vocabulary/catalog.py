@@ -220,11 +220,8 @@ TRAINING_HEARTBEAT_TIMESTAMP = _progress.gauge("training.heartbeat.timestamp", "
 TRAINING_PROGRESS_TIMESTAMP = _progress.gauge("training.progress.timestamp", "s")(
     "When the rank last went from one phase to another, in seconds since 1970."
 )
-TRAINING_STALL_TIMEOUT = _progress.gauge("training.stall.timeout", "s")(
-    "How long this rank may go without progress before it counts as stalled, as in force now."
-)
 TRAINING_STALLED = _progress.gauge("training.stalled", "")(
-    "1 while the rank has made no progress for longer than its stall timeout, otherwise 0."
+    "1 while no rank of its run moves, by the verdict on that, otherwise 0."
 )
 TRAINING_RESTARTS = _progress.counter("training.restarts", "{restart}")(
     "How often the launcher has started this rank again within the run."
@@ -397,16 +394,10 @@ TRAINING_OWN_COLLECTIVES = _diagnosis.gauge("training.own_collectives", "", "pha
     "1 for a phase in which the program waits for other ranks in collectives of its own, so that "
     "ranks are not compared by it."
 )
-TRAINING_STALL_REASON = _diagnosis.gauge("training.stall.reason", "")(
-    "Why the rank does not move, shown while its node's agent suspects a stall: "
-    f"{_codes(words.STALL_REASONS)}."
+TRAINING_STALL_CULPRIT = _diagnosis.gauge("training.stall.culprit", "", "cause")(
+    "1 while this rank holds up a run that stands still, with the cause as the verdict has it; "
+    "shown while that lasts."
 )
-TRAINING_COLLECTIVE_ENQUEUED = _diagnosis.gauge(
-    "training.collective.enqueued", "{operation}", "process_group"
-)("Number of the last collective operation that the rank has put in line.")
-TRAINING_COLLECTIVE_COMPLETED = _diagnosis.gauge(
-    "training.collective.completed", "{operation}", "process_group"
-)("Number of the last collective operation that the rank has completed, under NCCL.")
 
 # --- Process -----------------------------------------------------------------------------------
 

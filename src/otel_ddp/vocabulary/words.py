@@ -89,14 +89,6 @@ def state_word(code: int) -> str:
     return _STATE_OF_CODE.get(code, "running")
 
 
-STALL_REASONS: Mapping[str, int] = {
-    "waiting": 0,
-    "not_waiting": 1,
-    "stopped": 2,
-    "uninterruptible": 3,
-    "gil": 4,
-}
-
 # Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
 Kind = Literal[
     "death",  # a process died without a word, or failed

@@ -27,7 +27,7 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import STALL_REASONS, STATES
+from otel_ddp.vocabulary.words import STATES
 
 FLOOR_S = 60.0
 
@@ -535,8 +535,8 @@ def test_a_death_that_the_agent_tells_that_leads_is_the_one_that_was_told_here(
     assert led(cause="out_of_memory", taken_back=True) == {}
 
 
-def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") -> None:
-    groups = (Group("world", 2, 17, 16, backend), Group("other", 2, 3, 2, "gloo"))
+def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = (Group("world", 2, 17, 16, "gloo"), Group("other", 2, 3, 2, "gloo"))
     monkeypatch.setattr(
         Answers,
         "poll",
@@ -584,27 +584,44 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
 ) -> None:
     stall(bench, monkeypatch)
     reported, standing = bench.reported(), bench.series(catalog.TRAINING_STALLED)
-    limits = bench.series(catalog.TRAINING_STALL_TIMEOUT)
-    reasons = bench.series(catalog.TRAINING_STALL_REASON)
+    culprits = bench.series(catalog.TRAINING_STALL_CULPRIT)
     for rank in bench.ranks:
         rank.enter("forward")
     bench.poll()
 
     assert of("stall", reported) == [("opened", "ERROR")]
-    waits, works = (STALL_REASONS[each] for each in ("waiting", "not_waiting"))
-    assert reasons == {("0",): waits, ("1",): works}
-    assert bench.series(catalog.TRAINING_STALL_REASON) == {}
+    assert culprits == {("1", "not_reached"): 1.0}
+    assert bench.series(catalog.TRAINING_STALL_CULPRIT) == {}
     (past,) = bench.judge.past()
     # What the costs of nodes are made of.
     assert (past["evidence"]["cause"], past["evidence"]["node"]) == ("not_reached", "node-1")
     # A long table is not kept.
     assert "ranks" not in past["evidence"]
     assert standing == {("0",): 1.0, ("1",): 1.0}
-    assert limits == {("0",): FLOOR_S, ("1",): FLOOR_S}
     (fields,) = bench.incidents().values()
     assert fields["verdict"]["kind"] == "stall"
     assert of("stall", bench.reported()) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
+
+
+def test_of_a_stall_that_another_agent_finds_the_ranks_here_stand_and_hold_up(
+    bench: Bench,
+) -> None:
+    bench.join(2, 3)
+    bench.join(0, job_type="eval", world_size=1)
+    bench.train(25, ranks=bench.ranks[:2])
+    run = {"group": "g", "run": "r"}
+    evidence = {"cause": "not_reached", "culprits": ["0", "3"]}
+    found = {"kind": "stall", "who": run, "phase": "data", "evidence": evidence}
+    for verdicts, stands, culprits in (
+        ([found], 1.0, {("3", "not_reached"): 1.0}),
+        ([], 0.0, {}),
+    ):
+        bench.led[tuple(run.items())] = Judgement("node-0", verdicts, [], Report((), ""), 4)
+        bench.poll()
+
+        assert bench.series(catalog.TRAINING_STALLED) == {("2",): stands, ("3",): stands}
+        assert bench.series(catalog.TRAINING_STALL_CULPRIT) == culprits
 
 
 def test_a_stall_whose_rank_is_killed_is_not_reported_as_solved(
@@ -636,35 +653,6 @@ def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted
 
     found = bench.verdict("stall")
     assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == ("dead", ["1"])
-
-
-@pytest.mark.parametrize(
-    ("backend", "enqueued", "completed"),
-    [
-        # What has ended is shown under nccl alone: what gloo says of that is not reliable.
-        ("nccl", {"world": 17.0, "other": 3.0}, {"world": 16.0}),
-        # Here the numbers do not say who waits: they are not shown to the rules.
-        ("acme:accl", {"other": 3.0}, {}),
-    ],
-)
-def test_how_far_collectives_are_is_shown_while_it_is_known(
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-    backend: str,
-    enqueued: dict[str, float],
-    completed: dict[str, float],
-) -> None:
-    stall(bench, monkeypatch, backend)
-    shown = bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)
-    done = bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED)
-    for rank in bench.ranks:
-        rank.enter("forward")
-    bench.poll()
-    bench.poll()
-
-    assert shown == {(rank, group): n for rank in "01" for group, n in enqueued.items()}
-    assert done == {(rank, group): n for rank in "01" for group, n in completed.items()}
-    assert bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED) == {}
 
 
 def test_a_position_is_all_that_a_journal_tells_of_where_a_rank_is(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
+from otel_ddp.vocabulary.words import ENDED_STATES, state_word
 
 
 class _Process:
@@ -189,6 +190,18 @@ class RunCase:
         }
 
     @property
+    def training_here(self) -> list[Labels]:
+        """The living ranks of this node that train together with others."""
+        return [
+            source.labels
+            for source, process in self._processes.known.items()
+            if source.is_here
+            and state_word(source.life.state) not in ENDED_STATES
+            and process.rank is not None
+            and not process.rank.is_beside
+        ]
+
+    @property
     def sources(self) -> Collection[Process]:
         return self._processes.known.keys()
 
@@ -233,16 +246,17 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if due and source.is_at_work:
             source.host.watch()
-            # This reads a file for each thread: only where there is a suspicion.
-            asked = labels in self.stalls.suspects
+            # This reads a file for each thread: only where there is a suspicion, and not where the
+            # agent that leads the run asks.
+            asked = self.judgement is None and labels in self.stalls.suspects
             evidence = source.host.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
         self._tell(rank, seen)
 
     def _tell(self, rank: RankState, seen: Observation) -> None:
-        # Of a run that another agent judges, it is only known here where its ranks stand.
-        for detector in self._detectors if self.judgement is None else (self.stalls,):
-            _contained(detector.feed, rank, seen)
+        if self.judgement is None:
+            for detector in self._detectors:
+                _contained(detector.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
         """Whether this is of this node: series of other nodes are theirs to export."""
@@ -264,7 +278,6 @@ class RunCase:
         self._feed_ends(now_ns)
         if judgement is not None:
             self._ras.forget()
-            _contained(self.stalls.poll, now_ns)
             self.reports.last_led, self.last_report = judgement, judgement.report
             # The agent that leads the run asks for itself.
             return []

@@ -1,4 +1,4 @@
-"""Writes what is found of a run into the ledger: late ranks, lost time, stalls, collectives."""
+"""Writes what is found of a run into the ledger: late ranks, lost time, stalls, deaths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler.finding import is_about, side_of
 from otel_ddp.diagnosis.verdict import Verdict, node_of
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.words import RANK_LABELS, STALL_REASONS, Kind, is_taken_back
+from otel_ddp.vocabulary.words import RANK_LABELS, Kind, is_taken_back
 
 # The series of verdicts that name a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
@@ -133,14 +133,19 @@ def _told_deaths(
             yield "", dict(verdict.labels), verdict.since_ns, verdict.evidence
 
 
-def _named(case: RunCase) -> Iterator[_Row]:
+def _open_verdicts(case: RunCase) -> list[Verdict]:
+    """Those made here, and those of the agent that leads the run."""
     found = [each.shown for each in case.reports.open.values()]
     for told in () if case.judgement is None else case.judgement.open:
         who = tuple(told["who"].items())
         found.append(Verdict(told["kind"], who, told["phase"], "", told["evidence"]))
+    return found
+
+
+def _named(case: RunCase) -> Iterator[_Row]:
     ranks = [each.labels for each in case.sources if each.is_here]
     here = dict.fromkeys([*ranks, *map(node_of, ranks)])
-    for verdict in found:
+    for verdict in _open_verdicts(case):
         if verdict.kind not in _OF_RANKS:
             continue
         side = side_of(verdict) if verdict.kind == "straggler" else ""
@@ -176,21 +181,13 @@ def _speed(case: RunCase) -> Iterator[_Row]:
 
 
 def _stalls(case: RunCase) -> Iterator[_Row]:
-    for labels, each in case.stalls.standing.items():
-        if not case.is_here(labels):
-            continue
-        yield _Row(catalog.TRAINING_STALL_TIMEOUT, labels, each.limit_s)
-        yield _Row(catalog.TRAINING_STALLED, labels, float(each.stalled))
-        if each.reason:
-            yield _Row(catalog.TRAINING_STALL_REASON, labels, float(STALL_REASONS[each.reason]))
-        for group in each.groups:
-            # The rules name ranks by these numbers.
-            where, says = (*labels, ("process_group", group.name)), group.says_who_waits
-            done = group.device_completed
-            if says and group.collectives is not None:
-                yield _Row(catalog.TRAINING_COLLECTIVE_ENQUEUED, where, float(group.collectives))
-            if says and done is not None:
-                yield _Row(catalog.TRAINING_COLLECTIVE_COMPLETED, where, float(done))
+    stalls = [each.evidence for each in _open_verdicts(case) if each.kind == "stall"]
+    for labels in case.training_here:
+        yield _Row(catalog.TRAINING_STALLED, labels, float(bool(stalls)))
+        for evidence in stalls:
+            if dict(labels)["rank"] in evidence["culprits"]:
+                where = (*labels, ("cause", evidence["cause"]))
+                yield _Row(catalog.TRAINING_STALL_CULPRIT, where, 1.0)
 
 
 def _own_collectives(case: RunCase) -> Iterator[_Row]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits
-from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Group, Position, Question, Suspect
+from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Position, Question, Suspect
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, phase_word
@@ -153,19 +153,6 @@ class _Movement:
 # -- the detector
 
 
-class Standing(NamedTuple):
-    """How a living rank stands, as its series show it."""
-
-    limit_s: float
-    """How many seconds it may stand still, as in force now."""
-    stalled: bool = False
-    """Whether it is part of a stall."""
-    reason: str = ""
-    """Why a suspected rank does not move: a word of the catalogue."""
-    groups: tuple[Group, ...] = ()
-    """How far a suspected rank is in its collectives."""
-
-
 class _Open(NamedTuple):
     """An open verdict."""
 
@@ -203,7 +190,8 @@ class Stalls(Detector):
         """What else is known while the ranks stand, for the sentence."""
         self.ended: frozenset[Labels] = frozenset()
         """The ranks that have ended since all stood."""
-        self.standing: dict[Labels, Standing] = {}
+        self.limits_s: dict[Labels, float] = {}
+        """How long each living rank may stand still, as in force now."""
         self.questions: dict[Labels, Question] = {}
         """Which ranks to ask now, and what. Each poll replaces them, so they are asked once."""
 
@@ -264,8 +252,8 @@ class Stalls(Detector):
             if each.position.alive and each.position.state in ("starting", "running")
         }
         limits_s = {labels: self._ranks[labels].limit_s(self._floor_s) for labels in living}
+        self.limits_s = limits_s
         still_s = {labels: self._ranks[labels].still_s(now_ns) for labels in living}
-        self.standing = {labels: Standing(limit_s) for labels, limit_s in limits_s.items()}
         if not living or any(still_s[labels] < 0.5 * limits_s[labels] for labels in living):
             self._asked.clear()
             self.questions = {}
@@ -277,13 +265,6 @@ class Stalls(Detector):
             patient = self._may_take_longer(living, found)
             self._patience_s = _LONG * self._floor_s if patient else 0.0
             over = min(still_s.values()) >= self._patience_s
-        stalled = over or self._open is not None
-        self.standing = {
-            labels: Standing(
-                limits_s[labels], stalled, each.reason(self._floor_s), each.known.groups
-            )
-            for labels, each in living.items()
-        }
         if not over:
             self._over_since_ns = 0
             return []
@@ -421,7 +402,7 @@ class Stalls(Detector):
             longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.said_s)
             if still_s < before.said_s + longer_s:
                 return []
-        limit_s = max(*(each.limit_s for each in self.standing.values()), self._patience_s)
+        limit_s = max(*self.limits_s.values(), self._patience_s)
         why = f"{findings.why}; {self.remark}" if self.remark else findings.why
         verdict = Verdict(
             "stall",

@@ -256,7 +256,3 @@ class Suspect(NamedTuple):
         patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
         # Our own mark may hold the GIL. It waits for the device.
         return "gil" if silent_s >= patience_s and not self.position.in_mark else ""
-
-    def reason(self, floor_s: float) -> str:
-        """Why it does not move, as far as it alone shows that: a word of the catalogue."""
-        return self.disabled_by(floor_s) or ("waiting" if self.is_waiting else "not_waiting")
