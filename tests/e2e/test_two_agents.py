@@ -65,6 +65,14 @@ class TwoNodes:
         return self.nodes[number].shown()
 
 
+def stalled(node: Node) -> set[float]:
+    return {value for _, value in node.series("training_stalled")}
+
+
+def culprits(node: Node) -> list[tuple[str, str]]:
+    return [(who["rank"], who["cause"]) for who, _ in node.series("training_stall_culprit")]
+
+
 def named(node: Node, rank: str) -> list[float]:
     """The series that name this rank, on this node's endpoint."""
     return [value for _, value in node.series("training_straggler", rank=rank, phase="backward")]
@@ -152,5 +160,8 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(
         assert each["evidence"]["culprits"] == ["3"]
         assert "rank 3 (node-1) is in data" in each["sentence"]
         assert "train.py:" in each["sentence"]
+    until(lambda: all(stalled(node) == {1.0} for node in run.nodes), "all ranks stand")
+    until(lambda: culprits(run.nodes[1]) == [("3", "not_reached")], "the culprit on its own node")
+    assert culprits(run.nodes[0]) == []
     assert main(["stacks", "--rank", "3", "--dir", str(run.nodes[0].place.directory)]) == 0
     assert "train.py" in capsys.readouterr().out
