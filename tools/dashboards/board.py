@@ -89,8 +89,8 @@ def finish(dashboard: dict[str, Any]) -> dict[str, Any]:
             flat.extend(row["panels"])
             row["panels"], y = [], bottom
     dashboard["panels"] = flat
-    # Its one value moves things into a menu that older Grafana does not have.
-    for each in (*dashboard["links"], *dashboard["annotations"]["list"]):
+    # Its one value moves them into the menu of controls, where the switches of marks belong.
+    for each in dashboard["links"]:
         each.pop("placement", None)
     return dashboard
 

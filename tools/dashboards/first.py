@@ -162,7 +162,7 @@ def _tiles() -> list[Panel]:
     ) -> Panel:
         named = WITH_NAME if asked[0].legend != "__auto" else NUMBER_ALONE
         text = Text(title, meaning, action)
-        return stat(text, *asked, unit=unit, nothing=nothing, named=named, size=(4, 3))
+        return stat(text, *asked, unit=unit, nothing=nothing, named=named, size=(4, 4))
 
     return [
         tile(
@@ -229,7 +229,7 @@ def _lateness() -> Panel:
         over_time(f"max by (node, rank) ({excess}) and on (node, rank) {latest}", WHOSE),
         unit="percentunit",
         max_points=300,
-        size=(12, 8),
+        size=(12, 7),
         sort=("Max", True),
         nothing="no steps were compared",
         link=of_series("GPUs & nodes", "node", "rank"),
@@ -253,6 +253,6 @@ def _learns() -> Panel:
         max_points=300,
         band=("highest rank", "lowest rank"),
         legend=("lastNotNull", "min"),
-        size=(12, 8),
+        size=(12, 7),
         nothing="not logged",
     )
