@@ -147,8 +147,14 @@ class History:
 
         0 of a program that counts nothing, or parts of steps.
         """
-        first = next(iter(plain.list_of(dict, self.about.get("attempts"))), {})
-        return plain.whole(first.get("shift")) or 0 if first.get("is_even", True) else 0
+        return self._shift_at(0)
+
+    def _shift_at(self, time_ns: int) -> int:
+        """The same of the attempt of this time: each counts from 1."""
+        attempts = plain.list_of(dict, self.about.get("attempts"))
+        begun = [each for each in attempts if (plain.whole(each.get("began_ns")) or 0) <= time_ns]
+        last = (begun or attempts[:1] or [{}])[-1]
+        return plain.whole(last.get("shift")) or 0 if last.get("is_even", True) else 0
 
     @property
     def state(self) -> str:
@@ -284,8 +290,11 @@ class History:
             verdict = _loaded(about)
             rank = str((verdict.get("who") or {}).get("rank"))
             began = self._step_at(since, rank)
-            if verdict["kind"] in _AT_A_STEP and verdict["step"] is not None:
-                began = int(verdict["step"])
+            if verdict["step"] is not None:
+                if verdict["kind"] in _AT_A_STEP:
+                    began = int(verdict["step"])
+                else:
+                    verdict["step"] += self._shift_at(since)
             until = max(since, end_ns) if until is None and end_ns else until
             ended = None if until is None else self._step_at(until, rank)
             ends = {"until_ns": until, "since_step": began, "until_step": ended}

@@ -337,7 +337,7 @@ def test_steps_have_the_numbers_of_the_program_everywhere(tmp_path: Path, client
     other = [{"began_ns": 1, "shift": 7, "is_even": False}]
     write_history(tmp_path, "uneven", late=2, late_in=range(61, 250), about={"attempts": other})
 
-    found = {}
+    found, found_at = {}, []
     for run in ("lr-0.3", "uneven"):
         head, waits, whole, part = (
             client.api(each, run=run, **bounds).json
@@ -349,6 +349,7 @@ def test_steps_have_the_numbers_of_the_program_everywhere(tmp_path: Path, client
             )
         )
         (late,) = head["verdicts"]
+        found_at.append(late["step"])
         found[run] = {
             "late": (late["since_step"], late["until_step"]),
             "bars": (waits["first"], waits["until"]),
@@ -361,6 +362,8 @@ def test_steps_have_the_numbers_of_the_program_everywhere(tmp_path: Path, client
     less = {each: (first - 1, last - 1) for each, (first, last) in spans.items()}
     zoomed = {"zoomed": (99, 109)}
     assert found == {"lr-0.3": less | zoomed, "uneven": spans | zoomed}
+    # Detectors count from 1 in each attempt: this is the second.
+    assert found_at == [105, 100]
 
 
 def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, client: Client) -> None:
