@@ -128,11 +128,11 @@ def test_while_a_rank_is_profiled_a_second_profile_is_refused(
 def test_what_cannot_be_profiled_is_said_with_what_to_do(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = "on this node; say which one by --rank: 0 of a run, 0 of other, 1 of a run.\n"
+    known = "on this node; choose one by --rank: 0 of a run, 0 of other, 1 of a run.\n"
     assert profile(node, "--rank", "7") == 2
     assert f"The rank does not run {known}" in capsys.readouterr().err
     assert profile(node, "--run", "third") == 2
-    assert "by --rank: none is here.\n" in capsys.readouterr().err
+    assert "No rank of run third runs on this node.\n" in capsys.readouterr().err
     assert profile(node, "--run", "other") == 2
     assert "No open verdict names a rank" in capsys.readouterr().err
     before = folders(node)

@@ -124,7 +124,7 @@ def test_a_run_says_how_many_of_its_steps_are_measured(fact: Any, words: str) ->
     told = measuring(fact)
     shown_lines = shown(*(process(rank=rank, measuring=told) for rank in range(2)))
 
-    assert told.partition("stalls that recur")[0] == words
+    assert told.partition("recurring stalls")[0] == words
     assert shown_lines.count(f"  rank 0 {told}") == bool(words)
 
 

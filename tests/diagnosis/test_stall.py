@@ -393,7 +393,7 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             calls((305, 300)) | {"stack": DATA},
             calls((306, 300)) | {"stack": WAITS},
         ],
-        *("not_reached", "1", ", 5 collectives where others have entered 6;"),
+        *("not_reached", "1", ", 5 collectives entered (others up to 6);"),
     ),
     "a rank whose sends are not known is not compared there": (
         [F, F, F],
@@ -536,7 +536,7 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             # It waits as rank 0 does, and its launch queue is full sooner.
             on_device("started", enqueued=31),
         ],
-        *("not_reached", "1", "8 collectives where others have entered 40"),
+        *("not_reached", "1", "8 collectives entered (others up to 40)"),
     ),
     "a device has done all: it is the host that holds up the other rank": (
         *(["other", D], [behind(822, W, 60), behind(806, D)], "not_reached", "1", ""),
@@ -643,7 +643,7 @@ def test_of_ranks_that_may_all_wait_for_messages_the_one_with_the_fewest_calls_i
     found = find_culprits([rank(0, 379), rank(1, 375), rank(2, 377)], (), 60.0)
 
     assert (found.cause, found.culprits) == ("not_reached", ("1",))
-    assert "and sleeps, 375 calls where others have entered 379;" in found.why
+    assert "and sleeps, 375 calls entered (others up to 379);" in found.why
 
 
 def test_ranks_that_sleep_in_an_operator_wait_for_the_one_that_died() -> None:

@@ -469,7 +469,7 @@ def test_a_core_that_is_taken_is_part_of_the_verdict() -> None:
     ("ranks", "pattern", "why"),
     [
         (1, [(300, ())], "fewer than two known ranks are at work"),
-        (4, [(60, ())], "40 of the first 90 steps to compare"),
+        (4, [(60, ())], "40 of the first 90 steps that a comparison needs"),
         (4, [(200, ()), (250, (3,))], "no steps any more from rank 3"),
         (4, [(1, ()), (2, (3,))] * 200, "for most steps, the records of some ranks are missing"),
     ],

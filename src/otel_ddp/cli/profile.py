@@ -211,7 +211,10 @@ def _choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> tuple[li
     if not wanted or not of_run.keys() >= {*wanted}:
         what = "The rank does not run" if ranks else "No open verdict names a rank"
         known = ", ".join(sorted(f"{each.rank} of {cell(each.process.run)}" for each in found))
-        advice = f"{what} on this node; say which one by --rank: {known or 'none is here'}."
+        if known:
+            advice = f"{what} on this node; choose one by --rank: {known}."
+        else:
+            advice = f"No rank{run and f' of run {cell(run)}'} runs on this node."
         raise NotFound("\n".join((advice, *map(cell, looks))))
     chosen = [of_run[rank] for rank in wanted]
     why = "named" if ranks else f"rank {wanted[0]} is named by a verdict"

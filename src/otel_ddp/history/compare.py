@@ -395,7 +395,7 @@ class Comparison(NamedTuple):
             )
         how = "by whole runs" if self.is_of_runs else "by blocks of steps"
         yield (
-            f"p: {how}, corrected for several tests. Told of: p < {_SIGNIFICANT_P:g} and a change "
+            f"p: {how}, corrected for several tests. Reported: p < {_SIGNIFICANT_P:g} and a change "
             f"of {_LEAST_CHANGE * 100:g} % or more."
         )
         if not self.is_of_runs and any(row.verdict and not row.of_value for row in self.rows):

@@ -123,7 +123,8 @@ def measuring(fact: Any) -> str:
     if one_of is None or one_of < 2:
         return ""
     cost = "" if share is None else f", for {shown.share(share)} of the training thread's time"
-    return f"measures 1 of {one_of} steps{cost}; stalls that recur are seen only if each is"
+    missed = "recurring stalls are named only if all steps are measured"
+    return f"measures 1 of {one_of} steps{cost}; {missed}"
 
 
 # -- all that is known

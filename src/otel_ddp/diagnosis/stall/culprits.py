@@ -204,7 +204,7 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
                     its_enqueued < enqueued if done is None else its_enqueued <= done < enqueued
                 ):
                     waiting.add(each.labels)
-                    gaps[other.labels] = f", {its_enqueued} {what} where others have entered {most}"
+                    gaps[other.labels] = f", {its_enqueued} {what} entered (others up to {most})"
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None

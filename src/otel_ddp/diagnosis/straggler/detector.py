@@ -309,7 +309,7 @@ class Stragglers(Detector):
         if self._unusual_share > 0.5:
             yield "most steps compile, save, evaluate, are skipped, or collect garbage"
         if len(self._cases.ranks) < (first := self._cases.ranks.soon):
-            yield f"{len(self._cases.ranks)} of the first {first} steps to compare"
+            yield f"{len(self._cases.ranks)} of the first {first} steps that a comparison needs"
         if self._cases:
             return
         # In these phases a late rank and the ranks that wait for it look the same.
