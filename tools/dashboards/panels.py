@@ -185,7 +185,6 @@ def lines(
     sort: tuple[str, bool] | None = None,
     max_points: int = 1000,
     decimals: int | None = None,
-    faint: str = "",
     band: tuple[str, str] | None = None,
     nothing: str = "",
     link: tuple[str, str] | None = None,
@@ -194,7 +193,7 @@ def lines(
 ) -> Panel:
     """Values over time.
 
-    `colours` are by name; `faint` is drawn thin; a band goes from its first name to its second;
+    `colours` are by name; a band goes from its first name to its second;
     `sort` is a column of the legend and whether the largest comes first, as only the first few
     names are in sight; `in_bars` is for what lasts no longer than a point or two.
     """
@@ -228,12 +227,6 @@ def lines(
     if stacked:
         panel = panel.stacking(common.StackingConfig().mode(c.StackingMode.NORMAL))
     panel = _painted(panel, colours)
-    if faint:
-        thin = [
-            _set("custom.lineWidth", 1),
-            _set("custom.lineStyle", {"fill": "dot", "dash": [1, 3]}),
-        ]
-        panel = panel.override_by_name(faint, thin)
     if band is not None:
         panel = _with_band(panel, *band)
     if nothing:

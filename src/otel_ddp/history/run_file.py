@@ -53,7 +53,7 @@ class Table:
     """Of buckets: sums of values, or steps."""
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
-        self.name, self.columns = name, columns
+        self.name = name
         marks = ", ".join("?" * (len(columns) + 2))
         # Of each column: old and new together.
         updates = ", ".join(_RULES.get(column, _ADDED).format(column) for column in columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.say import in_phase, rank_list, rank_order, verb
+from otel_ddp.diagnosis.say import in_phase, rank_list, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
@@ -108,10 +108,6 @@ def _findings(
         advice,
         nodes.pop() if len(nodes) == 1 else "",
     )
-
-
-def _order(each: Suspect) -> tuple[bool, int, str]:
-    return rank_order(each.labels)
 
 
 # -- the signs, the surest first

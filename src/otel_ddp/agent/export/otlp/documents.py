@@ -33,7 +33,7 @@ _MOST_MESSAGES = 500
 _MOST_STEP_TRACES = 4096
 _S = 10**9
 # In steps of four, as the specification has them.
-_SEVERITIES = {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
+_SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
 
 class _Message(NamedTuple):
