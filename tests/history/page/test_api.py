@@ -669,6 +669,9 @@ def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_pat
             change(of="held", what="delete=yes", **bearer),
             change(of="none", what="delete=yes", **bearer),
         ]
+        tmp_path.chmod(0o777)
+        open_to_others = [change(what=what, **bearer) for what in ("name=x", "delete=yes")]
+        tmp_path.chmod(0o700)
         named = [change(what="name=best", **bearer), change(what="tags=keep", **bearer)]
         rows = client.ask("/api/runs", **bearer).json["runs"]
         head = client.ask("/api/run?group=g&run=r", **bearer).json
@@ -678,6 +681,7 @@ def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_pat
         endpoint.stop()
 
     assert refused == [401, 403, 403, 405, 409, 409, 404]
+    assert open_to_others == [500, 500]
     assert named == [200, 200]
     assert [(each["name"], each["tags"]) for each in rows if each["run"] == "r"] == [
         ("best", "keep")
