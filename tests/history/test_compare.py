@@ -308,3 +308,15 @@ def test_a_change_of_what_was_near_0_has_no_absurd_share() -> None:
     shares = [percent(each) for each in (None, -0.123, 9.99, 4000.0, -25.0)]
 
     assert shares == ["-", "-12.3 %", "+999.0 %", "> +999 %", "< -999 %"]
+
+
+def test_samples_a_second_say_what_the_time_of_a_step_says_also_beside_quick_steps() -> None:
+    chance = random.Random(1)
+    slow, quick = usual(1), usual(2)
+    cells = [
+        each._replace(took_s=each.took_s / chance.choice((50, 100, 5000))) for each in quick.cells
+    ]
+    found = compare(slow, quick._replace(cells=cells))
+
+    assert row(found, "step_time").verdict == "better"
+    assert row(found, "throughput").verdict == "better"
