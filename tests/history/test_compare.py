@@ -320,3 +320,14 @@ def test_samples_a_second_say_what_the_time_of_a_step_says_also_beside_quick_ste
 
     assert row(found, "step_time").verdict == "better"
     assert row(found, "throughput").verdict == "better"
+
+
+def test_a_run_that_is_slow_from_some_step_on_is_slower() -> None:
+    late = noisy_side(2, steps=600, jitter=STEADY)
+    cells = [
+        each._replace(took_s=each.took_s + (0.04 if at >= 75 else 0.0))
+        for at, each in enumerate(late.cells)
+    ]
+    found = compare(usual(1), late._replace(cells=cells))
+
+    assert row(found, "step_time").verdict == "worse"

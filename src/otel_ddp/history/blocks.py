@@ -12,6 +12,9 @@ from statistics import fmean, median
 
 # A block must be longer than steps depend on each other.
 _BLOCKS = 12
+# Of these so many of the lowest and of the highest count as their neighbours do: a run may be late
+# from some step on, and its first steps are slow.
+_OUTLIERS = 2
 _FEWEST_STEPS = 40
 # Logged values are few, and further from each other.
 _FEWEST_VALUES = 5
@@ -37,7 +40,8 @@ def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
-    return _of_means(_means(first, _BLOCKS), _means(second, _BLOCKS), _RUNS_VARY)
+    means = _means(first, _BLOCKS), _means(second, _BLOCKS)
+    return _of_means(*means, _RUNS_VARY, _OUTLIERS)
 
 
 def of_values(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -77,15 +81,21 @@ def _means(values: Sequence[float], blocks: int) -> list[float]:
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
 
-def _of_means(first: Sequence[float], second: Sequence[float], runs_vary: float) -> float:
+def _of_means(
+    first: Sequence[float], second: Sequence[float], runs_vary: float, outliers: int = 0
+) -> float:
     """By Student's t test: one variance for both sides, so one of them may be a single run.
 
-    *runs_vary*: the variance between runs, as a multiple of that between these means.
+    *runs_vary*: the variance between runs, as a multiple of that between these means. *outliers*:
+    so many at each end are left out of their mean, and are as far from it as the next one (Yuen).
     """
-    freedom = len(first) + len(second) - 2
-    apart = abs(fmean(first) - fmean(second))
-    variance = (_squares(first) + _squares(second)) / freedom
-    error = math.sqrt(variance * (1 / len(first) + 1 / len(second) + 2 * runs_vary))
+    sides = [sorted(first), sorted(second)]
+    inner = [side[outliers : len(side) - outliers] for side in sides]
+    freedom = len(inner[0]) + len(inner[1]) - 2
+    apart = abs(fmean(inner[0]) - fmean(inner[1]))
+    squares = sum(_squares([*kept[:1] * outliers, *kept, *kept[-1:] * outliers]) for kept in inner)
+    variance = squares / freedom
+    error = math.sqrt(variance * (1 / len(inner[0]) + 1 / len(inner[1]) + 2 * runs_vary))
     if not math.isfinite(error):
         return 1.0  # beyond what a number holds
     if not error:
