@@ -208,7 +208,7 @@ class Attempts:
             # It has made one step.
             shift = step.logged - ours
         if shift is None or not (numbers.is_even and self._is_even):
-            # The program tells no numbers of steps: it may have begun again, or gone on.
+            # Without step numbers from the program, a restart and a resume look alike.
             return Placed(step, ours, None if ours <= self._last_place else False)
         number = ours + shift
         return Placed(step, number - (self._first_shift or 0), number <= self._before)

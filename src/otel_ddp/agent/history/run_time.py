@@ -183,7 +183,7 @@ class RunTime:
         return rank in self._ranks
 
     def begin(self, process: ProcessTime, *, trains: bool) -> None:
-        """A process has started. Those beside the training, such as evaluators, do not count."""
+        """Note a start. Processes beside the training, such as evaluators, are ignored."""
         rank, began_ns, started_ns = process.rank, process.began_ns, process.started_ns
         known, told = self._ranks.get(rank), self.attempts.told
         if "/" in rank or (known is not None and began_ns <= known.began_ns):

@@ -348,7 +348,7 @@ class ClockOffset:
         if abs(sample.offset_ns) > _MOST_NS:
             return  # No clock is that wrong.
         if self._best is not None and sample.contradicts(self._best):
-            # A clock was set: what was measured before it says nothing.
+            # A clock was set: earlier measurements are void.
             self._samples.clear()
         self._samples.append(sample)
         self._best = min(self._samples, key=lambda each: each.round_trip_ns)

@@ -57,7 +57,7 @@ _TELL_AGAIN_NS = 10_000_000_000
 
 
 class Outflow:
-    """One a process: what of it is new for the lead."""
+    """The records, totals and facts of one process that the lead lacks."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
         """*number*: its own, as long as this agent lives. *is_kept*: the lead writes its history,
@@ -165,7 +165,7 @@ class Following:
         self._client.start()
 
     def take_over(self, before: Following) -> None:
-        """Adopt the processes of the previous attempt: the next lead requests what it lacks."""
+        """Adopt the processes of the previous attempt: the next lead requests missing records."""
         self._processes, before._processes = before._processes, {}
         self._numbers, self._unlinked_ns = before._numbers, before._now_ns
 

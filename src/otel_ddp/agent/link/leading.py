@@ -25,7 +25,7 @@ from otel_ddp.journal.sent import ReceivedJournal
 if TYPE_CHECKING:
     from otel_ddp.agent.link.server import LinkServer
 
-# The nodes are told so often how the run is judged.
+# The interval at which the verdicts on the run are sent to its nodes.
 _SAY_EVERY_NS = 1_000_000_000
 # To pack what is said of thousands of ranks takes a third of a second: of many, so often.
 _MANY_RANKS, _SAY_OF_MANY_EVERY_NS = 512, 5_000_000_000

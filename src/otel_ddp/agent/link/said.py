@@ -59,7 +59,7 @@ def _is_short(value: Any) -> bool:
 
 
 def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0) -> Judgement:
-    """What the lead says; of ranks only what it says of these. Raises Senseless.
+    """Parse the lead's verdicts; rows of ranks other than these are left out. Raises Senseless.
 
     *ahead_ns*: its clock less ours.
     """

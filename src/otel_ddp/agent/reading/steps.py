@@ -182,7 +182,7 @@ class CallNames:
         each = self._sequences.get(bytes(low + high)) or self._sequence(low, high)
         if each is None:
             return None
-        # A word tells what came before it.
+        # Each word has the idle share of the time before it.
         idle = bytes(whole[_IDLE + 8 :: 8]) + bytes([rest_idle] if words else [])
         for at in range(_IDLE, 8):
             whole[at::8] = bytes(len(low))

@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
         """The page's answer. *is_known*: who asks has shown that they may see everything."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         is_private = functools.cache(lambda: is_known or self._is_own_connection())
-        # With its other scheme a browser sends what it remembers.
+        # A browser sends remembered Basic credentials by itself, a Bearer token never.
         has_token = is_known and headers.get("authorization", "").lower().startswith("bearer ")
         more = {"method": self.command, "headers": headers, "is_private": is_private}
         return app.answer(Question.of_address(self.path, has_token=has_token, **more))

@@ -47,7 +47,7 @@ class Incident:
         """The devices as they were when it began: a dead process has left its own since."""
         self.postmortem: Path | None = None
         self.was_told_by_lead = was_told_by_lead
-        """The agent that led the run has told of it: it is told once, whoever judges."""
+        """Whether the agent that led the run has reported it: it is reported once."""
 
 
 class RunReports:
@@ -72,7 +72,7 @@ class RunReports:
         return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
 
     def was_told_by_lead(self, verdict: Verdict) -> bool:
-        """Whether the lead has told of it by its last words, or of a death that caused it."""
+        """Whether the lead's last message had it, or a death that caused it."""
         if self.last_led is None:
             return False
         if verdict.kind == "death":

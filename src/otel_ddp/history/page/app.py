@@ -34,14 +34,14 @@ _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 _WITHOUT_DISK = ("now", "stacks")
 _PACKED_FROM = 4096
 HIDDEN = (
-    "This page is shown to the user of the agent and to root on this node, and to those whom have "
+    "This page is shown to the user of the agent and to root on this node, and to whoever has "
     "the token of OTEL_DDP_SCRAPE_TOKEN_FILE."
 )
 NO_TOKEN = (
     "Runs are changed with the token of OTEL_DDP_SCRAPE_TOKEN_FILE alone: type it, or set the "
     "variable for the agent."
 )
-# What a person may say anew of a run.
+# The texts of a run that a person may change, and their longest length.
 _TEXTS, _LONGEST = ("name", "tags"), 500
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
