@@ -229,7 +229,14 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     step: Callable[[torch.Tensor], torch.Tensor] = made
     run = otel_ddp.instrument(made.model, group="g", run=name) if settings.is_watched else None
     optimizer, measured = made.optimizer, made.measured
-    enough = torch.zeros(1, device=DEVICE.name)
+    flag = torch.zeros(1, device=DEVICE.name)
+
+    def found_by_any(file: str) -> bool:
+        """Whether a rank sees this file: all ranks decide the same in the same step."""
+        flag.fill_(float((folder / file).exists()))
+        dist.all_reduce(flag)
+        return bool(flag.item())
+
     settled: dict[str, int] = {}
     began_s = 0.0
     held = hold(settings.holds_bytes)
@@ -243,9 +250,9 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
             settled = DEVICE.waits()
             if settings.spread == "captured":
                 step = captured(made, inputs)
-        if step is not made and not number % LOOKS_EVERY:
-            # It is replayed until the test has seen what is said of that.
-            step = made if (folder / f"{name}.meanwhile").exists() else step
+        # It is replayed until the test has seen what is said of that.
+        if step is not made and not number % LOOKS_EVERY and found_by_any(f"{name}.meanwhile"):
+            step = made
         loss = step(inputs)
         if run is not None:
             run.log({"loss": loss}, step=number)
@@ -255,10 +262,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
             if number == settings.steps:
                 break
         elif not number % LOOKS_EVERY:
-            # All ranks end together.
-            enough.fill_(float((folder / f"{name}.enough").exists()))
-            dist.all_reduce(enough)
-            if enough.item():
+            if found_by_any(f"{name}.enough"):
                 break
     took_s = time.monotonic() - began_s
     waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
