@@ -98,16 +98,15 @@ def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def share(right: Sequence[bool]) -> str:
-    """As a cell: of which part it is true."""
-    return f"{sum(right) / len(right) * 100:.1f} %" if right else ""
+def shares(*right: Sequence[bool]) -> str:
+    """As a cell: how many percent of each are true."""
+    return ", ".join(f"{sum(each) / len(each) * 100:.1f}" for each in right if each)
 
 
 def soon(after: Sequence[float]) -> str:
-    """As a cell: the median, 95 of 100, the slowest."""
+    """As a cell: the median and the slowest."""
     ordered = sorted(after)
-    places = (len(ordered) // 2, len(ordered) * 95 // 100, -1) if ordered else ()
-    return ", ".join(f"{ordered[at]:.0f}" for at in places)
+    return f"{ordered[len(ordered) // 2]:.0f}, {ordered[-1]:.0f}" if ordered else ""
 
 
 def main(tables: Mapping[str, Callable[[], Iterable[str]]]) -> None:

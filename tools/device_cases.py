@@ -14,7 +14,7 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from tools.cases import NOW_NS, Found, Named, Replay, labels_of, main, row, share, soon
+from tools.cases import NOW_NS, Found, Named, Replay, labels_of, main, row, shares, soon
 from tools.device_training.rank import QUEUE
 from tools.device_training.setting import Setting, Trouble
 from tools.device_training.training import Piece, WordStream, trained
@@ -434,9 +434,11 @@ def late_row(title: str, cases: Sequence[Case]) -> str:
         title,
         len(cases),
         len([each for each in outcomes if each.truth.to_be_named]),
-        share([each.rank_right for each in outcomes]),
-        share([each.phase_right for each in named]),
-        share([each.side_right for each in named]),
+        shares(
+            [each.rank_right for each in outcomes],
+            [each.phase_right for each in named],
+            [each.side_right for each in named],
+        ),
         soon([name.step for each in named for name in each.found.named.values()]),
     )
 
@@ -463,53 +465,49 @@ def bound_row(title: str, cases: Sequence[Case], bound: str) -> str:
 
 def tables() -> Iterator[str]:
     """All lines of the tables, each as soon as it is known."""
-    yield (
-        "| cases | runs | with a rank to be named | rank right | phase right | side right "
-        "| steps until named: median, 95 %, all |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for excess in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5):
-        yield late_row(f"one rank {excess * 100:.0f} % late", one_late((excess,), every=4))
+    yield "| late | runs | to name | rank, phase, side right (%) | steps until named |"
+    yield "|---|---|---|---|---|"
+    for excess in (0.05, 0.1, 0.15, 0.3, 0.5):
+        yield late_row(f"one rank, {excess * 100:.0f} %", one_late((excess,), every=4))
     ahead = ("host ahead", "one step ahead", "busy host")
-    yield late_row("its device is slow", one_late((0.3,), ("device",), ahead))
-    yield late_row("its loader is late, and its device runs dry", one_late((0.3,), ("loader",)))
+    yield late_row("its device", one_late((0.3,), ("device",), ahead))
+    yield late_row("its loader", one_late((0.3,), ("loader",)))
     launches = ("cores", "forward launches", "backward launches")
-    yield late_row("it launches slowly", one_late((0.3,), launches, ahead, every=2))
-    yield late_row("its host is late before or within forward", one_late((0.3,), IN_FORWARD, ahead))
-    yield late_row("`.item()` in every step", one_late((0.3,), settings=("item",), every=8))
+    yield late_row("its launches", one_late((0.3,), launches, ahead, every=2))
+    yield late_row("its host, before or in forward", one_late((0.3,), IN_FORWARD, ahead))
+    yield late_row("`.item()` in each step", one_late((0.3,), settings=("item",), every=8))
     yield late_row("accumulation", one_late((0.3,), settings=("accumulation",), every=8))
     for name in HOST_BOUND:
-        yield late_row(f"all hosts are {name}", one_late((0.3,), settings=(name,), every=8))
-    yield late_row("one device 15 % slow, and hosts 100 steps ahead", slow_far_ahead())
+        yield late_row(f"all hosts {name}", one_late((0.3,), settings=(name,), every=8))
+    yield late_row("one device, 15 %, hosts 100 steps ahead", slow_far_ahead())
     yield late_row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
-    yield late_row("two ranks, each in a way of its own", two_late(every=6))
+    yield late_row("two ranks in different ways", two_late(every=6))
     for excess in (0.15, 0.3):
-        title = f"all devices of one of 2 to 4 nodes {excess * 100:.0f} % late"
+        title = f"all devices of a node, {excess * 100:.0f} %"
         yield late_row(title, nodes_late(excess, DEVICES_OF_NODE, every=3))
     for excess in (0.15, 0.3):
-        title = f"all hosts of one of 2 to 4 nodes {excess * 100:.0f} % late"
+        title = f"all hosts of a node, {excess * 100:.0f} %"
         yield late_row(title, nodes_late(excess, HOSTS_OF_NODE))
     of_four = nodes_late(0.3, HOSTS_OF_NODE, many=2, kinds=((2, 4), (3, 4)))
-    yield late_row("half of the hosts of one of 2 or 3 nodes 30 % late: both named", of_four)
+    yield late_row("two of 4 hosts of a node", of_four)
     alone = nodes_late(0.3, HOSTS_OF_NODE, every=2, many=1)
-    yield late_row("one host of one of 2 to 4 nodes 30 % late", alone)
-    for title, where in (("one device slow", "device"), ("one loader late", "loader")):
+    yield late_row("one host, of several nodes", alone)
+    for title, where in (("one device", "device"), ("one loader", "loader")):
         beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=(where, 0.3))
-        yield late_row(f"{title}, and another rank's host late at no cost", beside[::2])
+        yield late_row(f"{title}, another rank's host at no cost", beside[::2])
     yield ""
-    yield "| no rank is to be named | runs | steps | verdicts | runs in which ranks were compared |"
+    yield "| no rank to name | runs | steps | verdicts | compared |"
     yield "|---|---|---|---|---|"
     yield quiet_row("all alike", balanced(200_000))
-    yield quiet_row("all alike, on 2 or 3 nodes", balanced(50_000, (2, 4), (2, 3)))
+    yield quiet_row("the same, 2 or 3 nodes", balanced(50_000, (2, 4), (2, 3)))
     workers = [case._replace(steps=1_500) for case in all_bound(load_ms=130, prefetch=4)]
-    yield quiet_row("all alike, and bound by loaders that prefetch", workers)
-    yield quiet_row("the same, and hosts are hardly ahead", hardly_ahead(1_500))
-    yield quiet_row("a host is late, and its device has enough to do", late_at_no_cost(50_000))
-    for lead in (3, 5, 10, 100):
-        title = f"one rank synchronises in every tenth step, the others' hosts are {lead} ahead"
-        yield quiet_row(title, synchronises_alone(lead))
+    yield quiet_row("bound by prefetching loaders", workers)
+    yield quiet_row("the same, hosts hardly ahead", hardly_ahead(1_500))
+    yield quiet_row("a host late at no cost", late_at_no_cost(50_000))
+    synchronising = [case for lead in (3, 5, 10, 100) for case in synchronises_alone(lead)]
+    yield quiet_row("one rank synchronises each 10 steps", synchronising)
     yield ""
-    yield "| all ranks | runs | bound | said | insufficient data | verdicts on a rank |"
+    yield "| all ranks | runs | bound | reported | insufficient data | verdicts |"
     yield "|---|---|---|---|---|---|"
     yield bound_row("launch slowly", all_bound(launch_ms=130), "launch")
     yield bound_row("load slowly", all_bound(load_ms=80), "data")
