@@ -35,8 +35,8 @@ Row = tuple[str, ...]
 HEADS = {
     3: ("what", "limit", "measured"),
     8: (
-        *("a step without us", "torch calls empty hooks", "they write their word"),
-        *("ours do besides", "flushes", "the agent", "together", "everything on, by the clock"),
+        *("bare step", "empty hooks", "writing a word", "our other work"),
+        *("flushes", "agent", "sum", "measured together"),
     ),
 }
 
@@ -154,7 +154,7 @@ def cost_beside_gauges() -> list[Row]:
     floats, tensors, kept, labelled = (
         statistics.median(each) for each in zip(*rounds, strict=True)
     )
-    what = "`run.log` of ten floats to ten labelled gauges of `prometheus_client`"
+    what = "`run.log` of ten floats against ten `prometheus_client` gauges"
     return [
         (
             f"{what}, children kept",
@@ -162,11 +162,11 @@ def cost_beside_gauges() -> list[Row]:
             f"x{floats / kept:.2f} ({floats:.2f} us, {kept:.2f} us)",
         ),
         (
-            f"{what}, `labels()` called each time",
+            f"{what}, `labels()` each time",
             "<= x0.3",
             f"x{floats / labelled:.2f} ({floats:.2f} us, {labelled:.2f} us)",
         ),
-        ("`run.log` of ten scalar tensors of the CPU", "<= 10 us", f"{tensors:.2f} us"),
+        ("`run.log` of ten CPU tensors", "<= 10 us", f"{tensors:.2f} us"),
     ]
 
 
@@ -180,7 +180,7 @@ def import_cost() -> list[Row]:
         return statistics.quantiles(took, n=4)[0] * 1000
 
     bare, ours = best("pass"), best("import otel_ddp")
-    return [("`import otel_ddp` over bare Python", "<= 15 ms", f"{ours - bare:.1f} ms")]
+    return [("`import otel_ddp`", "<= 15 ms", f"{ours - bare:.1f} ms")]
 
 
 def start_cost() -> list[Row]:
@@ -237,10 +237,9 @@ def agreement_cost() -> list[Row]:
         name, both = (float(each) for each in node.run(AGREEMENT).split())
     return [
         (
-            f"start of rank 0 where ranks on other nodes agree on its lead, over the {name:.0f} us "
-            f"in which they agree on the run's name",
+            "start on several nodes: agreement on the lead",
             "<= 1000 us",
-            f"{both - name:+.0f} us",
+            f"{both - name:+.0f} us (run's name {name:.0f} us)",
         )
     ]
 
@@ -337,8 +336,10 @@ def _hooks_by_themselves(where: str, printed: str) -> Row:
         what: float(us) for what, _, us in (each.partition(":") for each in printed.split(";"))
     }
     listed = ", ".join(f"{what} {us:.1f}" for what, us in parts.items())
-    what = f"our hooks of one DDP step, by themselves{where}: {listed}"
-    return what, "" if where else "<= 15 us", f"{sum(parts.values()):.1f} us"
+    total = f"{sum(parts.values()):.1f} us"
+    if not where:
+        return "our hooks of one DDP step, alone", "<= 15 us", total
+    return f"our hooks of one DDP step, alone{where}: {listed}", "", total
 
 
 def hook_cost() -> list[Row]:
@@ -740,8 +741,8 @@ def memory_growth() -> list[Row]:
     with Node() as node:
         first, later = (float(each) for each in node.run(GROWTH).split())
     return [
-        ("memory of a rank with the hooks on, journal included", "<= 5 MB", f"{first:.1f} MB"),
-        ("the same, grown over 100,000 steps", "0", f"{later:.1f} MB"),
+        ("memory of a rank: hooks and journal", "<= 5 MB", f"{first:.1f} MB"),
+        ("its growth over 100,000 steps", "0", f"{later:.1f} MB"),
     ]
 
 
@@ -805,18 +806,18 @@ def verdict_times() -> list[Row]:
     steps = [_seen("straggler")[1] - 200 for _ in range(3)]
     rows: list[Row] = [
         (
-            "a rank of 2 that is a quarter late, until it is named",
+            "a rank of 2, a quarter late, until named",
             "<= 120 steps",
             f"{statistics.median(steps):.0f} steps (worst {max(steps)})",
         )
     ]
     for what, name, limit_s in (
-        ("stall", f"a rank that hangs, limit {STALL_LIMIT_S:g} s, until", STALL_LIMIT_S + 2),
-        ("death", "a rank that is killed, until", 2.0),
+        ("stall", f"a hanging rank, limit {STALL_LIMIT_S:g} s, until", STALL_LIMIT_S + 2),
+        ("death", "a killed rank, until", 2.0),
     ):
         took = [_seen(what)[0] for _ in range(3)]
         measured = f"{statistics.median(took):.2f} s (worst {max(took):.2f})"
-        rows.append((f"{name} it is told", f"<= {limit_s:g} s", measured))
+        rows.append((f"{name} reported", f"<= {limit_s:g} s", measured))
     return rows
 
 
@@ -849,7 +850,7 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     share = best_s / (steps / rate)
     return [
         (
-            f"verdicts on {ranks} ranks at {rate} steps/s: share of a core, within the agent's",
+            f"verdicts, {ranks} ranks at {rate} steps/s: share of a core",
             "<= 0.5 %",
             f"{share * 100:.2f} % ({best_s / steps / ranks * 1e6:.1f} us a step)",
         )
@@ -857,21 +858,18 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
 
 
 def exit_cost() -> list[Row]:
-    rows = []
-    for state in ("healthy", "refusing", "silent", "unroutable"):
+    states = ("healthy", "refusing", "silent", "unroutable")
+    medians, worst = [], 0.0
+    for state in states:
         with Receiver() as receiver, unroutable() as nowhere, Node() as node:
             endpoint = nowhere if state == "unroutable" else receiver.start_http()
             receiver.set_mode({"refusing": 503, "silent": "hang"}.get(state, "ok"))
             node.export_to(endpoint)
             took = [float(node.run(END)) for _ in range(5)]
-        rows.append(
-            (
-                f"`finish()`, collector {state}",
-                "<= 300 ms",
-                f"{statistics.median(took):.0f} ms (worst {max(took):.0f})",
-            )
-        )
-    return rows
+        medians.append(f"{statistics.median(took):.0f}")
+        worst = max(worst, *took)
+    measured = f"{', '.join(medians)} ms (worst {worst:.0f})"
+    return [(f"`finish()`, collector {', '.join(states)}", "<= 300 ms", measured)]
 
 
 def sampling_cost(seconds: float = 20.0, ranks: int = 8) -> list[Row]:
@@ -903,10 +901,9 @@ def sampling_cost(seconds: float = 20.0, ranks: int = 8) -> list[Row]:
     idle, gpu, both = (min(found) for found in shares.values())
     return [
         (
-            f"sampling 8 GPUs (a stand-in for the driver), host and {ranks} processes: "
-            f"share of a core (GPUs alone {(gpu - idle) * 100:.2f} %)",
+            f"sampling 8 GPUs (stand-in driver), host, {ranks} processes: share of a core",
             "<= 1 %",
-            f"{(both - idle) * 100:.2f} %",
+            f"{(both - idle) * 100:.2f} % (GPUs {(gpu - idle) * 100:.2f} %)",
         )
     ]
 
@@ -959,12 +956,15 @@ def agent_cost(rate: float, ranks: int = 8, values: int = 5, seconds: float = 20
             "<= 4 %" if rate <= 10 else "<= 25 %",
             f"{share * 100:.1f} %",
         ),
-        (f"{name}: memory", "<= 120 MB", f"{memory / 1e6:.0f} MB"),
-        (f"{name}: scrape", "<= 30 ms", f"{statistics.median(scrapes) * 1000:.1f} ms"),
         (
-            f"{name}: values lost of {logged * values}",
+            "the same: memory, scrape",
+            "<= 120 MB, 30 ms",
+            f"{memory / 1e6:.0f} MB, {statistics.median(scrapes) * 1000:.1f} ms",
+        ),
+        (
+            "the same: values lost",
             "0",
-            f"{missing} ({lost:.0f} records overwritten)",
+            f"{missing} of {logged * values} ({lost:.0f} records overwritten)",
         ),
     ]
 
