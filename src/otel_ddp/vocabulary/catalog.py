@@ -176,25 +176,23 @@ TRAINING_RUN_INFO = _run.gauge(
     "device_runtime",
     "git_sha",
 )(
-    "Always 1; its labels describe the run, with the scalars of its configuration as "
-    "`config_<key>`, as far as the limit on their number goes."
+    "Always 1; labels describe the run, and up to 100 settings of its configuration as "
+    "`config_<key>`."
 )
 TRAINING_RUN_SETTING = _run.gauge("training.run.setting", "", "setting", "value")(
-    "Always 1, for each setting of the run: what the script says of it, its environment, and "
-    "`config.<key>`; as many of these, and as much of each value, as `training.run.info` has."
+    "Always 1, one series for each description, environment fact and `config.<key>` of the run."
 )
 TRAINING_RUN_START_TIMESTAMP = _run.gauge("training.run.start.timestamp", "s")(
-    "When the run began, in seconds since 1970."
+    "When the run began."
 )
 OTEL_DDP_RUN_TIME = _run.counter("otel_ddp.run.time", "s", "cause", labels="node")(
-    "What the time of the ranks of this node went to since their run first began, all ranks added "
-    f"up: {', '.join(words.TIME_CAUSES)}."
+    "Time of the node's ranks over all attempts, summed, by cause (docs/goodput.md)."
 )
 OTEL_DDP_RUN_ATTEMPTS = _run.counter("otel_ddp.run.attempts", "{attempt}", labels="node")(
-    "How often the run was begun on this node: by its first launch, and after each end."
+    "Attempts of the run on this node: its first launch and each restart."
 )
 TRAINING_PARAMETERS = _run.gauge("training.parameters", "{parameter}", "trainable")(
-    "How many parameters the model has, the trainable and the frozen ones apart."
+    "Parameters of the model, trainable and frozen ones apart."
 )
 
 # --- Progress and state ------------------------------------------------------------------------
@@ -202,45 +200,44 @@ TRAINING_PARAMETERS = _run.gauge("training.parameters", "{parameter}", "trainabl
 _progress = Section("Progress and state", "rank")
 
 TRAINING_STATE = _progress.gauge("training.state", "")(
-    f"How the rank's process is doing: {_codes(words.STATES)}."
+    f"State of the rank's process: {_codes(words.STATES)}."
 )
 TRAINING_WORLD_SIZE = _progress.gauge("training.world.size", "{rank}")(
-    "How many ranks train together with this one, itself included, over all nodes."
+    "Ranks that train together, over all nodes."
 )
 TRAINING_PHASE = _progress.gauge("training.phase", "")(
-    f"What the rank is busy with at this moment: {_codes(words.PHASES)}."
+    f"What the rank is doing now: {_codes(words.PHASES)}."
 )
 TRAINING_STEP = _progress.gauge("training.step", "{step}")(
-    "The last optimizer step that the rank finished."
+    "Last optimizer step that the rank finished."
 )
-TRAINING_EPOCH = _progress.gauge("training.epoch", "{epoch}")("The epoch that the rank is in.")
+TRAINING_EPOCH = _progress.gauge("training.epoch", "{epoch}")("Epoch of the rank.")
 TRAINING_HEARTBEAT_TIMESTAMP = _progress.gauge("training.heartbeat.timestamp", "s")(
-    "When the rank's process was last seen alive, in seconds since 1970."
+    "When the process was last seen alive."
 )
 TRAINING_PROGRESS_TIMESTAMP = _progress.gauge("training.progress.timestamp", "s")(
-    "When the rank last went from one phase to another, in seconds since 1970."
+    "When the rank last changed its phase."
 )
 TRAINING_STALLED = _progress.gauge("training.stalled", "")(
-    "1 while no rank of its run moves, by the verdict on that, otherwise 0."
+    "1 while the run has a stall verdict, otherwise 0."
 )
 TRAINING_RESTARTS = _progress.counter("training.restarts", "{restart}")(
-    "How often the launcher has started this rank again within the run."
+    "How often the launcher has restarted this rank."
 )
 TRAINING_EXCEPTIONS = _progress.counter("training.exceptions", "{exception}", "error.type")(
-    "How many exceptions have ended the rank's training, by their class: none is told of before."
+    "Exceptions that ended the rank's training, by class; absent before the first."
 )
 TRAINING_DEATHS = _progress.counter("training.deaths", "{death}", "cause")(
-    "How often the end of the rank was the first of its run's, by what ended it: none is told of "
-    "before."
+    "How often this rank was the first of its run to end, by cause; absent before the first."
 )
 TRAINING_OOMS = _progress.counter("training.ooms", "{error}")(
-    "How often the rank has run out of its device's memory."
+    "How often the rank ran out of device memory."
 )
 TRAINING_CHECKPOINT_DURATION = _progress.histogram(
     "training.checkpoint.duration", "s", bounds=_CHECKPOINT_BOUNDS
-)("How long the rank was held up by saving a checkpoint.")
+)("How long saving a checkpoint held up the rank.")
 TRAINING_CHECKPOINT_TIMESTAMP = _progress.gauge("training.checkpoint.timestamp", "s")(
-    "When the rank finished its last checkpoint, in seconds since 1970."
+    "When the rank finished its last checkpoint."
 )
 
 # --- Speed -------------------------------------------------------------------------------------
@@ -248,58 +245,53 @@ TRAINING_CHECKPOINT_TIMESTAMP = _progress.gauge("training.checkpoint.timestamp",
 _speed = Section("Speed", "rank")
 
 TRAINING_STEPS = _speed.counter("training.steps", "{step}")(
-    "How many optimizer steps the rank has finished."
+    "Optimizer steps that the rank finished."
 )
 TRAINING_SAMPLES = _speed.counter("training.samples", "{sample}")(
-    "How many samples the rank has trained on."
+    "Samples that the rank trained on."
 )
-TRAINING_TOKENS = _speed.counter("training.tokens", "{token}")(
-    "How many tokens the rank has trained on."
-)
+TRAINING_TOKENS = _speed.counter("training.tokens", "{token}")("Tokens that the rank trained on.")
 TRAINING_MICRO_BATCHES = _speed.counter("training.micro_batches", "{micro_batch}")(
-    "How many forward and backward passes the rank has made, gradient accumulation included."
+    "Forward and backward passes, gradient accumulation included."
 )
 TRAINING_STEPS_SKIPPED = _speed.counter("training.steps.skipped", "{step}", "reason")(
-    "How many optimizer steps left the weights as they were, for instance after an overflow."
+    "Optimizer steps that left the weights unchanged, for instance after an overflow."
 )
 TRAINING_STEP_DURATION = _speed.histogram("training.step.duration", "s", bounds=_STEP_BOUNDS)(
-    "How long a step took, from the end of the one before it to its own end."
+    "Time from the end of one step to the end of the next."
 )
 TRAINING_PHASE_TIME = _speed.counter("training.phase.time", "s", "phase", "clock", "sync")(
-    "Time spent in each phase of training, by the clock of the host or of the device; `sync` "
-    "says of `comm_wait` whether it was for `gradients` or for `buffers`; where not every step is "
-    "measured, that of the others is estimated to be divided alike."
+    "Time in each phase, by the clock of host or device; `sync` splits `comm_wait` into "
+    "`gradients` and `buffers`."
 )
 TRAINING_PHASE_STEP_TIME = _speed.gauge("training.phase.step_time", "s", "phase")(
-    "Time per step in each phase over the last two minutes, by the clock of the device where it is "
-    "known, else of the host; estimated where not every step is measured."
+    "Time per step in each phase over two minutes, by the device's clock if known."
 )
 TRAINING_GC_TIME = _speed.counter("training.gc.time", "s")(
-    "Time for which Python's garbage collector held up the rank."
+    "Time that Python's garbage collector held up the rank."
 )
 TRAINING_FLOPS = _speed.counter("training.flops", "{operation}", "method")(
-    "Floating-point operations that the model's work amounts to, and how that is known: `6pt` from "
-    "parameters and tokens, or `given` by the user."
+    "Floating-point operations of the model: `6pt` from parameters and tokens, or `given` by "
+    "the user."
 )
 TRAINING_FLOPS_PEAK = _speed.gauge("training.flops.peak", "{operation}/s", "dtype", "device")(
-    "Floating-point operations per second that the rank's device could reach at best."
+    "Peak floating-point operations per second of the rank's device."
 )
 TRAINING_DEVICE_MEMORY_ALLOCATED = _speed.updown("training.device.memory.allocated", "By")(
-    "Device memory that the rank's tensors occupy."
+    "Device memory of the rank's tensors."
 )
 TRAINING_DEVICE_MEMORY_RESERVED = _speed.updown("training.device.memory.reserved", "By")(
-    "Device memory that PyTorch's allocator holds for the rank, whether or not tensors use it."
+    "Device memory that PyTorch's allocator holds."
 )
 TRAINING_DEVICE_MEMORY_LIMIT = _speed.updown("training.device.memory.limit", "By")(
-    "Device memory that PyTorch's allocator may hold for the rank: all that the device has, or the "
-    "share that the program has set."
+    "Device memory that PyTorch's allocator may hold."
 )
 TRAINING_DEVICE_MEMORY_PEAK = _speed.gauge("training.device.memory.peak", "By")(
-    "The most device memory that the rank's tensors have occupied at one time."
+    "Peak device memory of the rank's tensors."
 )
 TRAINING_DEVICE_MEMORY_ALLOC_RETRIES = _speed.counter(
     "training.device.memory.alloc_retries", "{retry}"
-)("How often PyTorch's allocator had to empty its cache to serve a request.")
+)("How often PyTorch's allocator emptied its cache.")
 
 # --- Learning ----------------------------------------------------------------------------------
 
@@ -309,13 +301,13 @@ TRAINING_SCALAR = _learning.gauge("training.scalar", "")(
     "A logged value, such as a loss or a learning rate."
 )
 TRAINING_SCALAR_STEP = _learning.gauge("training.scalar.step", "{step}")(
-    "The step to which the logged value with the same time stamp belongs."
+    "Step of the logged value with the same time stamp."
 )
 TRAINING_SCALAR_EPOCH = _learning.gauge("training.scalar.epoch", "{epoch}")(
-    "The epoch to which the logged value with the same time stamp belongs, where one was given."
+    "Epoch of the logged value with the same time stamp, if given."
 )
 TRAINING_NONFINITE = _learning.counter("training.nonfinite", "{value}")(
-    "How many logged values were NaN or infinite, counted from 0 once a name is first logged."
+    "Logged values that were NaN or infinite."
 )
 
 # --- Summary -----------------------------------------------------------------------------------
@@ -326,10 +318,10 @@ BEST = ("min", "max", "none")
 _summary = Section("Summary", "run", ("name", "split", "direction"))
 
 TRAINING_SCALAR_BEST = _summary.gauge("training.scalar.best", "")(
-    "The best finite value so far, over all attempts that this node's agent has seen."
+    "Best finite value of all attempts that this agent has seen."
 )
 TRAINING_SCALAR_BEST_STEP = _summary.gauge("training.scalar.best.step", "{step}")(
-    "The step to which the best value belongs."
+    "Step of the best value."
 )
 
 # --- Artifacts ---------------------------------------------------------------------------------
@@ -340,13 +332,13 @@ ARTIFACT_EVENT = "training.artifact"
 _artifacts = Section("Artifacts", "rank", ("name", "type", "direction", "digest", "uri"))
 
 TRAINING_ARTIFACT_TIMESTAMP = _artifacts.gauge("training.artifact.timestamp", "s")(
-    "When the script told of it, in seconds since 1970."
+    "When the script recorded the artifact."
 )
 TRAINING_ARTIFACT_SIZE = _artifacts.gauge("training.artifact.size", "By")(
-    "The size of the file, or of all files of the directory."
+    "Size of the artifact, a file or a directory."
 )
 TRAINING_ARTIFACT_STEP = _artifacts.gauge("training.artifact.step", "{step}")(
-    "The step at which the script told of it."
+    "Step at which the script recorded the artifact."
 )
 
 # --- Diagnosis ---------------------------------------------------------------------------------
@@ -354,49 +346,41 @@ TRAINING_ARTIFACT_STEP = _artifacts.gauge("training.artifact.step", "{step}")(
 _diagnosis = Section("Diagnosis", "rank")
 
 TRAINING_STRAGGLER = _diagnosis.gauge("training.straggler", "", "phase", "side")(
-    "1 while this rank keeps the others waiting, with the phase in which it loses the time; where "
-    "its device's clock is known, `side` says which side is late: `device`, `host` or `unclear`."
+    "1 while this rank keeps the others waiting; `phase` loses the time, `side` (`device`, "
+    "`host`, `unclear`) is late."
 )
 TRAINING_STRAGGLER_EXCESS = _diagnosis.gauge("training.straggler.excess", "1", "phase")(
-    "How much more work time than the others this rank needs, as a share of the median step."
+    "Work time above that of the other ranks, as a share of the median step."
 )
 TRAINING_IMBALANCE = _diagnosis.gauge("training.imbalance", "", "phase")(
-    "1 while this rank keeps the others waiting because it has more tokens or samples than they "
-    "have, with the phase in which that takes longer; shown from the first time on."
+    "1 while this rank is late because it has more tokens or samples."
 )
 TRAINING_RECURRING_STALL = _diagnosis.gauge("training.recurring_stall", "", "phase")(
-    "1 while this rank stalls again and again, with the phase that it stalls in, or `garbage`; "
-    "shown from the first time on."
+    "1 while this rank stalls repeatedly, in this phase or `garbage`."
 )
 TRAINING_STRAGGLER_LOST_TIME = _diagnosis.counter("training.straggler.lost_time", "s")(
-    "Time that the whole job has lost because of this rank."
+    "Time that the job has lost because of this rank."
 )
 TRAINING_NODE_STRAGGLER = _diagnosis.gauge(
     "training.node.straggler", "", "phase", "side", labels="node"
-)(
-    "1 while the ranks of this node, late alike, keep those of other nodes waiting, with phase and "
-    "side as in `training.straggler`, which each of them has as well; shown from the first time on."
-)
+)("1 while all ranks of this node are late and keep other nodes waiting.")
 TRAINING_NODE_IMBALANCE = _diagnosis.gauge("training.node.imbalance", "", "phase", labels="node")(
-    "The same for more tokens or samples than other nodes have, as in `training.imbalance`."
+    "1 while all ranks of this node are late because of more tokens or samples."
 )
 TRAINING_COMPARED_RANKS = _diagnosis.gauge("training.compared.ranks", "{rank}", labels="node")(
-    "How many ranks of the run are compared step by step where the verdicts on this node's ranks "
-    "are made: fewer than `training.world.size` if agents do not reach each other."
+    "Ranks that are compared; fewer than `training.world.size` if agents do not reach each other."
 )
 TRAINING_NODE_WORK_MAX = _diagnosis.gauge("training.node.work.max", "s", labels="node")(
-    "Work time per step of the slowest rank on the node, waiting for other ranks left out."
+    "Work time per step of the node's slowest rank, without waiting for others."
 )
 TRAINING_NODE_WORK_MEDIAN = _diagnosis.gauge("training.node.work.median", "s", labels="node")(
-    "Median work time per step over the ranks on the node, waiting for other ranks left out."
+    "Median work time per step of the node's ranks, without waiting for others."
 )
 TRAINING_OWN_COLLECTIVES = _diagnosis.gauge("training.own_collectives", "", "phase")(
-    "1 for a phase in which the program waits for other ranks in collectives of its own, so that "
-    "ranks are not compared by it."
+    "1 for a phase that is not compared: the program waits in its own collectives there."
 )
 TRAINING_STALL_CULPRIT = _diagnosis.gauge("training.stall.culprit", "", "cause")(
-    "1 while this rank holds up a run that stands still, with the cause as the verdict has it; "
-    "shown while that lasts."
+    "1 while this rank holds up a stalled run; absent otherwise."
 )
 
 # --- Process -----------------------------------------------------------------------------------
@@ -404,24 +388,23 @@ TRAINING_STALL_CULPRIT = _diagnosis.gauge("training.stall.culprit", "", "cause")
 _process = Section("Process", "rank")
 
 PROCESS_CPU_TIME = _process.counter("process.cpu.time", "s", "cpu.mode")(
-    "Processor time that the training process has used."
+    "Processor time of the training process."
 )
 PROCESS_MEMORY_USAGE = _process.updown("process.memory.usage", "By")(
-    "Physical memory that the training process occupies."
+    "Physical memory of the training process."
 )
 PROCESS_THREAD_COUNT = _process.updown("process.thread.count", "{thread}")(
-    "How many threads the training process has."
+    "Threads of the training process."
 )
 
 TRAINING_CHILDREN_COUNT = _process.updown("training.children.count", "{process}")(
-    "How many processes the training process has started that still live, but for other ranks: "
-    "data loader workers, mostly."
+    "Living child processes, such as loader workers; other ranks are not counted."
 )
 TRAINING_CHILDREN_CPU_TIME = _process.counter("training.children.cpu.time", "s", "cpu.mode")(
-    "Processor time that these processes have used, those that have ended included."
+    "Processor time of child processes, ended ones included."
 )
 TRAINING_CHILDREN_MEMORY_USAGE = _process.updown("training.children.memory.usage", "By")(
-    "Physical memory that these processes occupy; what they share is counted for each."
+    "Physical memory of child processes; shared memory counts for each."
 )
 
 # --- GPU ---------------------------------------------------------------------------------------
@@ -429,93 +412,87 @@ TRAINING_CHILDREN_MEMORY_USAGE = _process.updown("training.children.memory.usage
 _gpu = Section("GPU", "gpu", ("hw.id", "hw.type", "hw.model", "gpu"))
 
 HW_GPU_UTILIZATION = _gpu.gauge("hw.gpu.utilization", "1", "hw.gpu.task")(
-    "Share of the time in which the GPU did anything at all, or its encoder or decoder did."
+    "Share of time in which the GPU, its encoder or its decoder was busy."
 )
 OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION = _gpu.gauge(
     "otel_ddp.gpu.mem_controller.utilization", "1"
-)("Share of the time in which the GPU's memory was read or written.")
-HW_GPU_MEMORY_USAGE = _gpu.updown("hw.gpu.memory.usage", "By")(
-    "Memory of the GPU that is in use, by anyone."
-)
-HW_GPU_MEMORY_LIMIT = _gpu.updown("hw.gpu.memory.limit", "By")("Memory that the GPU has.")
+)("Share of time in which the GPU's memory was read or written.")
+HW_GPU_MEMORY_USAGE = _gpu.updown("hw.gpu.memory.usage", "By")("Memory of the GPU that is in use.")
+HW_GPU_MEMORY_LIMIT = _gpu.updown("hw.gpu.memory.limit", "By")("Memory of the GPU.")
 HW_POWER = _gpu.gauge("hw.power", "W")("Power that the GPU draws.")
-OTEL_DDP_GPU_POWER_LIMIT = _gpu.gauge("otel_ddp.gpu.power.limit", "W")(
-    "Power that the GPU may draw under the limit in force."
-)
+OTEL_DDP_GPU_POWER_LIMIT = _gpu.gauge("otel_ddp.gpu.power.limit", "W")("Power limit of the GPU.")
 HW_ENERGY = _gpu.counter("hw.energy", "J")("Energy that the GPU has used.")
 HW_TEMPERATURE = _gpu.gauge("hw.temperature", "Cel", "hw.sensor_location")(
-    "Temperature of the GPU, at its core or at its memory."
+    "Temperature of the GPU's core or memory."
 )
 HW_FAN_SPEED_RATIO = _gpu.gauge("hw.fan.speed_ratio", "1", "fan")(
-    "Speed of the GPU's fan, as a share of its highest."
+    "Fan speed, as a share of the highest."
 )
 OTEL_DDP_GPU_CLOCK_FREQUENCY = _gpu.gauge("otel_ddp.gpu.clock.frequency", "Hz", "domain")(
-    "Frequency at which the GPU runs its cores or its memory."
+    "Clock of the GPU's cores or memory."
 )
 OTEL_DDP_GPU_THROTTLE_ACTIVE = _gpu.gauge("otel_ddp.gpu.throttle.active", "", "reason")(
-    "1 while the GPU holds its clocks back for this reason, otherwise 0."
+    "1 while the GPU throttles for this reason, otherwise 0."
 )
 OTEL_DDP_GPU_THROTTLE_DURATION = _gpu.counter("otel_ddp.gpu.throttle.duration", "s", "reason")(
-    "Time for which the GPU has held its clocks back for this reason."
+    "Time that the GPU has throttled for this reason."
 )
 HW_GPU_IO = _gpu.counter("hw.gpu.io", "By", "pci", "network.io.direction")(
-    "Bytes that the GPU has received and sent over PCIe."
+    "Bytes received and sent over PCIe."
 )
 OTEL_DDP_GPU_PCIE_LINK_GENERATION = _gpu.gauge(
     "otel_ddp.gpu.pcie.link.generation", "", "pci", "link"
-)("Generation of PCIe that the GPU's link runs at now, and the highest that it could.")
+)("PCIe generation of the link, current and highest.")
 OTEL_DDP_GPU_PCIE_LINK_WIDTH = _gpu.gauge("otel_ddp.gpu.pcie.link.width", "{lane}", "pci", "link")(
-    "Lanes that the GPU's PCIe link uses now, and the most that it could."
+    "PCIe lanes of the link, current and highest."
 )
 OTEL_DDP_GPU_NVLINK_IO = _gpu.counter("otel_ddp.gpu.nvlink.io", "By", "network.io.direction")(
-    "Bytes that the GPU has received and sent over NVLink."
+    "Bytes received and sent over NVLink."
 )
 OTEL_DDP_GPU_NVLINK_ERRORS = _gpu.counter("otel_ddp.gpu.nvlink.errors", "{error}")(
-    "Errors on the NVLink connections of the GPU."
+    "Errors of the GPU's NVLink connections."
 )
 OTEL_DDP_GPU_PCIE_REPLAYS = _gpu.counter("otel_ddp.gpu.pcie.replays", "{replay}", "pci")(
-    "How often a PCIe transfer of the GPU had to be repeated."
+    "Repeated PCIe transfers of the GPU."
 )
 HW_ERRORS = _gpu.counter("hw.errors", "{error}", "error.type")(
-    "Memory errors that the GPU has found, corrected or not."
+    "Memory errors of the GPU, corrected and uncorrected."
 )
 OTEL_DDP_GPU_XID_ERRORS = _gpu.counter("otel_ddp.gpu.xid.errors", "{error}", "pci", "code")(
-    "Faults of the GPU that NVIDIA's driver reported, by Xid code."
+    "Faults that NVIDIA's driver reported, by Xid code."
 )
 OTEL_DDP_GPU_REMAPPED_ROWS = _gpu.counter("otel_ddp.gpu.remapped_rows", "{row}", "cause")(
-    "Rows of GPU memory that were replaced by spare ones after errors."
+    "Rows of GPU memory replaced by spare ones after errors."
 )
 OTEL_DDP_GPU_ENGINE_ACTIVE = _gpu.gauge("otel_ddp.gpu.engine.active", "1", "engine")(
-    "Share of the time in which this part of the GPU was busy, where the device measures it."
+    "Share of time in which this part of the GPU was busy."
 )
 OTEL_DDP_GPU_PROCESS_MEMORY_USAGE = _gpu.updown(
     "otel_ddp.gpu.process.memory.usage", "By", labels="rank"
-)("Memory of the GPU that the process of this rank occupies.")
+)("GPU memory of this rank's process.")
 
 # --- Host --------------------------------------------------------------------------------------
 
 _host = Section("Host", "node")
 
 SYSTEM_CPU_UTILIZATION = _host.gauge("system.cpu.utilization", "1", "cpu.mode")(
-    "Share of the node's processor time that went into each mode, over all processors."
+    "Share of the node's processor time in each mode."
 )
 SYSTEM_MEMORY_USAGE = _host.updown("system.memory.usage", "By", "system.memory.state")(
-    "Memory of the node, by what it is used for."
+    "Memory of the node, by use."
 )
-SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")(
-    "Memory that the node, or the container, has."
-)
+SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")("Memory of the node or container.")
 SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "disk.io.direction")(
-    "Bytes that the node's file systems have read from and written to block devices."
+    "Bytes that the node's file systems read from and wrote to block devices."
 )
 SYSTEM_NETWORK_IO = _host.counter("system.network.io", "By", "network.io.direction")(
-    "Bytes that the node has received and sent, without loopback and RDMA."
+    "Bytes that the node received and sent, without loopback and RDMA."
 )
 HW_NETWORK_IO = _host.counter("hw.network.io", "By", "hw.id", "hw.type", "network.io.direction")(
-    "Bytes that an InfiniBand port of the node has received and sent, RDMA included."
+    "Bytes that an InfiniBand port received and sent, RDMA included."
 )
 OTEL_DDP_HOST_PRESSURE = _host.counter("otel_ddp.host.pressure", "s", "resource", "stall_type")(
-    "Time for which some or all tasks stood still for want of processors, memory or storage."
+    "Time in which some or all tasks waited for processors, memory or storage."
 )
 
 # --- Ourselves ---------------------------------------------------------------------------------
@@ -524,38 +501,34 @@ _ourselves = Section("Ourselves", "node")
 
 OTEL_DDP_RECORDS_LOST = _ourselves.counter(
     "otel_ddp.records.lost", "{record}", "why", labels="rank"
-)(
-    "Records of a rank that were gone before the agent could read them, or held values that came "
-    "too fast to be sent."
-)
+)("Records that the agent could not read in time, and values logged too fast to send.")
 OTEL_DDP_VALUES_REFUSED = _ourselves.counter(
     "otel_ddp.values.refused", "{value}", "why", labels="rank"
-)("What a rank refused, shortened or left out: values and names given to `log()`, lines of logs.")
+)("Values, names and log lines refused or shortened; absent before the first.")
 OTEL_DDP_POINTS_DROPPED = _ourselves.counter("otel_ddp.points.dropped", "{point}", "why")(
-    "Data points that the agent gave up on before anyone took them."
+    "Data points that the agent dropped before delivery."
 )
 OTEL_DDP_EXPORTS = _ourselves.counter("otel_ddp.exports", "{export}", "outcome")(
-    "Attempts of the agent to hand over data, by how they ended."
+    "Export attempts of the agent, by outcome."
 )
 OTEL_DDP_SPOOL_SIZE = _ourselves.gauge("otel_ddp.spool.size", "By")(
-    "Data on disk that waits for its receiver to come back."
+    "Data on disk that waits for its receiver."
 )
 OTEL_DDP_HOOK_TIME = _ourselves.counter("otel_ddp.hook.time", "s", labels="rank")(
-    "Time that we have taken of the rank's training: hooks, flushes, readings and `log`, and what "
-    "torch takes to call hooks, estimated beside steps without them; OTEL_DDP_OVERHEAD limits it."
+    "Time that otel_ddp took of the rank's training; OTEL_DDP_OVERHEAD limits it."
 )
 OTEL_DDP_HOOK_ERRORS = _ourselves.counter("otel_ddp.hook.errors", "{error}", labels="rank")(
-    "Errors of our own that were kept out of the rank's training."
+    "Errors of otel_ddp that were kept out of the training."
 )
 OTEL_DDP_AGENT_CPU_TIME = _ourselves.counter("otel_ddp.agent.cpu.time", "s")(
-    "Processor time that the agent of the node has used."
+    "Processor time of the node's agent."
 )
 OTEL_DDP_SOURCE_AGE = _ourselves.gauge("otel_ddp.source.age", "s", "source")(
-    "How long ago the agent last read this source of its node; it grows while a driver hangs."
+    "Time since the agent last read this source; it grows while a driver hangs."
 )
 OTEL_DDP_CAPABILITY = _ourselves.gauge("otel_ddp.capability", "", "what", "reason", labels="rank")(
-    "1 for a measurement that this run has, 0 with the reason for one that it has not; see "
-    "docs/training.md."
+    "1 for a measurement that this run has, 0 for one that it lacks, with the reason "
+    "(docs/training.md)."
 )
 
 METRICS: tuple[Metric, ...] = tuple(_declared)
