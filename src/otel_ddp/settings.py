@@ -204,88 +204,78 @@ class Settings:
     disabled: bool = _setting("OTEL_SDK_DISABLED", False, _truth)
     """`true`: no journal, no agent; every call does nothing."""
     agent: str = _setting("OTEL_DDP_AGENT", "auto", _one_of("auto", "offline", "external", "off"))
-    """Who runs the node agent: `auto` the first process of a run starts one; `offline` the same,
-    but it sends nothing and keeps everything on disk for `otel-ddp replay`; `external` the platform
-    does; with `off` none runs, and each journal holds only the latest."""
+    """Who runs the node agent. `auto`: the run's first process starts it; `offline`: the same, but
+    data stays on disk for `otel-ddp replay`; `external`: the platform; `off`: nobody."""
     strategy: str = _setting("OTEL_DDP_STRATEGY", "all")
-    """Which ranks' training series leave the node: `all`, `node` (local rank 0 of each), or
-    `main` (rank 0). For others give `init` a function: `lambda who: who.global_rank in (0, 8)`."""
+    """Ranks whose training series leave the node: `all`, `node` (local rank 0), `main` (rank 0).
+    `init` also takes a function: `lambda who: who.global_rank in (0, 8)`."""
     directory: str = _setting("OTEL_DDP_DIR", "", _path())
-    """Where journals and the agent meet. Unset, or if other users can enter it: a private directory
-    on tmpfs."""
+    """Directory of journals and agent. Unset, or if other users can enter it: a private one on
+    tmpfs."""
     node: str = _setting("OTEL_DDP_NODE", "")
-    """The name of this node, if not its host name: on Kubernetes the machine's, `spec.nodeName`."""
+    """Name of this node, instead of its host name; on Kubernetes `spec.nodeName`."""
     journal_bytes: int = _setting(
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )
     """Size of a process's journal. More bridges a longer absence of the agent."""
     say: str = _setting("OTEL_DDP_SAY", "auto", _one_of("auto", "all", "nothing"))
-    """What the first rank says on stderr. `auto`: at the beginning where to look, at the end of a
-    run of 10 seconds or more how it went; `all`: both of each run; `nothing`: neither."""
+    """What the first rank prints on stderr. `auto`: where to look, and the result of a run of 10 s
+    or more; `all`: both for each run; `nothing`."""
     lead: str = _setting("OTEL_DDP_LEAD", "auto", _one_of("auto", "off"))
-    """`auto`: ranks on several nodes agree on the agent that leads the run, that of rank 0's node.
-    `off`: they do not, and each agent judges the ranks of its node alone."""
+    """`auto`: rank 0's agent leads a run on several nodes. `off`: each agent judges its own
+    ranks."""
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
-    """Every so many steps one is looked at closely: its spans are sent, the norm of its gradients
-    is taken. Spans of slow steps are sent in any case. 0: only those."""
+    """One of so many steps sends spans and records the norm of its gradients; slow steps always
+    send spans."""
     overhead: float = _setting("OTEL_DDP_OVERHEAD", 0.005, _share_or_all)
-    """The share of a training thread's time that we may take, over any ten seconds and beside one
-    measured step. Where every step would take more, one of 2, 4, 8 and so on is measured; all are
-    counted. `all`: measure every step, whatever it takes."""
+    """Share of a training thread's time that hooks may take; above it, only one of 2, 4, 8, ...
+    steps is measured. `all`: every step."""
     stall_timeout_s: float = _setting("OTEL_DDP_STALL_TIMEOUT_S", 60.0, _seconds)
-    """How long a rank stands still at least before it may count as stalled; more where its own
-    steps and phases are longer."""
+    """Least time without progress until a rank counts as stalled; longer if its own steps and
+    phases are."""
     sources: frozenset[str] = _setting("OTEL_DDP_SOURCES", frozenset(SOURCES), _some_of(*SOURCES))
-    """What the agent reads of its node by itself: any of `gpu`, `host`, `process`, or `none`. Leave
-    `host` out where an agent of the host already sends `system.*`."""
+    """What the agent reads of its node, or `none`. Leave out `host` if another agent sends
+    `system.*`."""
     linger_s: float = _setting("OTEL_DDP_LINGER_S", 300.0, _seconds)
-    """How long the agent serves the final state after the last process ended; 0: not at all."""
+    """How long the agent serves the final state after the last process ended."""
     interval_s: float = _setting("OTEL_METRIC_EXPORT_INTERVAL", 5.0, _milliseconds)
-    """How often the agent exports. In milliseconds, as the specification says; 5000."""
+    """How often the agent exports, in milliseconds."""
     timeout_s: float = _setting("OTEL_EXPORTER_OTLP_TIMEOUT", 10.0, _milliseconds)
-    """How long one export may take. In milliseconds, as the specification says; 10000."""
+    """How long one export may take, in milliseconds."""
     protocol: str = _setting(
         "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", _one_of("http/protobuf", "grpc")
     )
-    """How the agent speaks OTLP: `http/protobuf` or `grpc`."""
+    """`http/protobuf` or `grpc`."""
     endpoint: str = _setting("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-    """The collector. Nothing set: nothing is sent, and there is the scrape endpoint only. To its
-    path, HTTP adds `/v1/metrics` and so on. A user and password in it are sent as `Authorization`,
-    unless the headers have one, and are never shown."""
+    """The collector. Unset: nothing is sent. A user and password in it are sent as `Authorization`
+    and never shown."""
     scrape_host: str = _setting("OTEL_EXPORTER_PROMETHEUS_HOST", "127.0.0.1", _host)
-    """The address `/metrics` is served on."""
+    """Address of `/metrics`."""
     scrape_port: int = _setting("OTEL_EXPORTER_PROMETHEUS_PORT", 9464, _count(0, 65535))
-    """The port of `/metrics`; taken, the next free one is used. 0 lets the system choose."""
+    """Port of `/metrics`, or the next free one. 0: the system chooses."""
     scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
-    """A file with the token that `/metrics` and the page ask for, or `insecure`: everyone may read
-    `/metrics`. Without either they are served on loopback only ([how](page.md#scrape-metrics))."""
+    """File with the token for `/metrics` and the page, or `insecure`: everyone may read `/metrics`.
+    Without either they are served on loopback only ([how](page.md#scrape-metrics))."""
     spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _expanded)
-    """Where what could not be delivered waits, and what offline runs leave. By default a private
-    directory in /var/tmp."""
+    """Directory for undelivered data and offline runs. By default a private one in /var/tmp."""
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
-    """How much may wait there, for each agent; beyond it the oldest goes first, present
-    values before logged ones, and is counted."""
+    """Its limit for each agent. Beyond it the oldest data is dropped and counted."""
     history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _expanded)
-    """Where the agent keeps the history of each run, a file each, for its page and for reports, and
-    writes a post-mortem when ranks die or stand still. By default a private directory in
-    /var/tmp."""
+    """Directory for histories and post-mortems. By default a private one in /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(0))
-    """How much these files may take together; beyond it the oldest run goes first. 0: none is
-    kept."""
+    """Limit of all histories; beyond it the oldest run is deleted. 0: none is stored."""
     grafana_url: str = _setting("OTEL_DDP_GRAFANA_URL", "", _web_page)
-    """The Grafana with the boards, as a browser reaches it: `https://grafana.example.org`.
-    `run.url`, `otel-ddp status` and every verdict then have the address of the board."""
+    """Address of the Grafana with the boards, as a browser reaches it. `run.url`, `otel-ddp status`
+    and verdicts then link to it."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
-    """Who is told that a run has ended, died, hangs and so on, with spaces between the addresses:
-    `https://` or `http://` for a webhook, any other form as the library apprise has it
-    ([notifications](notifications.md)). By default no one."""
+    """Where [notifications](notifications.md) go, separated by spaces: `https://` or `http://` for
+    webhooks, other forms as in the library apprise."""
     artifact_sink: str = _setting("OTEL_DDP_ARTIFACTS", "", _path(or_else=".*://.*"))
-    """Where the agent stores a copy of each output that `run.artifact` names: a directory, or an
-    address that fsspec knows, such as `s3://bucket/runs`. By default nowhere."""
+    """Where the agent stores a copy of each output of `run.artifact`: a directory or an fsspec
+    address, such as `s3://bucket/runs`."""
     artifact_roots: tuple[str, ...] = _setting("OTEL_DDP_ARTIFACT_ROOTS", (), _paths)
-    """Below which directories an agent of the platform (`otel-ddp agent`) may read artifacts, with
-    colons between them. By default none. An agent that a run has started reads what its user can
-    read."""
+    """Directories, separated by colons, in which an agent of the platform may read artifacts. An
+    agent that a run started reads what its user can."""
 
     @property
     def offline(self) -> bool:
