@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tools.tables import with_rows
+
+from otel_ddp.cli.mcp import Questions
 
 SCHEMA = Path(__file__).parents[1] / "docs" / "json.schema.json"
 DEFINITIONS: Mapping[str, Any] = json.loads(SCHEMA.read_text())["$defs"]
@@ -24,8 +28,13 @@ ASKED = {
 }
 # What each document may have, which the page says once.
 SHARED = ("schema", "left_out")
-
-_WORDS = {"string": "text", "object": "mapping", "boolean": "true, false", "integer": "integer"}
+# Keys that several documents and parts have with this meaning, listed once.
+_MEANINGS = Counter(
+    (key, each["description"])
+    for schema in DEFINITIONS.values()
+    for key, each in schema["properties"].items()
+    if key not in SHARED and "description" in each
+)
 
 
 def schema_of(document: str) -> dict[str, Any]:
@@ -36,58 +45,69 @@ def schema_of(document: str) -> dict[str, Any]:
 def json_page(page: str) -> str:
     """The page with the documents, their parts, and the keys of each."""
     page = with_rows(page, "# JSON and the MCP server", _documents())
-    written, heading, _ = page.partition(f"## {next(iter(ASKED))}\n")
+    written, heading, _ = page.partition("## Keys of several documents\n")
     assert heading
     return written + "\n".join(_sections())
 
 
 def _documents() -> Iterator[str]:
     for name, (command, tool) in ASKED.items():
-        number = DEFINITIONS[name]["properties"]["schema"]["const"]
-        words = (f"`{each}`" if each else "-" for each in (command, tool))
-        yield f"| [{name}](#{name}): {_plain(name)} | {' | '.join(words)} | {number} |"
+        schema = DEFINITIONS[name]
+        words = (f"`{each}`" if each else "-" for each in (command, _call(tool)))
+        number = schema["properties"]["schema"]["const"]
+        what = f"[{name}](#{name}): {schema['description']}"
+        yield f"| {what} | {' | '.join(words)} | {number} |"
+
+
+def _call(tool: str) -> str:
+    """The tool with the names of its arguments."""
+    if not tool:
+        return ""
+    arguments = list(inspect.signature(getattr(Questions, tool)).parameters)[1:]
+    return f"{tool}({', '.join(arguments)})"
 
 
 def _sections() -> Iterator[str]:
+    yield "## Keys of several documents\n"
+    for (key, text), times in _MEANINGS.items():
+        if times > 1:
+            yield f"- `{key}`: {text}"
+    yield ""
     for name in ASKED:
-        yield from _section(name, DEFINITIONS[name])
+        yield from _section(name, "##")
     yield "## Parts\n"
-    yield "Several documents have these in them."
-    yield ""
     for name in sorted(DEFINITIONS.keys() - ASKED.keys()):
-        yield from _section(name, DEFINITIONS[name], "###")
+        yield from _section(name, "###")
 
 
-def _plain(name: str) -> str:
-    return str(DEFINITIONS[name]["description"]).partition(":")[0]
-
-
-def _section(name: str, schema: Mapping[str, Any], level: str = "##") -> Iterator[str]:
-    text = str(schema["description"])
+def _section(name: str, level: str) -> Iterator[str]:
+    schema = DEFINITIONS[name]
     yield f"{level} {name}\n"
-    yield f"{text[0].upper()}{text[1:]}."
-    yield ""
     plain = []
     for key, each in schema["properties"].items():
-        keys = _keys(each)
-        what = ". ".join(filter(None, (each.get("description"), keys and f"Keys: {keys}")))
         if key in SHARED:
             continue
+        text = each.get("description", "")
+        text = "" if _MEANINGS[key, text] > 1 else text
+        keys = _keys(each)
+        what = ". ".join(filter(None, (text, keys and f"Keys: {keys}")))
+        named = " ".join(filter(None, (_key(schema, key), _type(each))))
         if what:
-            yield f"- {_key(schema, key)} ({_type(each)}): {what}"
+            yield f"- {named}: {what}"
         else:
-            plain.append(f"{_key(schema, key)} ({_type(each)})")
+            plain.append(named)
     if plain:
         yield f"- {', '.join(plain)}"
     yield ""
 
 
 def _key(schema: Mapping[str, Any], key: str) -> str:
-    return f"`{key}`" if key in schema["required"] else f"*`{key}`*"
+    shown = f"`{key}[]`" if schema["properties"][key].get("type") == "array" else f"`{key}`"
+    return shown if key in schema["required"] else f"*{shown}*"
 
 
 def _keys(schema: Mapping[str, Any]) -> str:
-    """Those of a mapping, or of each mapping in a list, where they have no section."""
+    """Those of a mapping, or of each mapping in a list, if they have no section."""
     inner = schema.get("items", schema)
     return ", ".join(
         _key(inner, key) + (f" ({keys})" if (keys := _keys(each)) else "")
@@ -96,18 +116,10 @@ def _keys(schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name})"
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return ", ".join("null" if each is None else f"`{each}`" for each in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(map(_type, schema["anyOf"]))
-    kinds = schema.get("type", "anything")
-    if kinds == "array":
-        return f"list of {_type(schema['items'])}"
-    return " or ".join(
-        _WORDS.get(each, each) for each in ([kinds] if kinds == str(kinds) else kinds)
-    )
+    """The part that it is, or the words that it may be; names and the schema say the rest."""
+    for each in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
+        if "$ref" in each:
+            name = each["$ref"].rpartition("/")[2]
+            return f"([{name}](#{name}))"
+    words = (f"`{each}`" for each in schema.get("enum", ()))
+    return f"({', '.join(words)})" if "enum" in schema else ""
