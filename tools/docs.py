@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,9 @@ from otel_ddp import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
 
-_OPENING = ("instrument", "uninstrument", "data", "init", "current")
+_OPENING = ("init", "instrument", "uninstrument", "data", "current")
 _RECORDING = ("log", "phase", "span", "event", "alert", "artifact", "config", "finish")
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
-# Options that say the same in every command.
-_SHARED = ("`--json`", "`--dir`")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
 
@@ -40,14 +39,11 @@ def _api() -> Iterator[str]:
     yield "## Opening a run"
     for name in _OPENING:
         yield from _call(f"otel_ddp.{name}", getattr(otel_ddp, name))
-    yield "## Recording"
-    named = ", ".join(f"`otel_ddp.{name}`" for name in _RECORDING)
-    yield (
-        f"{named} take the arguments of the methods of the same name below. They use the open run "
-        "of the process, and do nothing without one."
-    )
     yield "## otel_ddp.Run"
-    yield _text(otel_ddp.Run)
+    yield (
+        f"{_text(otel_ddp.Run)} Each method is also a function, as in `otel_ddp.log(...)`: it uses "
+        "the open run of the process, and does nothing without one."
+    )
     for name in _RECORDING:
         yield from _call(f"run.{name}", getattr(otel_ddp.Run, name))
     yield "### Properties"
@@ -62,25 +58,30 @@ def _api() -> Iterator[str]:
     )
     yield "## Commands"
     yield (
-        "`--json` prints the same for programs. `--dir` names the directory of journals and "
-        "agent, by default `OTEL_DDP_DIR`, else one on tmpfs."
+        "`--help` describes the arguments. `--json` prints [JSON](json.md). `--dir` is the "
+        "directory of journals and agent, by default `OTEL_DDP_DIR`."
     )
+    yield _table(("command", "arguments", "what it does"), _commands())
+
+
+def _commands() -> Iterator[tuple[str, ...]]:
     for name, (module, sentence) in cli.COMMANDS.items():
-        parser = argparse.ArgumentParser(description=sentence, add_help=False)
+        parser = argparse.ArgumentParser(add_help=False)
         import_module(f"otel_ddp.cli.{module}").add_arguments(parser)
-        description = " ".join((parser.description or "").split())
-        yield f"### otel-ddp {name}"
-        yield f"{description[0].upper()}{description[1:].removesuffix('.')}."
-        options = _options(parser)
-        if own := [each for each in options if each[0] not in _SHARED]:
-            yield _table(("option", "what it does"), own)
-        if shared := [name for name, _ in options if name in _SHARED]:
-            yield f"Also {' and '.join(shared)}."
+        arguments = (
+            each.option_strings[0] if each.option_strings else str(each.metavar)
+            for each in parser._actions
+            if each.help != argparse.SUPPRESS
+        )
+        shown = " ".join(f"`{each}`" for each in arguments).replace("|", "\\|")
+        yield f"`otel-ddp {name}`", shown, sentence
 
 
 def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
     signature = inspect.signature(function)
     words = list(_arguments([p for p in signature.parameters.values() if p.name != "self"]))
+    if function is otel_ddp.instrument:
+        words = list(_collapsed(words))
     result = str(signature.return_annotation).replace("contextlib.", "")
     # What a function under `contextlib.contextmanager` is annotated with is not what it returns.
     result = result.replace("Iterator[None]", "AbstractContextManager[None]")
@@ -107,6 +108,13 @@ def _arguments(parameters: list[inspect.Parameter]) -> Iterator[str]:
         before = each.kind
 
 
+def _collapsed(words: list[str]) -> Iterator[str]:
+    """These arguments of `instrument`, with three dots for a row of those that `init` has too."""
+    of_init = set(inspect.signature(otel_ddp.init).parameters) - {"strategy"}
+    for is_shared, each in groupby(words, lambda word: word.partition(":")[0] in of_init):
+        yield from ["..."] if is_shared else each
+
+
 def _unquoted(signature: str) -> str:
     """With annotations as they stand in the source, not as the strings that Python keeps."""
     # Python puts double quotes around an annotation with quotes of its own.
@@ -114,23 +122,12 @@ def _unquoted(signature: str) -> str:
     return re.sub(r"((?:^|: )'([^']*)')", lambda found: found[1].replace("'", ""), signature)
 
 
-def _options(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
-    return [
-        (
-            ", ".join(f"`{each}`" for each in action.option_strings) or f"`{action.metavar}`",
-            (action.help or "") % {"default": action.default},
-        )
-        for action in parser._actions
-        if action.help != argparse.SUPPRESS
-    ]
-
-
 def _text(documented: object) -> str:
     return (inspect.getdoc(documented) or "").strip()
 
 
-def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    cells = [head, ("---", "---"), *rows]
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    cells = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(' '.join(each.split()) for each in row)} |" for row in cells)
 
 

@@ -41,11 +41,11 @@ class OtelDdpError(Exception):
 
 
 class ConfigError(OtelDdpError, ValueError):
-    """A setting or an argument that cannot mean anything; the text says what was expected."""
+    """An invalid setting or argument; the text says what was expected."""
 
 
 class MissingDependency(OtelDdpError, ImportError):
-    """Something was asked for by name that needs a package which is not installed."""
+    """What was requested needs a package that is not installed."""
 
 
 def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -42,9 +42,8 @@ def init(
 ) -> Run:
     """Open the run of this process, or return the one that is open.
 
-    Each argument has a variable (OTEL_DDP_GROUP, ...), and the launcher gives its default.
-    *best* says where the best value of a name lies, if the name does not:
-    `best={"wer": "min", "speed": "max", "aux_loss": "none"}`.
+    Arguments have variables (OTEL_DDP_GROUP, ...); the launcher gives defaults. *best* is the
+    direction of names: `best={"wer": "min", "speed": "max", "aux_loss": "none"}`.
     """
     return _open(locals())
 
@@ -86,14 +85,13 @@ def instrument(
     flops_per_sample: float | None = None,
     mirror: bool = False,
 ) -> Run:
-    """Open the run of this process if none is open, measure the steps of a model, return the run.
+    """Open a run as `init` does, and measure the steps of a model.
 
-    Without a *model*, as with a trainer that builds its own, the models that train are found when
-    they are called for the first time. *best* is as for `init`.
-    *optimizer* has parameters that are not the model's own, such as copies in float32. If there are
-    several, *step_optimizer* is the one whose step ends a training step. *scaler* knows the steps
-    that it skipped. *flops_per_sample* are those of forward and backward, if you know them.
-    With *mirror*, what the program tells W&B, SwanLab, MLflow and TensorBoard is recorded here too.
+    *group* to *tags*, *config* and *best* are as for `init`. Without a *model*, as with a trainer
+    that builds its own, models are found at their first call. *optimizer* has parameters that are
+    not the model's own, such as copies in float32. Of several optimizers, *step_optimizer* ends a
+    training step. *scaler* counts skipped steps. *flops_per_sample* are those of forward and
+    backward. *mirror* records what the program logs to W&B, SwanLab, MLflow and TensorBoard.
     """
     arguments = {name: value for name, value in locals().items() if name not in _NOT_OF_RUN}
     opened = _open({**_NOT_OF_INSTRUMENT, **arguments})

@@ -368,7 +368,7 @@ class Run:
 
     @property
     def url(self) -> str:
-        """The board of this run, where `OTEL_DDP_GRAFANA_URL` names a Grafana; else empty."""
+        """The board of this run if `OTEL_DDP_GRAFANA_URL` is set, else empty."""
         grafana = settings.read().grafana_url
         return addresses.board(grafana, "Run", {"group": self.group, "run": self.run})
 
@@ -443,8 +443,7 @@ class Run:
     ) -> contextlib.AbstractContextManager[None]:
         """Say what this process does: `with run.phase("checkpoint"): save()`.
 
-        *expect_s* is how long it may take. Standing still in it is no stall for one and a half
-        times as long.
+        *expect_s* is how long it may take: it is no stall for one and a half times as long.
         """
         return self._around(name, {}, phase=True, expect_s=expect_s)
 
@@ -532,10 +531,10 @@ class Run:
     ) -> None:
         """Record a file or directory that came out of this run, or went into it.
 
-        `run.artifact("out/model.pt", name="model", type="model")`. Call it once the file is
-        written. It does not touch the file: the node's agent works out size and digest, and stores
-        a copy where `OTEL_DDP_ARTIFACTS` says so. An address such as `s3://bucket/data` is
-        recorded as it is. *name* is by default the last part of the path.
+        `run.artifact("out/model.pt", name="model", type="model")`, once the file is written. The
+        node's agent reads size and digest, and stores a copy if `OTEL_DDP_ARTIFACTS` is set. An
+        address such as `s3://bucket/data` is recorded as it is. *name* is by default the last part
+        of the path.
         """
         self._record("artifact", spans.record_artifact, path, name, type, direction, metadata)
 
