@@ -309,7 +309,7 @@ trainer.predict(model, val_loader)
 MISUSED = """
 from unittest.mock import sentinel
 
-from otel_ddp.integrations import accelerate, lightning, transformers
+from otel_ddp.integrations import lightning, transformers
 
 METHODS = {
     transformers.OtelDdpCallback(): {
@@ -322,7 +322,6 @@ METHODS = {
         **dict.fromkeys(["on_test_start", "on_test_end", "on_fit_end"], 2),
     },
     lightning.OtelDdpLogger(): {"log_metrics": 2, "log_hyperparams": 1, "log_graph": 1},
-    accelerate.OtelDdpTracker(): {"store_init_configuration": 1, "log": 2},
 }
 for each, methods in METHODS.items():
     for name, count in methods.items():
@@ -400,9 +399,6 @@ if accelerator.is_main_process:
     assert len(Another.given) == 4
 """
 ACCELERATE_REPORT = """
-import otel_ddp
-
-assert (otel_ddp.current() is None) == accelerator.is_main_process
 if Another.given:
     with open("report.json", "w") as file:
         json.dump(Another.given, file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_what_an_accelerator_is_not_given_is_left_to_its_version(
     monkeypatch.setattr(Accelerator, "log", log)
     accelerate.log_every_accelerator()
     run = otel_ddp.init()
-    accelerator = SimpleNamespace(trackers=[], is_main_process=True)
+    accelerator = SimpleNamespace(is_main_process=True)
     Accelerator.init_trackers(accelerator, "runs", config={"lr": 0.1})
     Accelerator.log(accelerator, {"loss": 1.0}, step=3)
     run.finish()
@@ -89,24 +89,13 @@ def test_what_an_accelerator_is_not_given_is_left_to_its_version(
     assert place.only().config == {"lr": 0.1}
 
 
-def accelerate_log(values: dict[str, float], step: int) -> None:
-    needed("accelerate", "frameworks")
-    from otel_ddp.integrations.accelerate import OtelDdpTracker
-
-    OtelDdpTracker().log(values, step=step)
-
-
-def lightning_log(values: dict[str, float], step: int) -> None:
+def test_what_a_tracker_is_given_once_an_epoch_lies_at_its_number_and_steps_go_on(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needed("lightning", "frameworks")
     from otel_ddp.integrations.lightning import OtelDdpLogger
 
-    OtelDdpLogger().log_metrics(values, step=step)
-
-
-@pytest.mark.parametrize("log", [accelerate_log, lightning_log])
-def test_what_a_tracker_is_given_once_an_epoch_lies_at_its_number_and_steps_go_on(
-    place: Here, monkeypatch: pytest.MonkeyPatch, log: Callable[..., None]
-) -> None:
+    log = OtelDdpLogger().log_metrics
     monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -404,9 +393,9 @@ def test_the_callback_alone_measures_evaluations_without_a_training(
 @pytest.fixture(scope="module")
 def by_accelerate(frameworks: Frameworks) -> Ran:
     program = programs.ACCELERATE + snippet("Accelerate") + programs.ACCELERATE_REPORT
-    alone = 'log_with=OtelDdpTracker(group="vision")'
+    alone = "Accelerator()"
     assert alone in program
-    return frameworks.run(program.replace(alone, alone.replace("=", "=[Another(), ", 1) + "]"))
+    return frameworks.run(program.replace(alone, "Accelerator(log_with=Another())"))
 
 
 def test_the_values_of_rank_0_are_those_of_another_tracker(by_accelerate: Ran) -> None:
