@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,6 @@ def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
         process(rank=0, job_type="node_7_evaluates", world_size=1, started_ns=2),
         process(rank=1, group="g", started_ns=3),
         verdicts=[{"who": {"group": "", "run": "one"}, "sentence": "of both roles"}, other],
-        doubled=[{"group": "g", "run": "one", "rank": 1, "pids": [7, 8]}],
     )
 
     assert [line for line in shown_lines if line.startswith("run ")] == [
@@ -162,7 +160,6 @@ def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
     ]
     other_run = shown_lines[start + 6 :]
     assert other_run[2] == "  ! of another run"
-    assert "pids 7 and 8" in other_run[3]
 
 
 def of(rank: int, **more: Any) -> ProcessState:
@@ -315,31 +312,6 @@ def test_where_no_agent_runs_status_tells_how_one_is_started(
 
     assert capsys.readouterr().out == f"agent     {NO_AGENT[mode]}\nno runs\n"
     assert lines(Survey(), NOW_NS, named=False)[1:] == ["no runs of this user"]
-
-
-def test_two_living_processes_of_the_same_rank_are_reported(place: Here) -> None:
-    ranks = [
-        process(),
-        process(),
-        process(state="finished"),
-        process(rank=1),
-        process(group="another"),
-        process(settled=False),
-    ]
-    ranks = [replace(each, journal=f"{number}.journal") for number, each in enumerate(ranks)]
-    for each in ranks:
-        (place.directory / each.journal).touch()
-    # Of another node: its journal is not here.
-    agent_wrote(place, *ranks, process(journal="elsewhere.journal"))
-    with locked_elsewhere(place.agent_lock):
-        early, late = (survey([place], 1 + s * 10**9) for s in (5, 11))
-
-    first, second = (each.pid for each in ranks[:2])
-    assert early.doubled == []
-    assert [line for line in lines(late, NOW_NS) if line.startswith("  ! ")] == [
-        f"  ! pids {first} and {second} all report as rank 0 of run one, and the metrics "
-        "show only one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
-    ]
 
 
 def status(how: str) -> subprocess.CompletedProcess[str]:

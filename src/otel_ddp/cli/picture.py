@@ -151,16 +151,14 @@ def _run(
     """What is wrong with it first; then its values and ranks, and what is over."""
     verdicts = [each for each in found.verdicts if of_run(each["who"]) == run]
     trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
-    notes = [*_duplicate_ranks(found, run)]
     alive = [each for each in found.agents if each["alive"]]
     yield Line(heading(run, processes), "bold")
     for verdict in verdicts:
         yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
-    yield from (Line(f"  ! {note}", "trouble") for note in notes)
     # Why it cannot tell which rank the others of this run wait for.
     unknown = [cell(each.get("why"), "?") for each in found.insufficient if of_run(each) == run]
     looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
-    if looks and not (trouble or notes or all(each.ended for each in processes)):
+    if looks and not (trouble or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
     yield from (Line(f"  stragglers: {why}") for why in unknown)
     # What it takes is another figure on each rank.
@@ -207,16 +205,6 @@ def _of_world(processes: list[ProcessState]) -> str:
         return f"world {world}"
     nodes = {each.node for each in processes}
     return f"{len(here)} of {world} ranks {'here' if len(nodes) == 1 else 'known here'}"
-
-
-def _duplicate_ranks(found: Survey, run: tuple[str, str]) -> Iterator[str]:
-    for each in found.doubled:
-        if of_run(each) == run:
-            yield (
-                f"pids {' and '.join(map(str, each['pids']))} all report as rank {each['rank']} of "
-                f"run {cell(each['run'], '?')}, and the metrics show only one of them: give each "
-                "launch an OTEL_DDP_RUN of its own, or leave it out"
-            )
 
 
 def _values(processes: Iterable[ProcessState]) -> str:

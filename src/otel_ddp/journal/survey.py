@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described
 
-SCHEMA = 5
+SCHEMA = 6
 """The number of the document; docs/json.md describes each key."""
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0
-# By then an agent has started, and a process that replaced another one is alone.
+# By then an agent has started.
 _LONG_HERE_NS = 10_000_000_000
 
 _Rows = list[dict[str, Any]]
@@ -44,8 +44,6 @@ class Survey:
     unreadable: list[str] = field(default_factory=list)
     unserved: _Rows = field(default_factory=list)
     """The places whose processes wait for an agent."""
-    doubled: _Rows = field(default_factory=list)
-    """The ranks that several processes claim to be: the metrics show only one of these."""
     links: _Rows = field(default_factory=list)
     """By run, how the agents of its nodes are linked, in a sentence."""
 
@@ -106,8 +104,6 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         if alive:
             for key in ("verdicts", "insufficient", "links", "unreadable"):
                 getattr(found, key).extend(getattr(told, key))
-            here = {path.name for path in place.journals()}
-            found.doubled.extend(_doubled(told.processes, here, now_ns))
         elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": waiting})
@@ -144,21 +140,6 @@ def with_texts(
         config=reader.config,
         summary=described(reader, extremes),
     )
-
-
-def _doubled(
-    processes: Iterable[process_state.ProcessState], here: Collection[str], now_ns: int
-) -> Iterator[dict[str, Any]]:
-    """Living processes of one rank, of those whose journals are *here*."""
-    by_rank: dict[tuple[Any, ...], list[process_state.ProcessState]] = {}
-    for each in processes:
-        long_here = each.journal in here and now_ns - each.started_ns > _LONG_HERE_NS
-        if long_here and each.settled and each.rank is not None and not each.ended:
-            by_rank.setdefault((*each.of_run, each.job_type, each.node, each.rank), []).append(each)
-    for one, *others in by_rank.values():
-        if others:
-            pids = [each.pid for each in (one, *others)]
-            yield {"group": one.group, "run": one.run, "rank": one.rank, "pids": pids}
 
 
 def _agent(place: Place, told: Survey) -> dict[str, Any]:
