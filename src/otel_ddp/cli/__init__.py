@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": ("doctor", "check the installation, and suggest fixes"),
     "goodput": ("goodput", "show where the time of a run went, over all its attempts"),
     "mcp": ("mcp", "answer an assistant's questions on the runs of this node, over MCP"),
+    "notify": ("notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),
     "open": ("open", "open the page of a run in the browser; without an agent, serve it"),
     "profile": ("profile", "trace the same steps of a suspect and of a healthy rank"),
     "replay": ("replay", "send the data of offline runs"),
