@@ -34,48 +34,10 @@ def disk(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "home").mkdir()
-    return {"HOME": str(tmp_path / "home")}
-
-
-def test_what_no_variable_names_lies_on_the_nodes_own_disk(disk: Path, env: dict[str, str]) -> None:
-    assert default_root(env, disk) == disk / NAME
+def test_what_no_variable_names_lies_on_the_nodes_own_disk(disk: Path) -> None:
+    assert default_root() == Path("/var/tmp") / NAME
     make_kept(disk / NAME / "history")
-    assert default_root(env, disk) == disk / NAME
     assert (disk / NAME).stat().st_mode & 0o777 == 0o700
-
-
-@as_root
-@pytest.mark.parametrize("trap", ["directory", "link", "file"])
-def test_where_another_user_was_first_it_is_the_state_directory(
-    trap: str, disk: Path, env: dict[str, str], tmp_path: Path
-) -> None:
-    if trap == "directory":
-        of_another(disk / NAME)
-    elif trap == "link":
-        (disk / NAME).symlink_to(tmp_path)
-    else:
-        (disk / NAME).touch()
-
-    home = Path(env["HOME"])
-    assert default_root(env, disk) == home / ".local/state" / NAME
-    state = tmp_path / "state"
-    assert default_root({**env, "XDG_STATE_HOME": str(state)}, disk) == state / NAME
-    make_kept(home / ".local/state" / NAME / "history")
-    assert (home / ".local/state" / NAME / "history").stat().st_mode & 0o777 == 0o700
-
-
-@as_root
-def test_a_home_of_another_user_and_a_disk_without_a_sticky_bit_are_not_used(
-    disk: Path, env: dict[str, str], tmp_path: Path
-) -> None:
-    disk.chmod(0o777)  # whoever may write to it may put another directory in place of ours
-    assert default_root(env, disk).is_relative_to(env["HOME"])
-
-    of_another(tmp_path / "shared")
-    assert default_root({"HOME": str(tmp_path / "shared")}, disk) == disk / NAME
 
 
 @as_root

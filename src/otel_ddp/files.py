@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,27 +229,21 @@ def _check_closed(path: Path, found: os.stat_result) -> None:
         raise PermissionError(1, "other users can write to it", str(path))
 
 
-class OpenToOthers(PermissionError):
-    """A directory of ours that other users can enter."""
-
-
 def private_directory(path: Path, named: bool = False) -> Path:
-    """Makes this directory if need be. Raises OSError unless it is ours and closed to others."""
+    """Makes this directory if need be. Raises OSError unless it is ours, and ours alone to write.
+
+    *named*: the user has named it. If others may read its list of names, that is for a reason.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask took away
-    if is_open_to_others(path):
-        if named:
-            # Not ours to change: it may be shared for a reason.
-            raise OpenToOthers(1, "other users can enter it; it must have mode 0700", str(path))
+    found = _status_of_own_directory(path)
+    if named:
+        _check_closed(path, found)
+    elif found.st_mode & 0o077:
         # Ours, but open to others, by a umask. Close it before anything is put there.
         os.chmod(path, 0o700)
     return path
-
-
-def is_open_to_others(path: Path) -> bool:
-    """Whether others can enter a directory of ours. Raises OSError if it is not ours."""
-    return bool(_status_of_own_directory(path).st_mode & 0o077)
 
 
 def _status_of_own_directory(path: Path) -> os.stat_result:
@@ -261,38 +255,12 @@ def _status_of_own_directory(path: Path) -> os.stat_result:
     return found
 
 
-def default_root(env: Mapping[str, str] | None = None, disk: Path = Path("/var/tmp")) -> Path:
+def default_root() -> Path:
     """The directory on a disk for what no variable names a directory for.
 
-    Every user may write to /var/tmp. Where another user was first, it is the state directory.
+    Every user may write to /var/tmp: where another user was first, nothing is kept there.
     """
-    env = os.environ if env is None else env
-    name = f"otel_ddp-{os.geteuid()}"
-    candidates = (each / name for each in (disk, *_state_directory(env)))
-    return next(filter(_is_free, candidates), disk / name)
-
-
-def _state_directory(env: Mapping[str, str]) -> Iterator[Path]:
-    state, home = Path(env.get("XDG_STATE_HOME", "")), Path(env.get("HOME", ""))
-    if state.is_absolute():
-        yield state
-    # In a container it may be a directory of all users, such as /tmp.
-    elif home.is_absolute() and os.path.isdir(home) and home.stat().st_uid == os.geteuid():
-        yield home / ".local" / "state"
-
-
-def _is_free(path: Path) -> bool:
-    """Whether it is ours, or nothing is there and we can make it."""
-    try:
-        above = next(each for each in path.parents if each.exists())
-        if os.stat(above).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-            return False  # another user could put one of theirs in its place at any time
-        if not os.path.lexists(path):
-            return os.access(above, os.W_OK | os.X_OK, effective_ids=True)
-        _status_of_own_directory(path)
-    except OSError:
-        return False
-    return True
+    return Path(f"/var/tmp/otel_ddp-{os.geteuid()}")
 
 
 def _with_root(path: Path) -> tuple[Path, ...]:

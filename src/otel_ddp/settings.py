@@ -210,7 +210,7 @@ class Settings:
     """Ranks whose training series leave the node: `all`, `node` (local rank 0), `main` (rank 0).
     `init` also takes a function: `lambda who: who.global_rank in (0, 8)`."""
     directory: str = _setting("OTEL_DDP_DIR", "", _path())
-    """Directory of journals and agent. Unset, or if other users can enter it: a private one on
+    """Directory of journals and agent; no other user may write to it. Unset: a private one on
     tmpfs."""
     node: str = _setting("OTEL_DDP_NODE", "")
     """Name of this node, instead of its host name; on Kubernetes `spec.nodeName`."""

@@ -56,16 +56,20 @@ def test_a_default_directory_that_is_open_to_others_is_closed(tmp_path: Path) ->
     assert mode_of(open_one) == 0o700
 
 
-def test_a_directory_of_an_option_that_is_open_to_others_is_refused_and_left_alone(
+def test_a_named_directory_is_left_as_it_is_and_refused_if_others_can_write_to_it(
     tmp_path: Path,
 ) -> None:
     named = tmp_path / "shared"
     named.mkdir()
     named.chmod(0o755)
-
-    with pytest.raises(ConfigError, match="other users can enter it; it must have mode 0700"):
-        find(str(named), {}, given_as="--dir")
+    places, remark = find(str(named), {})
+    assert ([each.directory for each in places], remark) == ([named], "")
     assert mode_of(named) == 0o755
+
+    named.chmod(0o777)
+    with pytest.raises(ConfigError, match="other users can write to it"):
+        find(str(named), {}, given_as="--dir")
+    assert mode_of(named) == 0o777
 
 
 def complaint(named: Path | str) -> str:

@@ -284,7 +284,7 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
     if not foreground:
         # The training process that started this agent has made it; without it there is no work.
         os.stat(conf.directory)
-        return Place(files.private_directory(Path(conf.directory)))
+        return Place(Path(conf.directory))
     places, remark = find(conf.directory, offline=conf.offline)
     if not places:
         raise ConfigError(remark)

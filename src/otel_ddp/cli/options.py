@@ -9,7 +9,7 @@ from pathlib import Path
 from otel_ddp import files, settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory
-from otel_ddp.journal.place import Place, existing, is_passed_over, not_used
+from otel_ddp.journal.place import Place, existing
 
 
 def add_directory_option(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,6 @@ def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
     path = Path(conf.directory)
     if not conf.directory:
         return conf, existing("", os.environ), ""
-    if not directory and is_passed_over(path):
-        return conf, existing(conf.directory, os.environ), not_used(path)
     if why := _why_unreadable(path):
         raise ConfigError(f"{path} cannot be read ({why}).")
     if path.exists():

@@ -150,10 +150,7 @@ def find(
     given_as: str = "OTEL_DDP_DIR",
     offline: bool = False,
 ) -> tuple[list[Place], str]:
-    """The usable places, best first, and a remark; ConfigError if the named one is unusable.
-
-    No training ends because OTEL_DDP_DIR is open to others: the default ones take its place.
-    """
+    """The usable places, best first, and a remark; ConfigError if the named one is unusable."""
     env = os.environ if env is None else env
     if not named:
         return _find_default(env, offline)
@@ -164,21 +161,12 @@ def find(
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "is not writable", str(path))
     except OSError as error:
-        in_variable = given_as == "OTEL_DDP_DIR"
-        if in_variable and isinstance(error, files.OpenToOthers):
-            found, remark = _find_default(env, offline)
-            return found, "; ".join(filter(None, (not_used(path), remark)))
-        without = "unset it" if in_variable else "leave it out"
+        without = "unset it" if given_as == "OTEL_DDP_DIR" else "leave it out"
         raise ConfigError(
             f"{given_as} must be a directory that this user can write to, got {named!r} "
             f"({error.strerror}). Name another one, or {without} for the default."
         ) from None
     return [Place(path)], ""
-
-
-def not_used(path: Path) -> str:
-    """What is said of a directory in OTEL_DDP_DIR that others can enter."""
-    return f"other users can enter {path}, so OTEL_DDP_DIR is not used until `chmod 700` closes it"
 
 
 def _find_default(env: Mapping[str, str], offline: bool) -> tuple[list[Place], str]:
@@ -204,20 +192,11 @@ def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     here = (candidates(env, offline=offline) for offline in (False, True))
     paths: Iterable[Path] = chain.from_iterable(here)
     if named:
-        path = Path(named).absolute()
-        paths = [path, *paths] if is_passed_over(path) else [path]
+        paths = [Path(named).absolute()]
     # Not path.is_dir(), which raises without permission, as after `su` for XDG_RUNTIME_DIR.
     return [
         Place(each) for each in dict.fromkeys(paths) if os.path.isdir(each) and files.is_kept(each)
     ]
-
-
-def is_passed_over(named: Path) -> bool:
-    """Whether `find` uses the default directories in place of this one."""
-    try:
-        return files.is_open_to_others(named)
-    except OSError:
-        return False
 
 
 def _usable(path: Path, problems: list[str]) -> Place | None:
