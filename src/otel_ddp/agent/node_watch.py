@@ -10,7 +10,6 @@ from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.link.links import Links
-from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals, Marks
 from otel_ddp.agent.verdicts.ends import Here, Parents
@@ -32,7 +31,7 @@ class NodeWatch:
         self.ledger = Ledger()
         self.exit_causes = ExitCauses()
         self._parents = Parents(self.exit_causes)
-        self.sampling = Sampling(self.ledger, node, conf.sources, Nvml())
+        self.sampling = Sampling(self.ledger, node, conf.sources)
         self.journals = Journals(
             place,
             self.ledger,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -15,23 +14,23 @@ import pytest
 from agent.node.node_trees import rows
 from nvml_boards import GIB, Board, Boards, Instance, a100_mig, h100, show_here, standin_library
 from nvml_boards import t4 as tesla_t4
-from otel_ddp.agent.node.gpu.nvml import Device, DriverMissing, Nvml, User
-from otel_ddp.agent.node.gpu.nvml_questions import DeviceLost, NotSupported, Question
-from otel_ddp.agent.node.gpu.polling import Gpus, GpuSample, identity
+from otel_ddp.agent.node.gpu.nvml import DeviceSample, Gpus, GpuSample, User, identity
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 
 BOOT_S = 1_700_000_000
 NOW_NS = 1_800_000_000 * 10**9
 
+Answers = dict[tuple[str, str], float]
+
 
 class Seen:
-    """Boards that NVML shows, and a clock that stands still."""
+    """Boards that NVML shows, read on a clock of the test's."""
 
     def __init__(self, shown: Boards) -> None:
         self.shown = shown
         self.now_s = 100.0
-        self.driver = Nvml(
+        self.gpus = Gpus(
             clock=lambda: self.now_s, wall_ns=lambda: NOW_NS, boot_ns=lambda: BOOT_S * 10**9
         )
         self.boards: list[Board] = []
@@ -40,57 +39,43 @@ class Seen:
         self.boards = list(boards) or self.boards
         self.shown.write(self.boards, **whole)
 
-    def open(self, *boards: Board, **whole: int | str) -> tuple[Device, ...]:
-        self.show(*boards, **whole)
-        self.driver.open()
-        return tuple(self.driver.devices())
+    def read(self, *boards: Board, after_s: float = 0.0) -> GpuSample:
+        """What is read after so long, of these boards from now on."""
+        self.now_s += after_s
+        self.show(*boards)
+        return self.gpus.read()
 
-    def reopened(self) -> tuple[Device, ...]:
-        self.driver.close()
-        self.driver.open()
-        return tuple(self.driver.devices())
-
-    def questions(self, device: Device) -> dict[str, Question]:
-        return {each.name: each for each in self.driver.questions(device)}
+    def devices(self, *boards: Board, after_s: float = 0.0) -> dict[str, DeviceSample]:
+        """The same, by index."""
+        sample = self.read(*boards, after_s=after_s)
+        return {each.device.index: each for each in sample.devices}
 
     def answers(self, *boards: Board) -> Answers:
-        """What the only device says when all is asked of it for the second time."""
-        (device,) = self.open(*boards)
-        questions = self.driver.questions(device)
-        ask_all(questions)
-        self.now_s += 2.0
-        return ask_all(questions)
+        """What the only device says when it is read for the second time."""
+        self.read(*boards)
+        (sample,) = self.read(after_s=2.0).devices
+        return answers(sample)
 
 
-Answers = dict[tuple[str, str], float]
-
-
-def ask_all(questions: Any) -> Answers:
+def answers(sample: DeviceSample) -> Answers:
     """(Metric, last attribute) -> value; each series occurs once."""
     found: Answers = {}
-    for question in questions:
-        try:
-            measurements = question.ask()
-        except NotSupported:
-            continue
-        for each in measurements:
-            key = (each.metric.name, each.attributes[-1][1] if each.attributes else "")
-            assert key not in found, f"{key} twice"
-            names = [name for name, _ in each.attributes]
-            # The reader of a device prepends its identity.
-            assert each.metric.attributes == ("hw.id", "hw.type", "hw.model", "gpu", *names)
-            if not math.isnan(each.value):
-                found[key] = each.value
+    own = identity(sample.device)
+    for each in sample.measurements:
+        key = (each.metric.name, each.attributes[-1][1] if each.attributes[len(own) :] else "")
+        assert key not in found, f"{key} twice"
+        assert each.attributes[: len(own)] == own
+        assert each.metric.attributes == tuple(name for name, _ in each.attributes)
+        found[key] = each.value
     return found
 
 
-def faults(measurements: Any) -> dict[str, float]:
-    return {dict(each.attributes)["code"]: each.value for each in measurements}
+def faults(sample: DeviceSample) -> dict[str, float]:
+    return {dict(each.attributes)["code"]: each.value for each in of_faults(sample)}
 
 
-def one(measurements: Any) -> Measurement:
-    (measurement,) = measurements
-    return measurement
+def of_faults(sample: DeviceSample) -> list[Measurement]:
+    return [each for each in sample.measurements if each.metric is catalog.OTEL_DDP_GPU_XID_ERRORS]
 
 
 @pytest.fixture
@@ -104,7 +89,7 @@ def seen(
     seen = Seen(boards)
     yield seen
     seen.show(loaded=1)
-    seen.driver.close()
+    seen.gpus.close()
     assert (library.standin_open(), library.standin_held()) == before
 
 
@@ -224,23 +209,18 @@ def test_a_board_that_lacks_a_way_answers_by_another(
 def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
     board = h100().without("gpm", "power_limit", "ecc.", "fan")
     board.xids = None
-    (device,) = seen.open(board)
-    questions = seen.questions(device)
+    whole = {name for name, _ in seen.answers(h100())}
+    codes = dict(zip((2, 3, 4, 13, 25), map(h100, range(1, 6)), strict=True))
+    for code, each in codes.items():
+        each.numbers["energy_mj"] = f"!{code}"
 
-    for name in ("EnforcedPowerLimit", "FanSpeed_v2", "TotalEccErrors"):
-        with pytest.raises(NotSupported):
-            questions[f"nvmlDeviceGet{name}"].ask()
-    with pytest.raises(NotSupported):
-        questions["Xid"].ask()
-    for code in (2, 3, 4, 13, 25):
-        board.numbers["energy_mj"] = f"!{code}"
-        seen.show()
-        with pytest.raises(NotSupported):
-            questions["nvmlDeviceGetTotalEnergyConsumption"].ask()
-    assert one(questions["nvmlDeviceGetTemperature"].ask()).value == 64
-    assert "engines" not in questions
+    first, *others = seen.read(board, *codes.values(), after_s=60.0).devices
+
+    lacks = {"hw.errors", "hw.fan.speed_ratio", "otel_ddp.gpu.power.limit"}
+    assert {name for name, _ in answers(first)} == whole - lacks - {"otel_ddp.gpu.engine.active"}
+    assert all(("hw.energy", "") not in answers(each) for each in others)
     # Counters of the driver count since the machine was started.
-    starts_ns = {each.metric: each.start_ns for each in questions["fields"].ask()}
+    starts_ns = {each.metric: each.start_ns for each in first.measurements}
     assert starts_ns[catalog.OTEL_DDP_GPU_NVLINK_IO] == BOOT_S * 10**9
     assert starts_ns[catalog.HW_POWER] == 0
 
@@ -271,14 +251,10 @@ def test_a_number_beyond_its_bounds_is_none(
     seen: Seen, key: str, value: int | str, metric: str
 ) -> None:
     board = h100()
-    (device,) = seen.open(board)
-    questions = seen.driver.questions(device)
-    ask_all(questions)
-    whole = ask_all(questions)
+    whole = seen.answers(board)
     board.numbers[key] = value
-    seen.show()
 
-    found = ask_all(questions)
+    found = seen.answers(board)
 
     missing = whole.keys() - found.keys()
     # Of a mask of bits nothing can be believed.
@@ -291,24 +267,9 @@ def test_a_name_may_be_any_bytes_and_becomes_a_label(
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: b"A\xff\n\x00\tB\x07")
 
-    assert {each.name for each in seen.open(a100_mig())} == {"A\ufffd B"}
+    devices = seen.read(a100_mig()).devices
 
-
-# --- what goes away
-
-
-@pytest.mark.parametrize(("code", "words"), [(9, "Driver Not Loaded"), (15, "GPU is lost")])
-def test_a_device_that_does_not_answer_any_more_is_lost(seen: Seen, code: int, words: str) -> None:
-    board = h100()
-    board.numbers |= {"temperature": f"!{code}", "field.82": f"!{code}"}
-    (device,) = seen.open(h100())
-    questions = seen.questions(device)
-    seen.show(board)
-
-    with pytest.raises(DeviceLost, match=words):
-        questions["nvmlDeviceGetTemperature"].ask()
-    with pytest.raises(DeviceLost, match=words):
-        questions["fields"].ask()
+    assert {each.device.name for each in devices} == {"A\ufffd B"}
 
 
 # --- Xid
@@ -317,51 +278,36 @@ def test_a_device_that_does_not_answer_any_more_is_lost(seen: Seen, code: int, w
 def test_faults_are_counted_by_code_from_the_first_on(seen: Seen) -> None:
     board = h100()
     board.xids = [48]
-    (device,) = seen.open(board)
-    question = seen.questions(device)["Xid"]
 
-    before = question.ask()
+    before = seen.devices(board)["0"]
     board.xids += [31, 31, 143]
-    seen.show()
-    after = question.ask()
+    after = seen.devices()["0"]
 
     # What happened before anyone looked is not ours to tell.
-    assert list(before) == []
+    assert of_faults(before) == []
     assert faults(after) == {"31": 2, "143": 1}
-    assert {each.start_ns for each in after} == {NOW_NS}
-    assert {each.attributes[0] for each in after} == {("pci", "00000000:1B:00.0")}
-    assert faults(question.ask()) == {"31": 2, "143": 1}
+    assert {each.start_ns for each in of_faults(after)} == {NOW_NS}
+    assert {dict(each.attributes)["pci"] for each in of_faults(after)} == {"00000000:1B:00.0"}
+    assert faults(seen.devices()["0"]) == {"31": 2, "143": 1}
 
 
 def test_the_fault_that_ends_a_board_is_still_counted(seen: Seen) -> None:
     board, other = h100(0), h100(1)
-    device, _ = seen.open(board, other)
-    questions = seen.questions(device)
-    questions["Xid"].ask()
+    device = seen.devices(board, other)["0"].device
     assert board.xids is not None
     board.xids.append(79)
     board.lost = True
-    seen.show()
-    for name in ("nvmlDeviceGetTemperature", "Xid"):
-        with pytest.raises(DeviceLost):
-            [questions[name].ask() for _ in range(2)]
+    seen.read(after_s=5.0)
 
-    fallen, _ = seen.reopened()
-    question = seen.questions(fallen)["Xid"]
+    fallen = seen.devices(after_s=60.0)["0"]
 
-    assert fallen == device
-    assert [*seen.questions(fallen)] == ["Xid"]
-    assert faults(question.ask()) == {"79": 1}
-    assert seen.driver.users(fallen) == ()
-    # It is searched again after a while.
-    seen.now_s += 601
-    with pytest.raises(DeviceLost):
-        question.ask()
+    assert fallen.device == device
+    assert {each.metric for each in fallen.measurements} == {catalog.OTEL_DDP_GPU_XID_ERRORS}
+    assert (faults(fallen), fallen.users) == ({"79": 1}, ())
     board.lost = False
-    seen.show()
-    back, _ = seen.reopened()
-    assert one(seen.questions(back)["nvmlDeviceGetTemperature"].ask()).value == 64
-    assert faults(seen.questions(back)["Xid"].ask()) == {"79": 1}
+    back = seen.devices(after_s=60.0)["0"]
+    assert answers(back)["hw.temperature", "core"] == 64
+    assert faults(back) == {"79": 1}
 
 
 # --- parts of a board
@@ -373,18 +319,17 @@ def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
     # Some drivers answer for the whole board where they are asked about a part.
     board.instances[0].numbers |= {"temperature": 50, "power_mw": 1, "field.186": "1 2"}
 
-    whole, first, *_, last = seen.open(board)
+    of_whole, of_first, *_, last = seen.read(board).devices
 
+    whole, first = of_whole.device, of_first.device
     assert (whole.index, whole.parent) == ("0", "")
     assert (first.index, first.parent, first.pci) == ("0:0", whole.uuid, whole.pci)
     assert (first.uuid, first.name) == (board.instances[0].uuid, "MIG 3g.20gb")
-    assert last.index == "0:3"
-    found = ask_all(seen.driver.questions(first))
-    assert found == {("hw.gpu.memory.usage", ""): 7 * GIB, ("hw.gpu.memory.limit", ""): 20 * GIB}
-    assert "Xid" not in seen.questions(first)
-    of_whole = ask_all(seen.driver.questions(whole))
-    assert ("hw.gpu.utilization", "general") not in of_whole
-    assert of_whole["hw.power", ""] == 412.345
+    assert last.device.index == "0:3"
+    memory = {("hw.gpu.memory.usage", ""): 7 * GIB, ("hw.gpu.memory.limit", ""): 20 * GIB}
+    assert answers(of_first) == memory
+    assert ("hw.gpu.utilization", "general") not in answers(of_whole)
+    assert answers(of_whole)["hw.power", ""] == 412.345
 
 
 def test_engines_of_an_instance_are_its_own(seen: Seen) -> None:
@@ -393,11 +338,13 @@ def test_engines_of_an_instance_are_its_own(seen: Seen) -> None:
         Instance("MIG-a", "MIG 1g.10gb", 1, numbers={"gpm.2": 25.0}),
         Instance("MIG-b", "MIG 1g.10gb", 4, numbers={"gpm.2": 75.0, "gpm.20": 1}),
     ]
-    _, first, second = seen.open(board)
-    questions = [seen.questions(part)["engines"] for part in (first, second)]
 
-    assert [question.ask() for question in questions] == [[], []]
-    assert [one(question.ask()).value for question in questions] == [0.25, 0.75]
+    _, *first = map(answers, seen.read(board).devices)
+    _, *second = map(answers, seen.read(after_s=5.0).devices)
+
+    assert first == [{}, {}]
+    engine = ("otel_ddp.gpu.engine.active", "sm")
+    assert second == [{engine: 0.25}, {engine: 0.75}]
 
 
 # --- the users of a board
@@ -408,9 +355,8 @@ def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
     board.compute = [(10, 5 * GIB), (11, None)]
     board.graphics = [(11, 2 * GIB), (12, GIB)]
     board.mps = [(10, 1), (13, 3 * GIB)]
-    (device,) = seen.open(board)
 
-    assert sorted(seen.driver.users(device)) == [
+    assert sorted(seen.devices(board)["0"].users) == [
         User(10, 5 * GIB),
         User(11, 2 * GIB),
         User(12, GIB),
@@ -418,8 +364,7 @@ def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
     ]
 
     board.compute, board.graphics, board.mps = [], [], [(13, None)]
-    seen.show()
-    assert seen.driver.users(device) == (User(13, None),)
+    assert seen.devices()["0"].users == (User(13, None),)
 
 
 # --- no driver
@@ -443,70 +388,43 @@ def test_one_sentence_says_why_there_are_no_devices(
     boards = [h100()] if whole else []
     seen.shown.write(boards, **whole)
 
-    with pytest.raises(DriverMissing) as said:
-        seen.driver.open()
+    said = seen.gpus.read()
 
-    assert words in str(said.value)
-    assert str(said.value).endswith(".")
-    seen.show(h100())
-    assert seen.driver.open() == "NVIDIA driver 550.54.14"
+    assert said.devices == ()
+    assert words in said.remark
+    assert said.remark.endswith(".")
+    again = seen.read(h100(), after_s=60.0)
+    assert (again.version, again.remark) == ("NVIDIA driver 550.54.14", "")
 
 
 def test_without_nvidia_ml_py_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    with pytest.raises(DriverMissing, match="pip install nvidia-ml-py"):
-        Nvml().open()
+    assert "pip install nvidia-ml-py" in Gpus().read().remark
 
 
 # --- all boards, from reading to reading
 
 
-class Polled:
-    """Boards that are read on a clock of the test's."""
-
-    def __init__(self, seen: Seen, *boards: Board, **whole: int | str) -> None:
-        self.now_ns = 0
-        seen.show(*boards, **whole)
-        self.gpus = Gpus(seen.driver, clock_ns=lambda: self.now_ns)
-        self.last = self.read()
-
-    def read(self, after_s: int = 0) -> GpuSample:
-        self.now_ns += after_s * 10**9
-        self.last = self.gpus.read()
-        return self.last
-
-    @property
-    def shown(self) -> dict[str, Answers]:
-        """By index."""
-        return {
-            each.device.index: {
-                (found.metric.name, found.attributes[-1][1]): found.value
-                for found in each.measurements
-            }
-            for each in self.last.devices
-        }
-
-
-def test_a_question_that_a_board_does_not_support_is_asked_once_and_one_that_fails_again(
+def test_what_a_board_does_not_support_is_asked_once_and_what_fails_again(
     seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = h100()
     board.numbers |= {"energy_mj": "!3", "fan.0": "!999", "fan.1": "!999"}
     board.compute = [(11, GIB)]
-    polled = Polled(seen, board)
-    polled.read(5)
+    seen.read(board)
+    sample = seen.read(after_s=5.0)
+    found = answers(sample.devices[0])
 
-    assert not [name for name, _ in polled.shown["0"] if name.startswith(("hw.energy", "hw.fan"))]
-    assert polled.last.devices[0].users == (User(11, GIB),)
-    assert (polled.last.remark, polled.last.version) == ("", "NVIDIA driver 550.54.14")
+    assert not [name for name, _ in found if name.startswith(("hw.energy", "hw.fan"))]
+    assert sample.devices[0].users == (User(11, GIB),)
+    assert (sample.remark, sample.version) == ("", "NVIDIA driver 550.54.14")
     assert len(caplog.records) == 1
     assert "GPU: nvmlDeviceGetFanSpeed_v2 failed (" in caplog.text
     board.numbers |= {"energy_mj": 5, "fan.0": 30, "fan.1": 30}
-    seen.show()
-    polled.read(5)
-    assert ("hw.fan.speed_ratio", "1") in polled.shown["0"]
-    assert not [name for name, _ in polled.shown["0"] if name == "hw.energy"]
+    found = answers(seen.devices(after_s=5.0)["0"])
+    assert ("hw.fan.speed_ratio", "1") in found
+    assert ("hw.energy", "") not in found
 
 
 def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
@@ -514,54 +432,76 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
 ) -> None:
     board = h100()
     board.numbers["temperature"] = 255
-    polled = Polled(seen, board)
-    polled.read(5)
 
-    assert ("hw.temperature", "core") not in polled.shown["0"]
-    assert ("hw.temperature", "memory") in polled.shown["0"]
+    found = seen.answers(board)
+
+    assert ("hw.temperature", "core") not in found
+    assert ("hw.temperature", "memory") in found
     assert [each.getMessage() for each in caplog.records] == [
         "GPU 0 has impossible values of hw.temperature: they are left out."
     ]
-    # All begin with the identity that the catalogue has first.
-    (device,) = polled.last.devices
-    own = identity(device.device)
-    assert {each.attributes[: len(own)] for each in device.measurements} == {own}
+
+
+@pytest.mark.parametrize(("code", "words"), [(9, "Driver Not Loaded"), (15, "GPU is lost")])
+@pytest.mark.parametrize("key", ["temperature", "field.82"])
+def test_a_device_that_does_not_answer_any_more_is_lost(
+    seen: Seen, key: str, code: int, words: str
+) -> None:
+    seen.read(h100(0), h100(1))
+    board = h100(0)
+    board.numbers[key] = f"!{code}"
+
+    sample = seen.read(board, h100(1), after_s=5.0)
+
+    assert f"GPU 0 (NVIDIA H100 80GB HBM3) does not answer any more: {words}" in sample.remark
+    assert answers(sample.devices[1])["hw.temperature", "core"] == 64
 
 
 def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(seen: Seen) -> None:
     first, second, third = (h100(index) for index in range(3))
-    polled = Polled(seen, first, second, third)
+    seen.read(first, second, third)
     second.lost = True
-    seen.show()
 
     for _ in range(11):
-        polled.read(5)
-        assert "GPU 1 (NVIDIA H100 80GB HBM3) does not answer any more: " in polled.last.remark
-        assert {index: bool(found) for index, found in polled.shown.items()} == {
-            "0": True,
-            "1": False,
-            "2": True,
-        }
-    polled.read(5)
-    assert "GPU 1 does not answer (" in polled.last.remark
-    assert [*polled.shown] == ["0", "2"]
+        sample = seen.read(after_s=5.0)
+        assert "GPU 1 (NVIDIA H100 80GB HBM3) does not answer any more: " in sample.remark
+        assert [bool(each.measurements) for each in sample.devices] == [True, False, True]
+    sample = seen.read(after_s=5.0)
+    assert "GPU 1 does not answer (" in sample.remark
+    assert [each.device.index for each in sample.devices] == ["0", "2"]
     second.lost = False
-    seen.show()
-    polled.read(60)
-    assert (polled.last.remark, [*polled.shown]) == ("", ["0", "1", "2"])
+    sample = seen.read(after_s=60.0)
+    assert (sample.remark, [each.device.index for each in sample.devices]) == ("", ["0", "1", "2"])
+
+
+def test_a_board_that_stays_away_has_the_driver_opened_anew_every_ten_minutes(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = h100(0), h100(1)
+    second.lost = True
+    seen.read(first, second)
+    opened: list[float] = []
+    init = pynvml.nvmlInit
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: opened.append(seen.now_s) or init())
+    began_s = seen.now_s
+
+    for _ in range(22):
+        seen.read(after_s=60.0)
+
+    assert [at - began_s for at in opened] == [600.0, 1200.0]
 
 
 def test_a_driver_that_shows_no_device_says_why_and_is_asked_again_after_a_minute(
     seen: Seen,
 ) -> None:
-    polled = Polled(seen, h100(), loaded=0)
-    assert polled.last.devices == ()
-    assert polled.last.remark.startswith("The NVIDIA kernel driver is not loaded")
+    seen.show(h100(), loaded=0)
+    missing = seen.gpus.read()
+    assert missing.devices == ()
+    assert missing.remark.startswith("The NVIDIA kernel driver is not loaded")
 
-    seen.show(loaded=1)
-    assert polled.read(59).devices == ()
-    polled.read(1)
-    assert (polled.last.remark, [*polled.shown]) == ("", ["0"])
+    assert seen.devices(after_s=59.0) == {}
+    sample = seen.read(after_s=1.0)
+    assert (sample.remark, len(sample.devices)) == ("", 1)
 
 
 # A driver that is loaded anew knows no handle of before.
@@ -569,30 +509,34 @@ def test_a_driver_that_shows_no_device_says_why_and_is_asked_again_after_a_minut
 def test_a_driver_that_is_lost_is_opened_again_after_a_minute(
     seen: Seen, whole: dict[str, int]
 ) -> None:
-    polled = Polled(seen, h100(), tesla_t4(1))
+    seen.read(h100(), tesla_t4(1))
     seen.show(**whole)
+    seen.now_s += 5.0
 
-    assert polled.read(5).devices == ()
-    assert polled.last.remark.startswith("The GPU driver went away (")
+    lost = seen.gpus.read()
+
+    assert lost.devices == ()
+    assert lost.remark.startswith("The GPU driver went away (")
+    seen.now_s += 54.0
     seen.show(generation=3)
-    assert polled.read(54).devices == ()
-    polled.read(1)
-    assert (polled.last.remark, [*polled.shown]) == ("", ["0", "1"])
+    assert seen.gpus.read().devices == ()
+    seen.now_s += 1.0
+    back = seen.gpus.read()
+    assert (back.remark, len(back.devices)) == ("", 2)
 
 
 def test_a_board_that_is_divided_is_seen_and_asked_anew_within_a_minute(seen: Seen) -> None:
     board = h100()
     board.numbers["energy_mj"] = "!3"
-    polled = Polled(seen, board)
+    seen.read(board)
     board.instances = [Instance("MIG-a", "MIG 1g.10gb", 1)]
     board.numbers["energy_mj"] = 5
-    seen.show()
 
-    polled.read(59)
-    assert [*polled.shown] == ["0"]
-    polled.read(1)
-    assert [*polled.shown] == ["0", "0:0"]
-    assert "hw.energy" in {name for name, _ in polled.shown["0"]}
+    assert [*seen.devices(after_s=59.0)] == ["0"]
+    divided = seen.devices(after_s=1.0)
+
+    assert [*divided] == ["0", "0:0"]
+    assert ("hw.energy", "") in answers(divided["0"])
 
 
 # --- a real board
@@ -600,7 +544,7 @@ def test_a_board_that_is_divided_is_seen_and_asked_anew_within_a_minute(seen: Se
 
 @pytest.mark.gpu
 def test_a_real_board_answers_in_our_units() -> None:
-    gpus = Gpus(Nvml())
+    gpus = Gpus()
     gpus.read()
     time.sleep(0.2)  # the driver refuses samples that are too close
     sample = gpus.read()

@@ -15,7 +15,6 @@ from node import until
 from nvml_boards import GIB, Boards, h100, show_here, standin_library
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
-from otel_ddp.agent.node.gpu.nvml import Nvml
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.node.source import KernelFiles, Measurement
@@ -38,7 +37,7 @@ def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
 class Bench:
     def __init__(self, *sources: str) -> None:
         self.ledger = Ledger()
-        self.sampling = Sampling(self.ledger, "n", sources, Nvml())
+        self.sampling = Sampling(self.ledger, "n", sources)
         for thread in self.sampling.threads():
             thread.keep_running()
 

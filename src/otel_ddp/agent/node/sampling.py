@@ -8,9 +8,8 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.node.gpu.nvml import Nvml
+from otel_ddp.agent.node.gpu.nvml import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.gpu.owners import Ownership, owners, shared_labels
-from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.processes import ProcessReader
 from otel_ddp.agent.node.source import Measurement, Sampler
@@ -24,7 +23,7 @@ _STOP_S = 0.5
 class Sampling:
     """One a node. Each source has a thread of its own; `update_series` waits for none of them."""
 
-    def __init__(self, ledger: Ledger, node: str, sources: Collection[str], driver: Nvml) -> None:
+    def __init__(self, ledger: Ledger, node: str, sources: Collection[str]) -> None:
         self._ledger = ledger
         self._node = node
         self._ranks: tuple[Rank, ...] = ()
@@ -32,7 +31,7 @@ class Sampling:
         self._shown: set[Series] = set()
         self._processes = ProcessReader()
         every: tuple[tuple[str, Callable[[], Any], float], ...] = (
-            ("gpu", Gpus(driver).read, _GPU_S),
+            ("gpu", Gpus().read, _GPU_S),
             ("host", Host(pids=self._rank_pids).read, _HOST_S),
             ("process", self._processes.read, _PROCESS_S),
         )

@@ -1,15 +1,17 @@
-"""NVIDIA's driver: lists the devices, the questions to each, and its users, by NVML."""
+"""Reads NVIDIA's boards, and parts of boards (MIG instances), by NVML: numbers and users."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from otel_ddp import errors
-from otel_ddp.agent.node.gpu.nvml_questions import (
+from otel_ddp.agent.node.gpu.nvml_calls import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     LIB_RM_VERSION_MISMATCH,
@@ -19,17 +21,23 @@ from otel_ddp.agent.node.gpu.nvml_questions import (
     DeviceLost,
     GpmSamples,
     NotSupported,
-    Question,
     Xids,
     printable,
-    questions,
+    supported,
     words,
 )
+from otel_ddp.agent.node.gpu.nvml_table import ROWS, Call, Field, Fields, Gpm, Way
 from otel_ddp.agent.node.source import Measurement, boot_ns
+from otel_ddp.vocabulary.catalog import Kind
 
-_MOST_USED_BYTES = 1 << 50
+T = TypeVar("T")
+Attributes = tuple[tuple[str, str], ...]
+
+# A driver may be loaded later or again, a board added or reset, or MIG set up anew.
+_FIND_EVERY_S = 60.0
 # A reset board appears only once the driver is opened anew, which interrupts the others.
-_SEARCHED_AGAIN_S = 600.0
+_OPEN_ANEW_EVERY_S = 600.0
+_MOST_USED_BYTES = 1 << 50
 _PROCESSES = (
     # If several lists have a process, each has all of its memory.
     *("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
@@ -57,7 +65,7 @@ _NO_DEVICES = (
 )
 
 
-class DriverMissing(Exception):
+class _DriverMissing(Exception):
     """There is no driver, or no device. The text is one sentence that a user can act on."""
 
 
@@ -81,122 +89,326 @@ class User(NamedTuple):
     used_bytes: int | None
 
 
-class Nvml:
-    """Only one thread calls it; every call may hang. *lib*: has the interface of pynvml."""
+class DeviceSample(NamedTuple):
+    """One device, its numbers, and the processes that compute on it."""
+
+    device: Device
+    measurements: tuple[Measurement, ...]
+    users: tuple[User, ...]
+
+
+class GpuSample(NamedTuple):
+    """All devices at one moment."""
+
+    devices: tuple[DeviceSample, ...]
+    remark: str
+    """Why devices are missing; empty if all is well."""
+    version: str
+
+
+def identity(device: Device) -> Attributes:
+    """The first attributes of every metric in the catalogue's GPU section."""
+    return (
+        *(("hw.id", device.uuid), ("hw.type", "gpu")),
+        *(("hw.model", device.name), ("gpu", device.index)),
+    )
+
+
+class _Watched:
+    """A device that is read again and again."""
+
+    def __init__(self, device: Device, calls: Calls | None, xids: Xids | None) -> None:
+        """*calls*: None of a board that answers no longer. *xids*: None of a part."""
+        self.device = device
+        self.lost = ""
+        """Why the device is no longer asked; empty while it answers."""
+        self._calls, self._xids = calls, xids
+        self._rows = [each for each in ROWS if each.of_parts or xids is not None]
+        self._ways = [w for row in self._rows for ways in row.series.values() for w in ways]
+        # What the device does not support, by the name of the function and its arguments.
+        self._absent: set[tuple[Any, ...]] = set()
+        self._gpm: GpmSamples | None = None
+        # None until the driver has listed them.
+        self._fields: Mapping[Fields, tuple[Field, ...]] | None = None
+        # The answers of one reading.
+        self._answers: dict[tuple[Any, ...], Any] = {}
+        self._values: Mapping[Field, float | None] = {}
+        self._rates: Mapping[int, float] = {}
+
+    @property
+    def key(self) -> tuple[Device, bool]:
+        """What it is, and whether it answers."""
+        return self.device, self._calls is not None
+
+    def close(self) -> None:
+        """Release what NVML holds for it. Call it only while NVML is open."""
+        for held in (self._xids, self._gpm):
+            if held is not None:
+                held.close()
+
+    def read(self, loaded_ns: int, gpm: Callable[[Calls], GpmSamples]) -> DeviceSample:
+        """*loaded_ns*: about since when the driver counts."""
+        found: list[Measurement] = []
+        users: tuple[User, ...] = ()
+        try:
+            if self._xids is not None and not self.lost:
+                # First of all: a fault may be the reason why the other questions fail.
+                self._xids.calls = self._calls
+                found += self._possible(self._attempt(("Xid",), self._xids.ask) or ())
+            if self._calls is not None and not self.lost:
+                self._ask_at_once(self._calls, gpm)
+                found += self._possible(self._measured(self._calls, loaded_ns))
+                users = self._users(self._calls)
+        except DeviceLost as why:
+            # The other devices go on.
+            self.lost = str(why)
+        return DeviceSample(self.device, tuple(found), users)
+
+    def _attempt(self, what: tuple[Any, ...], ask: Callable[[], T]) -> T | None:
+        """The answer; None where it is not supported, or this attempt failed, which is logged."""
+        if what in self._absent:
+            return None
+        try:
+            return ask()
+        except NotSupported:
+            self._absent.add(what)
+        except DeviceLost:
+            raise
+        except errors.ANY_ERROR as why:
+            text = "GPU: %s failed (%s: %s); it is tried again."
+            errors.warn_once(f"gpu {what[0]}", text, what[0], type(why).__name__, why)
+        return None
+
+    def _possible(self, found: Iterable[Measurement]) -> Iterator[Measurement]:
+        device = self.device
+        for each in found:
+            if not math.isnan(each.value):
+                yield each._replace(attributes=identity(device) + each.attributes)
+                continue
+            sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
+            errors.warn_once(
+                f"gpu impossible {each.metric.name}", "%s: they are left out.", sentence
+            )
+
+    # -- rows of the table
+
+    def _ask_at_once(self, calls: Calls, gpm: Callable[[Calls], GpmSamples]) -> None:
+        """Ask what is answered together: all fields, and all engines."""
+        self._answers.clear()
+        fields = [way for way in self._ways if isinstance(way, Fields)]
+        if self._fields is None and fields:
+            self._fields = self._attempt(("fields",), lambda: supported(calls, fields))
+        wanted = [field for each in (self._fields or {}).values() for field in each]
+        self._values = {}
+        if wanted:
+            self._values = self._attempt(("fields",), lambda: calls.fields(wanted)) or {}
+        self._gpm = self._gpm or self._attempt(("engines",), lambda: gpm(calls))
+        self._rates = {}
+        if (samples := self._gpm) is not None:
+            numbers = [way.number for way in self._ways if isinstance(way, Gpm)]
+            self._rates = self._attempt(("engines",), lambda: samples.read(numbers)) or {}
+
+    def _measured(self, calls: Calls, loaded_ns: int) -> Iterator[Measurement]:
+        """Each series by the first way that the device supports."""
+        known = set()
+        for row in self._rows:
+            is_counter = row.metric.kind is Kind.COUNTER
+            for word, ways in row.series.items():
+                way = next((each for each in ways if self._has(calls, each)), None)
+                if way is None or (row.metric, word) in known:
+                    continue
+                known.add((row.metric, word))
+                if (raw := self._raw(way)) is None:
+                    continue
+                start_ns = loaded_ns if is_counter else 0
+                found = row.measurement(word, raw, self.device.pci, start_ns)
+                if is_counter and isinstance(way, Gpm) and self._gpm is not None:
+                    found = self._gpm.counted(way.number, found)
+                yield found
+
+    def _has(self, calls: Calls, way: Way) -> bool:
+        if isinstance(way, Fields):
+            return way in (self._fields or {})
+        if isinstance(way, Gpm):
+            return self._gpm is not None
+        function = way.function
+        if function not in self._answers:
+            # It shows only when it is asked. Several series may share the answer.
+            self._answers[function] = self._attempt(function, partial(calls.ask, *function))
+        return function not in self._absent
+
+    def _raw(self, way: Way) -> float | None:
+        """The number as NVML has it; None: it could not be read this time."""
+        if isinstance(way, Call):
+            answer = self._answers[way.function]
+            return None if answer is None else way.value(answer)
+        if isinstance(way, Gpm):
+            return self._rates.get(way.number)
+        values = [self._values.get(field) for field in (self._fields or {})[way]]
+        known = [value for value in values if value is not None]
+        # A sum without one part would fall, which looks like a reset of the counter.
+        return sum(known) * way.times if len(known) == len(values) else None
+
+    def _users(self, calls: Calls) -> tuple[User, ...]:
+        """The processes that compute on this device."""
+        users: dict[int, User] = {}
+        for function in _PROCESSES:
+            for process in self._attempt((function,), partial(calls.ask, function)) or ():
+                used = process.usedGpuMemory
+                known = used is not None and 0 <= used < _MOST_USED_BYTES
+                user = User(int(process.pid), int(used) if known else None)
+                if user.pid not in users or users[user.pid].used_bytes is None:
+                    users[user.pid] = user
+        return tuple(users.values())
+
+
+class Gpus:
+    """The node's devices. `read` may hang with the driver: only a Sampler's thread calls it."""
 
     def __init__(
         self,
-        lib: Any = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
         boot_ns: Callable[[], int] = boot_ns,
     ) -> None:
-        self._lib = lib
+        self._lib: Any = None
         self._clock = clock
         self._wall_ns = wall_ns
         # The driver counts since it was loaded: at boot or, seldom, later.
         self._loaded_ns = boot_ns()
-        self._opened = False
-        self._parts: dict[str, Calls] = {}
-        self.silent: list[str] = []
-        """One sentence for each board that did not answer when they were last listed."""
-        self._held: dict[str, list[Xids | GpmSamples]] = {}
+        # Empty while the driver is not open.
+        self._version = ""
+        self._remark = ""
+        # One sentence for each board that did not answer when they were last listed.
+        self._silent: list[str] = []
+        self._watched: list[_Watched] = []
+        self._find_at = self._open_anew_at = 0.0
         # Both are kept when the driver is closed: the board of each index, and its Xid faults.
-        self._boards_before: dict[int, Device] = {}
+        self._boards: dict[int, Device] = {}
         self._xids: dict[str, Xids] = {}
 
-    def open(self) -> str:
-        """The driver's version; raises DriverMissing. Called again after DeviceLost."""
+    def read(self) -> GpuSample:
+        """Ask all questions."""
+        now = self._clock()
+        devices: tuple[DeviceSample, ...] = ()
+        try:
+            if now >= self._find_at:
+                self._find_at = now + _FIND_EVERY_S
+                self._find_devices(now)
+            devices = tuple(each.read(self._loaded_ns, self._gpm) for each in self._watched)
+            lost = [each.lost for each in self._watched if each.lost]
+            if lost and len(lost) == len(devices):
+                raise DeviceLost(lost[0])
+        except _DriverMissing as why:
+            self.close(str(why))
+        except DeviceLost as why:
+            self.close(f"The GPU driver went away ({why}); it is opened again when it is back.")
+            devices = ()
+        return GpuSample(devices, self._remarks(), self._version)
+
+    def _gpm(self, calls: Calls) -> GpmSamples:
+        return GpmSamples(calls, self._clock, self._wall_ns)
+
+    def _remarks(self) -> str:
+        lost = [
+            f"GPU {each.device.index} ({each.device.name}) does not answer any more: {each.lost}."
+            for each in self._watched
+            if each.lost
+        ]
+        return " ".join([self._remark, *lost, *self._silent]).strip()
+
+    # -- the driver
+
+    def _open(self) -> str:
+        """The driver's version."""
         if self._lib is None:
             try:
                 # Imported only here, so that a node without a GPU does not pay for it.
                 import pynvml
             except ImportError as error:
-                raise DriverMissing(
+                raise _DriverMissing(
                     "GPU statistics need nvidia-ml-py: pip install nvidia-ml-py."
                 ) from error
             self._lib = pynvml
         try:
             self._lib.nvmlInit()
-            self._opened = True
-            count = self._lib.nvmlDeviceGetCount()
-            version = words(self._lib.nvmlSystemGetDriverVersion)
         except self._lib.NVMLError as error:
-            self.close()
-            raise DriverMissing(self._hint(error)) from error
-        if not count:
-            self.close()
-            raise DriverMissing(_NO_DEVICES)
-        return f"NVIDIA driver {version}"
+            raise _DriverMissing(self._hint(error)) from error
+        self._version = "NVIDIA driver"
+        try:
+            if not self._lib.nvmlDeviceGetCount():
+                raise _DriverMissing(_NO_DEVICES)
+            return f"NVIDIA driver {words(self._lib.nvmlSystemGetDriverVersion)}"
+        except self._lib.NVMLError as error:
+            raise _DriverMissing(self._hint(error)) from error
 
     def _hint(self, error: Any) -> str:
         sentence = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
         return _HINTS.get(error.value, sentence)
 
-    def close(self) -> None:
+    def close(self, remark: str = "") -> None:
         """Release everything; never raises."""
-        for uuid in tuple(self._held):
-            self._release(uuid)
-        self._parts = {}
-        if self._opened:
-            self._opened = False
+        self._remark, self._silent = remark, []
+        for each in self._watched:
+            each.close()
+        self._watched = []
+        if self._version:
+            self._version = ""
             with contextlib.suppress(self._lib.NVMLError):
                 self._lib.nvmlShutdown()
 
-    def _release(self, uuid: str) -> None:
-        for each in self._held.pop(uuid, ()):
-            each.close()
+    # -- finding devices
 
-    def devices(self) -> Sequence[Device]:
+    def _find_devices(self, now: float) -> None:
+        """Open the driver, if it is not open, and list its devices."""
+        lost = any(each.lost for each in self._watched)
+        if lost or (self._silent and now >= self._open_anew_at):
+            self.close()
+        if not self._version:
+            self._version = self._open()
+            self._open_anew_at = now + _OPEN_ANEW_EVERY_S
+        found = list(self._found())
+        # All anew: a board that was repartitioned can answer other questions.
+        if [each.key for each in found] != [each.key for each in self._watched]:
+            for each in self._watched:
+                each.close()
+            self._watched = found
+        self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
+
+    def _found(self) -> Iterator[_Watched]:
         """All devices, in the order of their indices."""
         try:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
             raise DeviceLost("the driver no longer counts its devices") from error
-        parts: dict[str, Calls] = {}
-        found: list[Device] = []
-        self.silent = []
+        self._silent = []
         for index in range(count):
             try:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
-                board = self._board(calls, index)
+                board = self._boards[index] = _board(calls, index)
             except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
                 # One board that fails must not hide the others.
-                found += self._failed(index, error)
+                yield from self._failed(index, error)
                 continue
-            found.append(board)
-            parts[board.uuid] = calls
+            yield _Watched(board, calls, self._xids_of(board))
             for device, part in self._instances(board, calls):
-                found.append(device)
-                parts[device.uuid] = part
-        for uuid in self._held.keys() - parts.keys():
-            self._release(uuid)
-        self._parts = parts
-        return tuple(found)
+                yield _Watched(device, part, None)
 
-    def _board(self, calls: Calls, index: int) -> Device:
-        uuid = calls.words("nvmlDeviceGetUUID")
-        name = calls.words("nvmlDeviceGetName") or "NVIDIA GPU"
-        try:
-            pci = printable(calls.ask("nvmlDeviceGetPciInfo").busId)
-        except (NotSupported, UnicodeDecodeError):
-            pci = ""
-        board = Device(uuid, str(index), name, pci)
-        self._boards_before[index] = board
-        return board
+    def _xids_of(self, board: Device) -> Xids:
+        return self._xids.setdefault(board.uuid, Xids(board.pci, self._wall_ns()))
 
-    def _failed(self, index: int, error: Exception) -> Iterator[Device]:
+    def _failed(self, index: int, error: Exception) -> Iterator[_Watched]:
         """A board that no longer answers stays listed if it has reported faults."""
         sentence = (
             f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
             "kernel's log for Xid."
         )
-        self.silent.append(sentence)
+        self._silent.append(sentence)
         errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
-        before = self._boards_before.get(index)
-        if before is not None and self._xids_of(before).codes:
-            yield before
+        before = self._boards.get(index)
+        if before is not None and (xids := self._xids_of(before)).codes:
+            yield _Watched(before, None, xids)
 
     def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, Calls]]:
         try:
@@ -213,54 +425,14 @@ class Nvml:
             uuid = part.words("nvmlDeviceGetUUID")
             part.instance = part.ask("nvmlDeviceGetGpuInstanceId")
             name = part.words("nvmlDeviceGetName") or f"{board.name} MIG"
-            device = Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid)
-            yield device, part
+            yield Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid), part
 
-    def questions(self, device: Device) -> Sequence[Question]:
-        """Those that this device can answer."""
-        calls, xids = self._parts.get(device.uuid), self._xids_of(device)
-        if calls is None:
-            return (self._question_to_failed(xids),)
-        self._release(device.uuid)
-        held = self._held[device.uuid] = []
-        asked = []
-        if calls.instance is None:
-            # First of all: a fault may be the reason why the other questions fail.
-            xids.calls = calls
-            held.append(xids)
-            asked.append(Question("Xid", xids.ask))
-        gpm = None
-        with contextlib.suppress(NotSupported):
-            if calls.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
-                gpm = GpmSamples(calls, self._clock, self._wall_ns)
-                held.append(gpm)
-        return [*asked, *questions(calls, device.pci, self._loaded_ns, gpm)]
 
-    def _question_to_failed(self, xids: Xids) -> Question:
-        failed_s = self._clock()
-
-        def ask() -> Sequence[Measurement]:
-            if self._clock() - failed_s > _SEARCHED_AGAIN_S:
-                raise DeviceLost("it had failed, and is searched again")
-            return xids.ask()
-
-        return Question("Xid", ask)
-
-    def _xids_of(self, device: Device) -> Xids:
-        return self._xids.setdefault(device.uuid, Xids(device.pci, self._wall_ns()))
-
-    def users(self, device: Device) -> Sequence[User]:
-        """The processes that compute on this device."""
-        calls = self._parts.get(device.uuid)
-        users: dict[int, User] = {}
-        if calls is None:
-            return ()
-        for function in _PROCESSES:
-            with contextlib.suppress(NotSupported):
-                for process in calls.ask(function):
-                    used = process.usedGpuMemory
-                    known = used is not None and 0 <= used < _MOST_USED_BYTES
-                    user = User(int(process.pid), int(used) if known else None)
-                    if user.pid not in users or users[user.pid].used_bytes is None:
-                        users[user.pid] = user
-        return tuple(users.values())
+def _board(calls: Calls, index: int) -> Device:
+    uuid = calls.words("nvmlDeviceGetUUID")
+    name = calls.words("nvmlDeviceGetName") or "NVIDIA GPU"
+    try:
+        pci = printable(calls.ask("nvmlDeviceGetPciInfo").busId)
+    except (NotSupported, UnicodeDecodeError):
+        pci = ""
+    return Device(uuid, str(index), name, pci)

@@ -47,6 +47,15 @@ class Call(NamedTuple):
     bit: int = 0
     """If not 0: whether the answer has this bit."""
 
+    def value(self, answer: Any) -> float:
+        """What this is of an answer."""
+        if self.bit:
+            # Of a mask with more bits than there are, nothing can be believed.
+            return bool(answer & self.bit) if answer <= U32 else math.nan
+        if isinstance(self.part, str):
+            return float(getattr(answer, self.part))
+        return float(answer if self.part is None else answer[self.part])
+
 
 class Field(NamedTuple):
     """A number that is read in a batch; `scope` is the link if there are several."""
@@ -86,26 +95,16 @@ class Row(NamedTuple):
     of_parts: bool = False
     """A MIG instance has it too. It shares all others with its board."""
 
-
-class Series(NamedTuple):
-    """One series of one board."""
-
-    metric: catalog.Metric
-    word: str
-    unit: Unit
-    pci: str
-    start_ns: int
-
-    def measurement(self, raw: float) -> Measurement:
+    def measurement(self, word: str, raw: float, pci: str, start_ns: int) -> Measurement:
         """In our unit; NaN beyond the bounds: the reader of all devices leaves that out."""
         per, most, least = self.unit
         value = raw / per if least <= raw <= most else math.nan
         if self.metric.unit == "1":
             value = min(value, 1.0)  # NaN stays NaN
         names = self.metric.attributes
-        pci = [("pci", self.pci)] if "pci" in names else []
-        word = [(names[-1], self.word)] if self.word else []
-        return Measurement(self.metric, value, (*pci, *word), self.start_ns)
+        of_board = [("pci", pci)] if "pci" in names else []
+        of_word = [(names[-1], word)] if word else []
+        return Measurement(self.metric, value, (*of_board, *of_word), start_ns)
 
 
 def _get(name: str, *arguments: int, part: str | int | None = None, bit: int = 0) -> Call:

@@ -1,26 +1,16 @@
-"""Asks NVML about one board, or a part of one (a MIG instance), what the table has."""
+"""Calls NVML for one board, or for a part of one (a MIG instance): numbers, faults, engines."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from otel_ddp.agent.node.gpu.nvml_table import (
-    ROWS,
-    U32,
-    Call,
-    Field,
-    Fields,
-    Gpm,
-    Series,
-    Way,
-)
+from otel_ddp.agent.node.gpu.nvml_table import U32, Field, Fields
 from otel_ddp.agent.node.source import Measurement
-from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS, Kind
+from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS
 
 
 class NotSupported(Exception):
@@ -29,15 +19,6 @@ class NotSupported(Exception):
 
 class DeviceLost(Exception):
     """The device, or the whole driver, is lost: devices have to be found anew."""
-
-
-class Question(NamedTuple):
-    """A question that one device is asked again and again."""
-
-    name: str
-    ask: Callable[[], Iterable[Measurement]]
-    """Raises NotSupported or DeviceLost; any other error means that one attempt failed. An
-    impossible number is NaN: it is left out."""
 
 
 # -- one device
@@ -209,6 +190,27 @@ class Xids:
         self.calls = self._events = None
 
 
+# -- fields of a board
+
+_LINK_COUNT = Field(91)
+_MOST_LINKS = 72
+
+
+def supported(calls: Calls, wanted: Sequence[Fields]) -> dict[Fields, tuple[Field, ...]]:
+    """Those that the board has: each one of all links, without the fields that it lacks."""
+    count = calls.fields([_LINK_COUNT]).get(_LINK_COUNT) or 0
+    links = range(int(count) if count <= _MOST_LINKS else 0)
+    every = {
+        way: [each._replace(scope=n) for each in way.fields for n in links]
+        if way.links
+        else way.fields
+        for way in wanted
+    }
+    has = calls.fields([field for each in every.values() for field in each])
+    found = {way: tuple(f for f in each if f in has) for way, each in every.items()}
+    return {way: each for way, each in found.items() if each}
+
+
 # -- engines
 
 _VERSION = 1
@@ -220,56 +222,53 @@ class GpmSamples:
     def __init__(
         self, calls: Calls, clock: Callable[[], float], wall_ns: Callable[[], int]
     ) -> None:
+        """Raises NotSupported."""
+        if not calls.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+            raise NotSupported("this board has no GPM")
         # The calls for a MIG instance go to its board.
         self._calls = calls.board
         self._clock = clock
-        self._wall_ns = wall_ns
         instance = calls.instance
         self._get = ("nvmlGpmSampleGet",) if instance is None else ("nvmlGpmMigSampleGet", instance)
-        self.numbers: dict[Series, int] = {}
-        """What is read, by the numbers that NVML gives it."""
         self._before: Any = None
-        self._before_s = 0.0
+        self._before_s = self._elapsed_s = 0.0
         self._spare: Any = None
-        self._counted: dict[Series, float] = defaultdict(float)
-        self._since_ns = 0
+        self._counted: dict[int, float] = defaultdict(float)
+        self._since_ns = wall_ns()
 
-    def ask(self) -> Iterable[Measurement]:
+    def read(self, numbers: Sequence[int]) -> dict[int, float]:
+        """The metrics that NVML gives these numbers."""
         if self._spare is None:
             self._spare = self._calls.guarded(self._calls.lib.nvmlGpmSampleAlloc)
         self._calls.ask(*self._get, self._spare)
         now_s = self._clock()
-        self._since_ns = self._since_ns or self._wall_ns()
-        found = {} if self._before is None else self._between(self._before, self._spare)
-        elapsed_s = now_s - self._before_s
+        found = {} if self._before is None else self._between(numbers, self._before, self._spare)
+        self._elapsed_s = now_s - self._before_s
         self._before, self._spare, self._before_s = self._spare, self._before, now_s
-        return [self._measurement(series, raw, elapsed_s) for series, raw in found.items()]
+        return found
 
-    def _between(self, before: Any, after: Any) -> dict[Series, float]:
+    def _between(self, numbers: Sequence[int], before: Any, after: Any) -> dict[int, float]:
         lib = self._calls.lib
         asked = lib.c_nvmlGpmMetricsGet_t()
         asked.version = _VERSION
-        asked.numMetrics = len(self.numbers)
+        asked.numMetrics = len(numbers)
         asked.sample1, asked.sample2 = before, after
-        for slot, number in enumerate(self.numbers.values()):
+        for slot, number in enumerate(numbers):
             asked.metrics[slot].metricId = number
         self._calls.guarded(lambda: lib.nvmlGpmMetricsGet(asked))
         return {
-            series: asked.metrics[slot].value
-            for slot, series in enumerate(self.numbers)
+            number: asked.metrics[slot].value
+            for slot, number in enumerate(numbers)
             if asked.metrics[slot].nvmlReturn == SUCCESS
         }
 
-    def _measurement(self, series: Series, raw: float, elapsed_s: float) -> Measurement:
-        measurement = series.measurement(raw)
-        if series.metric.kind is not Kind.COUNTER:
-            return measurement
-        # NVML gives the rate. One that cannot be is NaN, and is not added.
-        moved = measurement.value * elapsed_s
+    def counted(self, number: int, rate: Measurement) -> Measurement:
+        """A counter, of which NVML gives the rate. One that cannot be is NaN, and is not added."""
+        moved = rate.value * self._elapsed_s
         if moved >= 0:
-            self._counted[series] += moved
-            moved = self._counted[series]
-        return measurement._replace(value=moved, start_ns=self._since_ns)
+            self._counted[number] += moved
+            moved = self._counted[number]
+        return rate._replace(value=moved, start_ns=self._since_ns)
 
     def close(self) -> None:
         """Free the samples. Call it only while NVML is open."""
@@ -278,102 +277,3 @@ class GpmSamples:
             if sample is not None:
                 with contextlib.suppress(lib.NVMLError):
                     lib.nvmlGpmSampleFree(sample)
-
-
-# -- rows of the table
-
-_LINK_COUNT = Field(91)
-_MOST_LINKS = 72
-
-
-def questions(calls: Calls, pci: str, loaded_ns: int, gpm: GpmSamples | None) -> list[Question]:
-    """*loaded_ns*: about since when the driver counts. *gpm*: None if the board lacks it."""
-    rows = [row for row in ROWS if row.of_parts or calls.instance is None]
-    every_way = [way for row in rows for each in row.series.values() for way in each]
-    fields = _supported(calls, [way for way in every_way if isinstance(way, Fields)])
-    parts: dict[tuple[Any, ...], dict[Series, Call]] = defaultdict(dict)
-    sums: dict[Series, Fields] = {}
-    chosen = set()
-    for row in rows:
-        start_ns = loaded_ns if row.metric.kind is Kind.COUNTER else 0
-        for word, ways in row.series.items():
-            here = [way for way in ways if _has(way, fields, gpm)]
-            if not here or (row.metric, word) in chosen:
-                continue
-            chosen.add((row.metric, word))
-            series, way = Series(row.metric, word, row.unit, pci, start_ns), here[0]
-            if isinstance(way, Fields):
-                sums[series] = fields[way]
-            elif isinstance(way, Call):
-                functions = tuple(each.function for each in here if isinstance(each, Call))
-                parts[functions][series] = way
-            elif gpm is not None:
-                gpm.numbers[series] = way.number
-    asked = [Question("engines", gpm.ask)] if gpm is not None else []
-    for functions, each in parts.items():
-        ask = partial(_ask_call, calls, list(functions), each)
-        asked.append(Question(functions[0][0], ask))
-    if sums:
-        asked.append(Question("fields", partial(_ask_fields, calls, sums)))
-    return asked
-
-
-def _has(way: Way, fields: dict[Fields, Fields], gpm: GpmSamples | None) -> bool:
-    """Whether the board has it; of a call that shows only when it is asked."""
-    return way in fields if isinstance(way, Fields) else not isinstance(way, Gpm) or gpm is not None
-
-
-def _supported(calls: Calls, wanted: Sequence[Fields]) -> dict[Fields, Fields]:
-    """Those that the board has, with all of their links and without the fields that it lacks."""
-    if not wanted:
-        return {}
-    try:
-        count = calls.fields([_LINK_COUNT]).get(_LINK_COUNT) or 0
-        links = range(int(count) if count <= _MOST_LINKS else 0)
-        every = {
-            way: [each._replace(scope=n) for each in way.fields for n in links]
-            if way.links
-            else way.fields
-            for way in wanted
-        }
-        has = calls.fields([field for each in every.values() for field in each])
-    except NotSupported:
-        return {}
-    found = {way: tuple(f for f in each if f in has) for way, each in every.items()}
-    return {way: way._replace(fields=each) for way, each in found.items() if each}
-
-
-def _ask_call(
-    calls: Calls, functions: list[tuple[Any, ...]], parts: dict[Series, Call]
-) -> list[Measurement]:
-    """Call the first function that the board supports; all answer alike. Its parts are series."""
-    try:
-        answer = calls.ask(*functions[0])
-    except NotSupported:
-        if len(functions) == 1:
-            raise
-        del functions[0]
-        return _ask_call(calls, functions, parts)
-    return [series.measurement(_part(answer, way)) for series, way in parts.items()]
-
-
-def _part(answer: Any, way: Call) -> float:
-    if way.bit:
-        # Of a mask with more bits than there are, nothing can be believed.
-        return bool(answer & way.bit) if answer <= U32 else math.nan
-    if isinstance(way.part, str):
-        return float(getattr(answer, way.part))
-    return float(answer if way.part is None else answer[way.part])
-
-
-def _ask_fields(calls: Calls, sums: dict[Series, Fields]) -> list[Measurement]:
-    """Read all fields, in one call."""
-    found = calls.fields([field for way in sums.values() for field in way.fields])
-    measurements = []
-    for series, way in sums.items():
-        values = [found.get(field) for field in way.fields]
-        known = [value for value in values if value is not None]
-        # A sum without one part would fall, which looks like a reset of the counter.
-        if len(known) == len(values):
-            measurements.append(series.measurement(sum(known) * way.times))
-    return measurements
