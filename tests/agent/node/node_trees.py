@@ -86,12 +86,6 @@ class NodeTree:
         if not machine:
             self.write("sys/fs/cgroup/cgroup.events", "populated 1\n")
 
-    def version_1(self, path: str, *, top: str = "/") -> None:
-        """The tree of memory; others are not read."""
-        point = "/sys/fs/cgroup/memory"
-        self._mount(point, f"{top} {point} rw shared:9 - cgroup cgroup rw,memory")
-        self.add("proc/self/cgroup", f"2:memory:{path}\n")
-
     def _mount(self, point: str, rest: str) -> None:
         (self.root / point[1:]).mkdir(parents=True, exist_ok=True)
         self.add("proc/self/mountinfo", f"31 23 0:28 {rest}\n")

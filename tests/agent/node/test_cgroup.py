@@ -1,4 +1,4 @@
-"""What part of the node is ours: containers, jobs with limits, and both versions of cgroups."""
+"""What part of the node is ours: containers, and jobs with limits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from agent.node.node_trees import GIB, NodeTree, values
 from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
-
-UNLIMITED = str((1 << 63) - 4096)
 
 
 @pytest.fixture
@@ -39,14 +37,6 @@ def of_version_2(limit: str, current: int, inactive: int) -> dict[str, str]:
     }
 
 
-def of_version_1(limit: str, current: int, inactive: int) -> dict[str, str]:
-    return {
-        "memory.limit_in_bytes": limit,
-        "memory.usage_in_bytes": str(current),
-        "memory.stat": f"inactive_file 1\ntotal_inactive_file {inactive}",
-    }
-
-
 @pytest.mark.parametrize("limit_gib", [8, None])
 def test_a_container_has_its_own_memory_and_limit(limit_gib: int | None, node: NodeTree) -> None:
     node.version_2("/", machine=False)
@@ -59,21 +49,6 @@ def test_a_container_has_its_own_memory_and_limit(limit_gib: int | None, node: N
     # Without a limit, what it does not use of the node's counts as free.
     assert limit == (limit_gib or 64) * GIB
     assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": limit - 5 * GIB}
-
-
-@pytest.mark.parametrize(("text", "limit_gib"), [(str(8 * GIB), 8), (UNLIMITED, 64)])
-def test_of_version_1_the_memory_is_read_and_processors_are_the_nodes(
-    text: str, limit_gib: int, node: NodeTree
-) -> None:
-    node.version_1("/d/abc", top="/d/abc")
-    node.group("/memory", of_version_1(text, 5 * GIB, 2 * GIB))
-    host = node.host()
-
-    found, usage = memory(host.read())
-
-    assert (found, usage["used"]) == (limit_gib * GIB, (3 if limit_gib == 8 else 12) * GIB)
-    node.processors(user=75, idle=25)
-    assert shares(host.read())["user"] == 0.75
 
 
 def test_a_session_without_a_limit_is_no_container(node: NodeTree) -> None:

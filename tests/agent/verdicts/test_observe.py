@@ -175,23 +175,6 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
 # -- out of memory, by the cgroup's counters
 
 
-def test_version_1_counts_kills_as_well(machine: Machine, start: Start) -> None:
-    blind(machine)
-    machine.write(
-        "proc/self/mountinfo",
-        "37 31 0:33 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-        "44 31 0:40 / /sys/fs/cgroup/unified rw - cgroup2 none rw\n",
-    )
-    machine.process(PID, cgroup="9:name=systemd:/\n4:cpu,memory:/job\n0::/\n")
-    control = "sys/fs/cgroup/memory/job/memory.oom_control"
-    machine.write(control, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
-    found = start(machine)
-
-    machine.write(control, "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-
-    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
-
-
 def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start: Start) -> None:
     blind(machine)
     # A container sees its part of the tree under a longer path.

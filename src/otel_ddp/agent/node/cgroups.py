@@ -1,4 +1,4 @@
-"""Finds the cgroups that limit the training on this node, versions 1 and 2, and their limits."""
+"""Finds the cgroups of version 2 that limit the training on this node, and their limits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from otel_ddp.agent.node.source import KernelFiles
 
+_LIMIT = "memory.max"
+
 
 class Group(NamedTuple):
     """A cgroup, and the highest one above it that is visible here."""
 
     path: str
     top: str
-    version: int
 
     def upward(self) -> Iterator[str]:
         """The folders of this cgroup and of those above it."""
@@ -26,28 +27,18 @@ class Group(NamedTuple):
             path = os.path.dirname(path)
             yield path
 
-    @property
-    def limit_name(self) -> str:
-        """The file with its memory limit."""
-        return "memory.limit_in_bytes" if self.version == 1 else "memory.max"
-
     def in_container(self) -> bool:
-        """Whether the highest visible cgroup is a container's: only the machine's lacks this file.
-
-        Of version 1 all lack it.
-        """
+        """Whether the highest visible cgroup is a container's: the machine's lacks this file."""
         return os.path.exists(f"{self.top}/cgroup.events")
 
 
 class _Mount(NamedTuple):
-    version: int
-    controllers: frozenset[str]
     top: str
     point: str
 
 
 class Cgroups:
-    """The mounted trees, read once; the cgroup of a process is read each time."""
+    """The mounted tree, read once; the cgroup of a process is read each time."""
 
     def __init__(
         self, files: KernelFiles, *, proc: Path = Path("/proc"), root: Path = Path("/")
@@ -55,62 +46,45 @@ class Cgroups:
         self._files = files
         self._proc = proc
         self._root = root
-        mounts = files.read(f"{proc}/self/mountinfo", self._mounts_of) or []
-        # A hybrid machine has both, version 2 without controllers: so version 1 comes first.
-        self._mounts = sorted(mounts, key=lambda mount: mount.version)
+        self._mounts = files.read(f"{proc}/self/mountinfo", self._mounts_of) or []
 
-    def groups(self, pid: int | str, controller: str) -> Iterator[Group]:
-        """The cgroups that may control a process (or `self`); their files may be missing."""
-        inner = self._files.read(f"{self._proc}/{pid}/cgroup", _by_controller, "cgroup") or {}
+    def group(self, pid: int | str) -> Group | None:
+        """The cgroup of a process (or `self`); its files may be missing."""
+        path = self._files.read(f"{self._proc}/{pid}/cgroup", _of_process, "cgroup") or ""
+        # A path with dots leaves the part of the tree that this namespace shows.
+        if not path.startswith("/") or ".." in path.split("/"):
+            return None
         for mount in self._mounts:
-            if mount.version == 1 and controller not in mount.controllers:
-                continue
-            path = inner.get(controller if mount.version == 1 else "", "")
-            # A path with dots leaves the part of the tree that this namespace shows.
-            if not path.startswith("/") or ".." in path.split("/"):
-                continue
             top = mount.top.rstrip("/")
             if path == top or path.startswith(f"{top}/"):
                 below = path[len(top) :].rstrip("/")
-                yield Group(f"{mount.point}{below}", mount.point, mount.version)
+                return Group(f"{mount.point}{below}", mount.point)
+        return None
 
     def memory_limits(self, group: Group) -> Iterator[tuple[int, str]]:
         """Those of this cgroup and of those above it, in bytes, each with its folder."""
         for path in group.upward():
-            limit = self._files.read(f"{path}/{group.limit_name}", _limit)
-            if limit and limit < _NO_LIMIT:
+            if limit := self._files.read(f"{path}/{_LIMIT}", _limit):
                 yield limit, path
 
     def _mounts_of(self, text: str) -> list[_Mount]:
         found = []
         for line in text.splitlines():
             left, _, right = line.partition(" - ")
-            fields, kind = left.split(" "), right.split(" ")
-            if kind[0] in ("cgroup", "cgroup2"):
-                version = 2 if kind[0] == "cgroup2" else 1
-                point = str(self._root / fields[4].lstrip("/"))
-                found.append(_Mount(version, frozenset(kind[2].split(",")), fields[3], point))
+            fields = left.split(" ")
+            if right.startswith("cgroup2 "):
+                found.append(_Mount(fields[3], str(self._root / fields[4].lstrip("/"))))
         return found
 
 
-def _by_controller(text: str) -> dict[str, str]:
-    """The cgroup of a process by each controller; that of version 2 by none."""
-    inner = {}
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        inner.update(dict.fromkeys(controllers.split(","), path))
-    return inner
-
-
-# In version 1 a cgroup without a limit has a number near 2^63.
-_NO_LIMIT = 1 << 60
+def _of_process(text: str) -> str:
+    return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "")
 
 
 class Share(NamedTuple):
     """The cgroup whose memory or processor time counts as the node's."""
 
     path: str
-    version: int
     limit: float | None
     """In bytes, or in cores; None if there is none."""
 
@@ -130,55 +104,49 @@ class Limits:
         self._cgroups = cgroups
         self._pids = pids
 
-    def _groups(self, controller: str) -> Iterator[Group]:
-        """The cgroups that all processes share: a limit of one process is not the node's."""
-        found = [[*self._cgroups.groups(each, controller)] for each in self._pids()]
-        first, *others = [each for each in found if each] or [[]]
-        for group in first:
-            here = [
-                next((each for each in of_one if each.top == group.top), None) for of_one in others
-            ]
-            paths = [group.path, *(each.path for each in here if each is not None)]
-            if len(paths) == 1 + len(others):
-                yield group._replace(path=os.path.commonpath(paths))
+    def _group(self) -> Group | None:
+        """The cgroup that all processes share: a limit of one process is not the node's."""
+        found = [group for each in self._pids() if (group := self._cgroups.group(each)) is not None]
+        if len({each.top for each in found}) != 1:
+            return None
+        return found[0]._replace(path=os.path.commonpath([each.path for each in found]))
 
     def memory(self, node_bytes: int | None) -> Share | None:
         """None if the training may use all memory of the node."""
-        for group in self._groups("memory"):
-            most = node_bytes or _NO_LIMIT
-            found = [each for each in self._cgroups.memory_limits(group) if each[0] < most]
-            if found:
-                limit_bytes, path = min(reversed(found), key=itemgetter(0))
-                return Share(path, group.version, limit_bytes)
-            if group.in_container() and os.path.exists(f"{group.top}/{group.limit_name}"):
-                return Share(group.top, group.version, None)
+        if (group := self._group()) is None:
+            return None
+        found = [
+            each
+            for each in self._cgroups.memory_limits(group)
+            if node_bytes is None or each[0] < node_bytes
+        ]
+        if found:
+            limit_bytes, path = min(reversed(found), key=itemgetter(0))
+            return Share(path, limit_bytes)
+        if group.in_container() and os.path.exists(f"{group.top}/{_LIMIT}"):
+            return Share(group.top, None)
         return None
 
     def processors(self, online: int) -> Share | None:
-        """None if the training may use all processors of the node.
-
-        Version 1 has other files, which are not read.
-        """
+        """None if the training may use all processors of the node."""
         files = (("cpu.max", _quota), ("cpuset.cpus.effective", _count))
+        group = self._group()
         found = [
             (cores, path)
-            for group in self._groups("cpu")
-            for path in group.upward()
+            for path in (() if group is None else group.upward())
             for cores in (self._files.read(f"{path}/{name}", parse) for name, parse in files)
             if cores and cores < online
         ]
         if found:
             cores, path = min(reversed(found), key=itemgetter(0))
-            return Share(path, 2, cores)
+            return Share(path, cores)
         container = self.container()
-        return Share(container, 2, online) if container and online else None
+        return Share(container, online) if container and online else None
 
     def container(self) -> str:
-        """The folder of the container's cgroup of version 2; empty if there is none."""
-        for group in self._groups(""):
-            if group.version == 2 and group.in_container():
-                return group.top
-        return ""
+        """The folder of the container's cgroup; empty if there is none."""
+        group = self._group()
+        return "" if group is None or not group.in_container() else group.top
 
 
 def _limit(text: str) -> int | None:

@@ -32,13 +32,6 @@ def _of_node(text: str) -> SpentS:
     return spent_s
 
 
-# By the version of cgroups: the file of what is charged, and its part that can be given back.
-_OF_GROUP = {
-    1: ("memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.current", "inactive_file"),
-}
-
-
 def _states_of_node(meminfo: str) -> dict[str, float]:
     """Used, free, cached and buffers add up to the limit. In bytes, as all here."""
     node = _node_memory(meminfo)
@@ -58,15 +51,14 @@ def _states_of_node(meminfo: str) -> dict[str, float]:
 def _states_of_group(
     files: KernelFiles, share: Share, limit_bytes: float | None
 ) -> dict[str, float]:
-    usage_file, inactive = _OF_GROUP[share.version]
-    charged = files.read(f"{share.path}/{usage_file}", int)
+    charged = files.read(f"{share.path}/memory.current", int)
     if charged is None:
         return {}
     states: dict[str, float] = {}
     found = files.read(f"{share.path}/memory.stat", numbers) or {}
-    if inactive in found:
+    if "inactive_file" in found:
         # The kernel updates these two numbers separately, every two seconds.
-        states["cached"] = min(found[inactive], charged)
+        states["cached"] = min(found["inactive_file"], charged)
         states["used"] = charged - states["cached"]
     if limit_bytes:
         # Usage may exceed a limit for a moment, and for longer after it is lowered.
@@ -194,7 +186,7 @@ class Host:
         memory = self._limits.memory(node_bytes)
         processors = self._limits.processors(online)
         of_processors = processors.path if processors else ""
-        of_memory = memory.path if memory and memory.version == 2 else self._limits.container()
+        of_memory = memory.path if memory else self._limits.container()
         groups = {"cpu": of_processors, "memory": of_memory, "io": of_memory}
         return [
             *self._shares(processors, online),

@@ -141,8 +141,7 @@ class ExitCauses:
             return  # a dying process has given its memory back: the last sample is what it held
         watched.resident_bytes = resident_bytes
         watched.resident_at = now
-        groups = self._cgroups.groups(pid, "memory")
-        group = next((each for each in groups if self._count_kills(each) is not None), None)
+        group = self._cgroups.group(pid)
         if group != watched.group:
             watched.group = group
             watched.kills.clear()
@@ -156,8 +155,7 @@ class ExitCauses:
 
     def _count_kills(self, group: Group) -> int | None:
         """How many out-of-memory kills the cgroup has counted."""
-        name = "memory.oom_control" if group.version == 1 else "memory.events"
-        return (self._files.read(f"{group.path}/{name}", numbers) or {}).get("oom_kill")
+        return (self._files.read(f"{group.path}/memory.events", numbers) or {}).get("oom_kill")
 
     def _limit(self, group: Group | None) -> tuple[int | None, str]:
         """The smallest limit above this process, and what sets it."""
