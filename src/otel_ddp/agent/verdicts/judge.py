@@ -111,7 +111,7 @@ class Judge:
             self._reporter.update(reports, verdict, case.sources)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The spans and events that have not been exported yet."""
+        """The log records that have not been exported yet."""
         return self._reporter.flush_documents()
 
     def update_series(self, now_ns: int) -> None:

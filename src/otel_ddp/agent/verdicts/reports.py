@@ -1,4 +1,4 @@
-"""Reports verdicts: in the agent's log, as a log record with its span, and in a post-mortem."""
+"""Reports verdicts: in the agent's log, as a log record, and in a post-mortem."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.identity import addresses
-from otel_ddp.journal import layout
-from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.layout import EVENT, trace_of_step
 from otel_ddp.journal.parser import Document
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
@@ -176,7 +174,7 @@ class VerdictReporter:
         sources: Collection[Process],
         now_ns: int,
     ) -> None:
-        """A line of the log; and a log record, with a span from the beginning until now."""
+        """A line of the log; and a log record."""
         board, warns = self._board(verdict), opened and verdict.kind not in HARMLESS_VERDICTS
         severity = ("ERROR" if verdict.kind in _FATAL else "WARN") if warns else "INFO"
         level = logging.WARNING if warns else logging.INFO
@@ -192,28 +190,17 @@ class VerdictReporter:
         }
         if board:
             attributes["otel_ddp.board.url"] = board
-        name, step = f"training.{verdict.kind}", verdict.step
-        identity = f"{verdict.key}/{opened}/{now_ns}".encode("utf-8", "replace")
-        span_id = blake2s(identity, digest_size=8).hexdigest()
-        common = {
-            "name": name,
-            "trace": f"verdict/{span_id}" if step is None else layout.trace_of_step(step),
-            "step": step,
+        record = {
+            "name": f"training.{verdict.kind}",
+            "trace": "" if verdict.step is None else trace_of_step(verdict.step),
+            "step": verdict.step,
             "attributes": attributes,
+            "time": now_ns,
+            "body": body,
+            "severity": severity,
         }
-        span = {
-            **common,
-            "id": span_id,
-            "parent": "",
-            "start": min(verdict.since_ns or now_ns, now_ns),
-            "end": now_ns,
-            "error": verdict.sentence if warns else "",
-            "events": [{"name": name, "time": now_ns, "attributes": attributes}],
-        }
-        record = {**common, "time": now_ns, "span": span_id, "body": body, "severity": severity}
         project = next((each.project for each in sources if each.project), "")
-        documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
-        self._documents.append((verdict.labels, project, documents))
+        self._documents.append((verdict.labels, project, [Document(EVENT, record, 0)]))
 
     def _write_postmortem(
         self, told: RunReports, incident: Incident, sources: Collection[Process]
@@ -238,7 +225,7 @@ class VerdictReporter:
         )
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The spans and events that have not been exported yet."""
+        """The log records that have not been exported yet."""
         documents, self._documents = self._documents, []
         return documents
 

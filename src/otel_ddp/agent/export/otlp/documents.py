@@ -118,26 +118,18 @@ def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trac
         span.status.message = _clean(content["error"])
     if link := content.get("link"):
         span.links.add(trace_id=layout.trace_id(run, str(link[0])), span_id=bytes.fromhex(link[1]))
-    for name, time, attributes in (*_exception(content), *_events(content)):
-        event = span.events.add(name=_clean(name), time_unix_nano=_time_ns(time))
-        event.MergeFromString(attribute_bytes(attributes, EVENT_ATTRIBUTES))
+    if content.get("exception"):
+        event = span.events.add(name="exception", time_unix_nano=_time_ns(content["end"]))
+        event.MergeFromString(attribute_bytes(_exception(content), EVENT_ATTRIBUTES))
     return span
 
 
-def _exception(content: dict[str, Any]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """The exception that ended a span, as an event of it."""
-    if content.get("exception"):
-        _, full_name = content["exception"]
-        said = str(content.get("error") or "").partition(": ")[2]
-        message = {"exception.message": said} if said else {}
-        yield "exception", content["end"], {"exception.type": str(full_name), **message}
-
-
-def _events(content: dict[str, Any]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    for each in content.get("events") or ():
-        if not isinstance(each["attributes"], dict):
-            raise TypeError(f"{each!r} has no attributes")
-        yield each["name"], each["time"], each["attributes"]
+def _exception(content: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the exception that ended a span."""
+    _, full_name = content["exception"]
+    said = str(content.get("error") or "").partition(": ")[2]
+    message = {"exception.message": said} if said else {}
+    return {"exception.type": str(full_name), **message}
 
 
 def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Message]:
