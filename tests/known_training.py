@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from training import WIDTH, Block, Settings
+from training import WIDTH, Block
 
 STEPS, RESUMES_AT, KILLED_AT, NAN_FROM = 450, 320, 380, 430
 LATE, LATE_S = range(100, 220), 0.04
@@ -38,9 +38,7 @@ def loss_at(step: int) -> float:
 def main(folder: Path, attempt: int) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = DistributedDataParallel(
-        nn.Sequential(Block(Settings(work_s=0.008)), nn.Linear(WIDTH, 1))
-    )
+    model = DistributedDataParallel(nn.Sequential(Block(work_s=0.008), nn.Linear(WIDTH, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     began_s = time.time()
     run = otel_ddp.instrument(model, group="g", run="known", config={"lr": 0.01})

@@ -1,16 +1,19 @@
-"""Trains real ranks on gloo, one scenario after the other: training.py FOLDER SCENARIOS.
+"""Trains a small model under DDP, and makes the trouble that FOLDER names: training.py FOLDER.
 
-Scenarios are a list in JSON: a "name", and `Settings` for "all" ranks and for the "chosen" one in
-the middle. Each lasts until FOLDER has a file NAME.enough.
+A step takes 60 ms. A file `trouble-RANK` says what is wrong with that rank from its next step on:
+"backward 0.02" (seconds more) or "hang". With `--by-node` the ranks of each node train without
+those of the others. It ends after the step that a file `stops_at` names.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,83 +22,77 @@ from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
 
-WIDTH = 8
-
-
-class Settings(NamedTuple):
-    """What a rank does in each step."""
-
-    work_s: float = 0.001
-    """In forward, and the same in backward."""
-    forward_s: float = 0.0
-    """What it needs more, as the next one."""
-    backward_s: float = 0.0
+WIDTH, BATCH, DATA_S = 8, 4, 0.01
 
 
 class Pause(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, settings: Settings) -> torch.Tensor:
-        ctx.settings = settings
-        time.sleep(settings.work_s + settings.forward_s)
+    def forward(ctx: Any, value: torch.Tensor, block: Block) -> torch.Tensor:
+        ctx.block = block
+        time.sleep(block.work_s)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.settings.work_s + ctx.settings.backward_s)
+        time.sleep(ctx.block.work_s + ctx.block.late_s)
         return gradient, None
 
 
 class Block(nn.Module):
-    def __init__(self, settings: Settings) -> None:
+    """Works as long in forward as in backward, where it may need more."""
+
+    late_s = 0.0
+
+    def __init__(self, work_s: float = 0.025) -> None:
         super().__init__()
-        self.settings, self.only = settings, nn.Linear(WIDTH, WIDTH)
+        self.work_s, self.only = work_s, nn.Linear(WIDTH, WIDTH)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Pause.apply(self.only(inputs), self.settings)
+        return Pause.apply(self.only(inputs), self)
 
 
-class Stop:
-    """Lets all ranks end after the same step, once the test has seen enough."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._enough, self._at = folder / f"{name}.enough", folder / f"{name}.stops_at"
-
-    def after(self, step: int) -> bool:
-        """Whether this step was the last one."""
-        # The first rank writes down the last one before all have synchronised on the one before:
-        # each of them sees it in time.
-        if dist.get_rank() == 0 and not self._at.exists() and self._enough.exists():
-            new = self._at.with_suffix(".new")
-            new.write_text(str(step + 2))
-            new.rename(self._at)
-        try:
-            return step >= int(self._at.read_text())
-        except FileNotFoundError:
-            return False
+def said(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
-def train(folder: Path, name: str, settings: Settings) -> None:
-    model = DistributedDataParallel(nn.Sequential(Block(settings), nn.Linear(WIDTH, 1)))
+def batches(folder: Path, block: Block) -> Iterator[torch.Tensor]:
+    while True:
+        what, _, seconds = said(folder / f"trouble-{dist.get_rank()}").partition(" ")
+        block.late_s = float(seconds or 0)
+        if what == "hang":
+            signal.pause()
+        time.sleep(DATA_S)
+        yield torch.randn(BATCH, WIDTH)
+
+
+def ranks_of_this_node() -> dist.ProcessGroup:
+    here, each = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    groups = [
+        dist.new_group(list(range(first, first + each)))
+        for first in range(0, dist.get_world_size(), each)
+    ]
+    return groups[here]
+
+
+def main(folder: Path, *options: str) -> None:
+    dist.init_process_group("gloo")
+    block = Block()
+    model = DistributedDataParallel(
+        nn.Sequential(block, nn.Linear(WIDTH, 1)),
+        process_group=ranks_of_this_node() if "--by-node" in options else None,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    run = otel_ddp.instrument(model, group="g", run=name)
-    stop, step, last = Stop(folder, name), 0, False
-    while not last:
-        step += 1
-        last = stop.after(step)
-        model(torch.randn(4, WIDTH)).sum().backward()
+    run = otel_ddp.instrument(model, strategy="all")
+    for step, batch in enumerate(otel_ddp.data(batches(folder, block)), 1):
+        model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        run.log({"samples": step * len(batch)}, step=step)
+        if step >= float(said(folder / "stops_at") or "inf"):
+            break
     run.finish()
-
-
-def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
-    dist.init_process_group("gloo")
-    is_chosen = dist.get_rank() == dist.get_world_size() // 2
-    for each in scenarios:
-        own = each.get("chosen", {}) if is_chosen else {}
-        train(folder, each["name"], Settings(**{**each.get("all", {}), **own}))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from node import Labels, Node, finished, until
 from otlp_receiver import Point, Receiver, attributes_of
 
-PROGRAM = Path(__file__).with_name("training.py")
-
 
 class Seen(NamedTuple):
     """What was to be seen of one scenario, in the moment in which the test had seen enough."""

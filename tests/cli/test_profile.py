@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from make import process_of
-from node import Node, finished, until
+from node import Node, until
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.cli import main
 from otel_ddp.history import beside
@@ -20,7 +20,7 @@ from otel_ddp.journal.parser import Steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import Survey
 from shortages import locked_elsewhere
-from watched import PROGRAM
+from trainings import PROGRAM
 
 LATE = {"who": {"group": "g", "run": "a run", "rank": "1"}, "sentence": "rank 1 is late"}
 
@@ -29,8 +29,8 @@ LATE = {"who": {"group": "g", "run": "a run", "rank": "1"}, "sentence": "rank 1 
 def node() -> Iterator[Node]:
     """Two ranks that train; and in the same place a rank 0 of another run, and an agent."""
     with Node(OTEL_DDP_AGENT="off") as found:
-        scenario = {"name": "a run", "chosen": {"forward_s": 0.01}}
-        training = found.torchrun(2, str(PROGRAM), str(found.root), json.dumps([scenario]))
+        found.env |= {"OTEL_DDP_GROUP": "g", "OTEL_DDP_RUN": "a run"}
+        found.torchrun(2, str(PROGRAM), str(found.root))
         place = found.place.directory
         until(lambda: len([*place.glob("*.ask")]) == 2, "the ranks")
         env = {"OTEL_DDP_DIR": str(place), "OTEL_DDP_AGENT": "off", "OTEL_DDP_SAY": "nothing"}
@@ -40,8 +40,6 @@ def node() -> Iterator[Node]:
             told = Survey(agents=[{}], processes=known, verdicts=[LATE])
             found.place.agent_file.write_text(json.dumps(told.to_json()))
             yield found
-        (found.root / "a run.enough").touch()
-        finished(training)
 
 
 def profile(node: Node, *arguments: str) -> int:

@@ -10,47 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.stack.server import free_port
 
 from node import Node, until
 from otel_ddp.cli import main
+from trainings import Training
 
 # A late rank is named, and none but it.
 pytestmark = pytest.mark.timed
 
-PROGRAM = Path(__file__).parents[1] / "nodes" / "train.py"
 FLOOR_S = 8.0
 
 
-class TwoNodes:
+class TwoAgents(Training):
     """Two ranks on each of two nodes, in one run."""
-
-    def __init__(self, nodes: list[Node], folder: Path) -> None:
-        self.nodes, self.folder = nodes, folder
-        port = free_port()
-        for rank in range(4):
-            number, local = divmod(rank, 2)
-            launched = {
-                "RANK": rank,
-                "WORLD_SIZE": 4,
-                "LOCAL_RANK": local,
-                "LOCAL_WORLD_SIZE": 2,
-                "GROUP_RANK": number,
-                "GROUP_WORLD_SIZE": 2,
-                "NODE_RANK": number,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "PYTHONPATH": PROGRAM.parents[1],
-                "TORCHELASTIC_RUN_ID": "two-agents",
-                "TORCHELASTIC_RESTART_COUNT": 0,
-            }
-            env = {name: str(value) for name, value in launched.items()}
-            nodes[number].warm(str(PROGRAM), str(folder), env=env)
-
-    def trouble(self, rank: int, what: str) -> None:
-        half = self.folder / "half"
-        half.write_text(what)
-        half.rename(self.folder / f"trouble-{rank}")
 
     def verdict(self, number: int, kind: str) -> dict[str, Any]:
         """The open verdict of this kind, as the agent of this node has it."""
@@ -79,7 +51,7 @@ def named(node: Node, rank: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoAgents]:
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(
@@ -87,11 +59,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
             )
             for number in range(2)
         ]
-        yield TwoNodes(nodes, tmp_path_factory.mktemp("run"))
+        made = TwoAgents(tmp_path_factory.mktemp("run"), nodes)
+        made.start(TORCHELASTIC_RUN_ID="two-agents")
+        yield made
 
 
 def test_profile_says_on_which_other_node_a_rank_runs(
-    run: TwoNodes, capsys: pytest.CaptureFixture[str]
+    run: TwoAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
     until(lambda: "with 1 other node: listens on" in run.status(0), "the link")
     row = r"^ +!?3 +1 +node-1 +[█░]{10} +\d+% +[\d.]+ m?s "
@@ -104,7 +78,7 @@ def test_profile_says_on_which_other_node_a_rank_runs(
 
 
 def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
-    run: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: TwoAgents, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown(*command: str) -> str:
         main(list(command))
@@ -135,7 +109,7 @@ def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
 
 
 def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(
-    run: TwoNodes, capsys: pytest.CaptureFixture[str]
+    run: TwoAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.trouble(3, "backward 0.03")
     late = [run.verdict(number, "straggler") for number in (0, 1)]
@@ -159,9 +133,9 @@ def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(
     for each in stalls:
         assert each["evidence"]["culprits"] == ["3"]
         assert "rank 3 (node-1) is in data" in each["sentence"]
-        assert "train.py:" in each["sentence"]
+        assert "training.py:" in each["sentence"]
     until(lambda: all(stalled(node) == {1.0} for node in run.nodes), "all ranks stand")
     until(lambda: culprits(run.nodes[1]) == [("3", "not_reached")], "the culprit on its own node")
     assert culprits(run.nodes[0]) == []
     assert main(["stacks", "--rank", "3", "--dir", str(run.nodes[0].place.directory)]) == 0
-    assert "train.py" in capsys.readouterr().out
+    assert "training.py" in capsys.readouterr().out

@@ -261,9 +261,8 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
         if settings.steps:
             if number == settings.steps:
                 break
-        elif not number % LOOKS_EVERY:
-            if found_by_any(f"{name}.enough"):
-                break
+        elif not number % LOOKS_EVERY and found_by_any(f"{name}.enough"):
+            break
     took_s = time.monotonic() - began_s
     waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
     DEVICE.module.synchronize()

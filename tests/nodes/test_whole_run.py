@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from node import finished, until
-from nodes.rig import RealNode, Rig, needed
+from node import until
+from nodes.rig import RealNode, Rig, two_nodes
 from otel_ddp.history.directory import find_run
 from otlp_receiver import Receiver
 
@@ -25,9 +26,10 @@ LED = "judged by the agent of node-0.*: connected to node-0"
 ALONE = r"judged here, by the ranks of this node alone: "
 
 
-@pytest.fixture(autouse=True)
-def _nodes_can_be_made() -> None:
-    needed()
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with two_nodes() as made:
+        yield made
 
 
 def until_said(node: RealNode, pattern: str) -> float:
@@ -36,63 +38,58 @@ def until_said(node: RealNode, pattern: str) -> float:
     return time.monotonic()
 
 
+def until_linked(rig: Rig) -> None:
+    one, other = rig.real
+    until_said(one, LEADS)
+    until_said(other, LED)
+
+
 def train(rig: Rig, *options: str) -> None:
     rig.train(*options)
     rig.until_step(AT_STEP)
 
 
-def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cut() -> None:
-    with Rig() as rig:
-        train(rig)
-        one, other = rig.nodes
-        began = time.monotonic()
-        for rank in (2, 3):
-            rig.trouble(rank, f"backward {LATE_S}")
+def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cut(rig: Rig) -> None:
+    train(rig)
+    one, other = rig.real
+    began = time.monotonic()
+    for rank in (2, 3):
+        rig.trouble(rank, f"backward {LATE_S}")
 
-        named = r"node-1 keeps the others waiting: its 2 ranks need \S+ ms longer in backward"
-        named_s = [until_said(node, named) - began for node in (one, other)]
+    named = r"node-1 keeps the others waiting: its 2 ranks need \S+ ms longer in backward"
+    named_s = [until_said(node, named) - began for node in (one, other)]
 
-        assert max(named_s) < 20.0
+    assert max(named_s) < 20.0
 
-        other.power_off()
-        began = time.monotonic()
-        missed_s = until_said(one, r"node-1 has not been heard for .*; ranks 2, 3 were in") - began
-        assert missed_s < 15.0
+    other.power_off()
+    began = time.monotonic()
+    missed_s = until_said(one, r"node-1 has not been heard for .*; ranks 2, 3 were in") - began
+    assert missed_s < 15.0
 
 
-def test_a_cut_cable_between_agents_costs_no_step_and_no_value() -> None:
-    with Rig() as rig, Receiver() as receiver:
-        one, other = rig.nodes
+def test_a_cut_cable_between_agents_costs_no_step_and_no_value(rig: Rig) -> None:
+    with Receiver() as receiver:
+        one, other = rig.real
         rig.export_to(receiver)
         # Ranks that wait for those of the other node would have to wait for the cable.
         train(rig, "--by-node")
-        until_said(one, LEADS)
-        until_said(other, LED)
+        until_linked(rig)
 
         other.cut()
         until_said(one, "node-1 not heard for")
         until_said(other, ALONE + "(lost|cannot reach)")
-        rig.until_step(max(rig.steps().values()) + 20)
+        rig.goes_on(20)
         other.restore()
         began = time.monotonic()
         assert until_said(other, LED) - began < 20.0
 
-        last = ended_at(rig)
+        last = rig.end()
         assert sent(rig, receiver) == every_one(last)
-
-
-def ended_at(rig: Rig) -> int:
-    """Let all ranks end soon; their last step."""
-    last = max(rig.steps().values()) + 30
-    rig.stop_at(last)
-    for process in [each for node in rig.nodes for each in node.started]:
-        finished(process)
-    return last
 
 
 def sent(rig: Rig, receiver: Receiver) -> dict[str, set[float]]:
     """By rank, the values that the collector has in the end."""
-    for node in rig.nodes:
+    for node in rig.real:
         node.stop_agent()
     # A request whose answer the cable has swallowed is sent again.
     found: dict[str, set[float]] = {}
@@ -120,45 +117,42 @@ def kept(node: RealNode) -> dict[str, int]:
     return dict(found)
 
 
-def test_the_lead_keeps_each_value_of_the_other_node_once_whichever_agent_is_killed() -> None:
-    with Rig() as rig:
-        one, other = rig.nodes
-        train(rig)
-        until_said(one, LEADS)
-        until_said(other, LED)
-        for killed in (other, one):
-            killed.kill_agent()
-            until_said(one, LEADS)
-            until_said(other, LED)
-            rig.until_step(max(rig.steps().values()) + 20)
+def test_the_lead_keeps_each_value_of_the_other_node_whichever_agent_is_killed(
+    rig: Rig,
+) -> None:
+    one, other = rig.real
+    train(rig)
+    until_linked(rig)
+    for killed in (other, one):
+        killed.kill_agent()
+        until_linked(rig)
+        rig.goes_on(20)
 
-        last = ended_at(rig)
+    last = rig.end()
 
-        everything = {"2": last, "3": last}
-        until(lambda: everything.items() <= kept(one).items(), "all values of node-1")
+    everything = {"2": last, "3": last}
+    until(lambda: everything.items() <= kept(one).items(), "all values of node-1")
 
 
 @pytest.mark.stress
-def test_agents_that_are_killed_and_a_cable_that_is_cut_in_turn_cost_no_value() -> None:
-    with Rig() as rig, Receiver() as receiver:
-        one, other = rig.nodes
+def test_agents_that_are_killed_and_a_cable_that_is_cut_in_turn_cost_no_value(rig: Rig) -> None:
+    with Receiver() as receiver:
+        one, other = rig.real
         rig.export_to(receiver)
         train(rig, "--by-node")
-        until_said(one, LEADS)
-        until_said(other, LED)
+        until_linked(rig)
         for killed in ([other], [one], [], [one, other]):
             for node in killed:
                 node.kill_agent()
             if not killed:
                 other.cut()
                 until_said(other, ALONE + "(lost|cannot reach)")
-                rig.until_step(max(rig.steps().values()) + 600)
+                rig.goes_on(600)
                 other.restore()
-            until_said(one, LEADS)
-            until_said(other, LED)
-            rig.until_step(max(rig.steps().values()) + AT_STEP)
+            until_linked(rig)
+            rig.goes_on(AT_STEP)
 
-        last = ended_at(rig)
+        last = rig.end()
         until(lambda: kept(one) == dict.fromkeys("0123", last), "all values of both nodes")
         assert kept(other) == dict.fromkeys("23", last)
         assert sent(rig, receiver) == every_one(last)
