@@ -16,10 +16,7 @@ Real agents send through a real collector; the deployed rules judge it, twelve t
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -29,7 +26,7 @@ from typing import Any, NamedTuple
 import yaml
 from tools.stack.build import Binaries
 
-import warm
+import leftovers
 from node import Node
 from nvml_boards import GIB, Board, Boards, h100
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, Sample
@@ -97,13 +94,6 @@ class Scenario:
         self.prometheus = prometheus
         self.start_s = self.end_s = time.time()
         self._nodes, self._boards, self._folder = nodes, boards, folder
-        # On the node that ends first, so that ranks end before agents do.
-        python, more = warm.python()
-        self._ranks = [*nodes.values()][-1].start(
-            *("bash", "-c", 'exec "$@" >"$0" 2>&1', str(folder / "ranks.log")),
-            *(python, str(RANK)),
-            env=more,
-        )
 
     # -- what happens
 
@@ -155,56 +145,55 @@ class Scenario:
     def start(self, run: Run, restarts: int = 0) -> None:
         folder = self._folder / run.name
         folder.mkdir(exist_ok=True)
-        ranks = [self._rank(run, rank, restarts) for rank in range(WORLD_SIZE)]
-        part = {"folder": str(folder), "config": run.config, "times_data": run.times_data}
-        self._order(do="start", run=run.name, part=part, ranks=ranks)
+        # Of the attempt before.
+        for trouble in folder.glob("*-[0-9]"):
+            if not trouble.name.startswith("store"):
+                trouble.unlink()
+        for rank in range(WORLD_SIZE):
+            node_rank, local_rank = divmod(rank, RANKS_PER_NODE)
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(WORLD_SIZE),
+                "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
+                "GROUP_RANK": str(node_rank),
+                "GROUP_WORLD_SIZE": str(len(NODES)),
+                "TORCHELASTIC_RESTART_COUNT": str(restarts),
+                "OTEL_DDP_JOB_TYPE": (rank > 0 and run.others) or run.job_type,
+            }
+            gpu = "" if run.first_gpu is None else h100(run.first_gpu + local_rank).uuid
+            self._rank(run, folder, NODES[node_rank], gpu, own)
 
     def _evaluate(self, run: Run) -> None:
         """One process more, under the name of the run, with steps and a world of its own."""
         folder = self._folder / f"{run.name}-{EVALUATOR}"
         folder.mkdir()
-        own = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
-        own |= {"GROUP_WORLD_SIZE": "1", "OTEL_DDP_JOB_TYPE": EVALUATOR}
-        env = {**self._rank(run, 0, 0)["env"], **self._nodes[NODES[1]].env, **own}
-        part = {"folder": str(folder), "config": run.config, "times_data": True}
-        ranks = [{"env": env, "gpu": ""}]
-        self._order(do="start", run=f"{run.name} {EVALUATOR}", part=part, ranks=ranks)
+        own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        own |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+        self._rank(run, folder, NODES[1], "", {**own, "OTEL_DDP_JOB_TYPE": EVALUATOR})
 
-    def rest(self) -> None:
-        """Ranks and agents end; what is in Prometheus stays as it is."""
-        os.killpg(self._ranks.pid, signal.SIGKILL)
-        self._ranks.wait()
-        for node in self._nodes.values():
-            node.stop_agent()
-
-    def _rank(self, run: Run, rank: int, restarts: int) -> dict[str, Any]:
-        node_rank, local_rank = divmod(rank, RANKS_PER_NODE)
-        gpu = "" if run.first_gpu is None else h100(run.first_gpu + local_rank).uuid
+    def _rank(self, run: Run, folder: Path, node: str, gpu: str, own: Mapping[str, str]) -> None:
+        """Start one, with variables as torchrun sets them."""
         env = {
-            **self._nodes[NODES[node_rank]].env,
-            # As torchrun sets them.
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(WORLD_SIZE),
-            "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
-            "GROUP_RANK": str(node_rank),
-            "GROUP_WORLD_SIZE": str(len(NODES)),
+            **own,
             "TORCHELASTIC_RUN_ID": run.name,
-            "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "GLOO_SOCKET_IFNAME": "lo",
             "OTEL_DDP_GROUP": run.group,
             "OTEL_DDP_RUN": run.name,
             "OTEL_DDP_NAME": run.called,
-            "OTEL_DDP_JOB_TYPE": (rank > 0 and run.others) or run.job_type,
         }
-        return {"env": env, "gpu": gpu}
+        part = {"config": run.config, "gpu": gpu, "times_data": run.times_data}
+        self._nodes[node].warm(str(RANK), str(folder), json.dumps(part), env=env)
+
+    def rest(self) -> None:
+        """Ranks and agents end; what is in Prometheus stays as it is."""
+        for node in self._nodes.values():
+            leftovers.end(leftovers.NODE, node.root.name, agents=False)
+        for node in self._nodes.values():
+            node.stop_agent()
 
     def _tell(self, run: Run, trouble: str, rank: int) -> None:
-        self._order(do=trouble, run=run.name, rank=rank)
-
-    def _order(self, **order: Any) -> None:
-        assert self._ranks.stdin is not None
-        print(json.dumps(order), file=self._ranks.stdin, flush=True)
+        (self._folder / run.name / f"{trouble}-{rank}").touch()
 
     def _heat(self) -> None:
         """The late rank's GPU grows too hot and loses a row."""
@@ -233,7 +222,6 @@ class Scenario:
         deadline = time.monotonic() + PATIENCE_S
         while not (found := self.prometheus.query(promql)):
             assert time.monotonic() < deadline, f"in vain for {PATIENCE_S:g} s: {what}"
-            assert self._ranks.poll() is None, "the ranks' parent has died"
             time.sleep(LOOK_EVERY_S)
         return found
 
@@ -295,12 +283,7 @@ def scenario(
             boards[name].write(healthy())
             nodes[name] = life.enter_context(node(name, boards[name].environment(library)))
             nodes[name].export_to(collector.http)
-        here = Scenario(prometheus, nodes, boards, folder)
-        try:
-            yield here
-        except BaseException:
-            sys.stderr.write((folder / "ranks.log").read_text())
-            raise
+        yield Scenario(prometheus, nodes, boards, folder)
 
 
 def node(name: str, gpus: Mapping[str, str]) -> Node:

@@ -1,9 +1,8 @@
-"""Starts the ranks of the scenario on demand, and is each of them: real DDP on gloo, with troubles.
+"""One rank of the scenario, real DDP on gloo, with troubles: scenario_rank.py FOLDER PART.
 
-Every rank is a process of its own and a real training, forked from one that has imported torch: so
-that a dozen of them cost seconds and not a minute. What only a GPU has to tell (its memory as
-torch sees it, its best) each rank writes down as the hooks would. Orders come by standard input,
-a line each; when that ends, so do all ranks.
+PART is a `Part` in JSON. A file `TROUBLE-RANK` in FOLDER is what befalls that rank from then on.
+What only a GPU has to tell (its memory as torch sees it, its best) each rank writes down as the
+hooks would.
 """
 
 from __future__ import annotations
@@ -11,19 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from ctypes import Array, c_int64
-from importlib import import_module
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
-from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,41 +36,34 @@ EVAL_EVERY, SAVE_EVERY, NAN_EVERY, BURST_EVERY, EPOCH = 25, 20, 15, 12, 100
 # More than the ring of a small journal holds.
 BURST = 3000
 
-# What may befall a rank; `end` befalls all of them.
-TROUBLES = ("late", "hang", "kill", "fail", "nan", "burst", "end")
-NOBODY, NO_STEP = -1, -1
-
-
-class Orders:
-    """What the ranks of one run have been told, and under which step the last of them ends."""
-
-    def __init__(self) -> None:
-        self._told: Array[c_int64] = RawArray(c_int64, [NOBODY] * len(TROUBLES) + [NO_STEP])
-
-    def tell(self, trouble: str, rank: int) -> None:
-        self._told[TROUBLES.index(trouble)] = rank
-
-    def hits(self, trouble: str, rank: int) -> bool:
-        return bool(self._told[TROUBLES.index(trouble)] == rank)
-
-    def goes_on(self, step: int, rank: int) -> bool:
-        """Whether there is such a step; all ranks hear of the last one in time for it."""
-        # Rank 0 decides before it exchanges gradients, without which nobody begins another step.
-        if self.hits("end", rank) and self._told[-1] == NO_STEP:
-            self._told[-1] = step + 1
-        return bool(self._told[-1] == NO_STEP or step <= self._told[-1])
-
 
 class Part(NamedTuple):
-    """One rank's part of a run, as the order to start it has it."""
+    """One rank's part of a run."""
 
-    folder: str
     config: dict[str, float]
-    env: dict[str, str]
     gpu: str
     """The UUID of its board; empty where it has none."""
     times_data: bool
     """Whether its loader is wrapped, as its own is none of torch's."""
+
+
+class Troubles:
+    """What befalls this rank, and under which step all ranks of its run end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rank = folder, int(os.environ["RANK"])
+
+    def hits(self, trouble: str) -> bool:
+        return (self.folder / f"{trouble}-{self.rank}").exists()
+
+    def goes_on(self, step: int) -> bool:
+        """Whether there is such a step; all ranks hear of the last one in time for it."""
+        last = self.folder / "last"
+        # Rank 0 decides before it exchanges gradients, without which nobody begins another step.
+        if self.hits("end") and not last.exists():
+            last.with_suffix(".new").write_text(str(step + 1))
+            last.with_suffix(".new").rename(last)
+        return not last.exists() or step <= int(last.read_text())
 
 
 class Net(nn.Module):
@@ -89,12 +75,12 @@ class Net(nn.Module):
         return self.out(self.words(input_ids))
 
 
-def batches(first: int, rank: int, orders: Orders) -> Iterator[tuple[int, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
+def batches(first: int, troubles: Troubles) -> Iterator[tuple[int, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(troubles.rank)
     step = first
-    while orders.goes_on(step, rank):
-        time.sleep(DATA_S + (LATE_S if orders.hits("late", rank) else 0.0))
-        if orders.hits("hang", rank):
+    while troubles.goes_on(step):
+        time.sleep(DATA_S + (LATE_S if troubles.hits("late") else 0.0))
+        if troubles.hits("hang"):
             signal.pause()
         yield step, torch.randint(WORDS, (BATCH, LENGTH + 1), generator=generator)
         step += 1
@@ -104,15 +90,14 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-def train(part: Part, orders: Orders) -> None:
+def main(folder: Path, part: Part) -> None:
     """Until the end, or until something befalls this rank or another one."""
-    os.environ.clear()
-    os.environ.update(part.env)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    troubles = Troubles(folder)
+    rank, world = troubles.rank, int(os.environ["WORLD_SIZE"])
     restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    store = f"file://{part.folder}/store-{restarts}"
+    store = f"file://{folder}/store-{restarts}"
     dist.init_process_group("gloo", store, rank=rank, world_size=world)
-    saved = Path(part.folder) / "model.pt"
+    saved = folder / "model.pt"
     first = torch.load(saved)["step"] + 1 if saved.exists() else 1
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=part.config["lr"], momentum=0.9)
@@ -120,13 +105,13 @@ def train(part: Part, orders: Orders) -> None:
     run = otel_ddp.instrument(model, config=part.config, scaler=scaler)
     if saved.exists() and rank == 0:
         run.artifact(saved, name="checkpoint", type="model", direction="input")
-    loader = batches(first, rank, orders)
+    loader = batches(first, troubles)
     for step, batch in otel_ddp.data(loader) if part.times_data else loader:
         loss = loss_of(model, batch)
-        if orders.hits("nan", rank) and step % NAN_EVERY == 0:
+        if troubles.hits("nan") and step % NAN_EVERY == 0:
             loss = loss * math.nan
         scaler.scale(loss).backward()
-        befall(part, orders, rank, step)
+        befall(troubles, step)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -146,15 +131,15 @@ def train(part: Part, orders: Orders) -> None:
     dist.destroy_process_group()
 
 
-def befall(part: Part, orders: Orders, rank: int, step: int) -> None:
+def befall(troubles: Troubles, step: int) -> None:
     """What is to happen to this rank in this step, if anything is."""
-    if orders.hits("kill", rank):
+    if troubles.hits("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
     # Some way behind a checkpoint, so that there are steps to do again.
-    if orders.hits("fail", rank) and step % SAVE_EVERY == SAVE_EVERY // 2:
-        log.error("no memory is left to rank %d", rank)
+    if troubles.hits("fail") and step % SAVE_EVERY == SAVE_EVERY // 2:
+        log.error("no memory is left to rank %d", troubles.rank)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    if orders.hits("burst", rank) and step % BURST_EVERY == 0:
+    if troubles.hits("burst") and step % BURST_EVERY == 0:
         for number in range(BURST):
             otel_ddp.event("sample", number=number)
         otel_ddp.log({"note": "no number"}, step=step)
@@ -197,48 +182,5 @@ def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
     )
 
 
-def import_all() -> None:
-    """What a training imports lazily; nothing that would start a thread before the fork."""
-    for name in ("otel_ddp.run", "otel_ddp.torch.measure"):
-        import_module(name)
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def main() -> None:
-    import_all()
-    context = multiprocessing.get_context("fork")
-    # Unbuffered: what was read and not yet looked at would wake nobody.
-    with open(0, "rb", buffering=0) as told:
-        runs: dict[str, Orders] = {}
-        ranks: list[BaseProcess] = []
-        while True:
-            awake = wait([told, *(each.sentinel for each in ranks)])
-            # Asked whether they live, those that do not are buried.
-            ranks = [each for each in ranks if each.is_alive()]
-            if told not in awake:
-                continue
-            line = told.readline()
-            if not line:
-                break
-            order: dict[str, Any] = json.loads(line)
-            if order["do"] == "start":
-                orders = runs[order["run"]] = Orders()
-                for said in order["ranks"]:
-                    part = Part(**order["part"], **said)
-                    ranks.append(context.Process(target=train, args=(part, orders)))
-                    ranks[-1].start()
-            else:
-                runs[order["run"]].tell(order["do"], order["rank"])
-    for each in ranks:
-        each.kill()
-        each.join()
-
-
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    main(Path(sys.argv[1]), Part(**json.loads(sys.argv[2])))
