@@ -45,11 +45,6 @@ def culprits(node: Node) -> list[tuple[str, str]]:
     return [(who["rank"], who["cause"]) for who, _ in node.series("training_stall_culprit")]
 
 
-def named(node: Node, rank: str) -> list[float]:
-    """The series that name this rank, on this node's endpoint."""
-    return [value for _, value in node.series("training_straggler", rank=rank, phase="backward")]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoAgents]:
     with ExitStack() as stack:
@@ -108,25 +103,12 @@ def test_each_view_on_the_other_node_says_where_all_ranks_are_shown(
     assert not any(telling(0).values())
 
 
-def test_a_late_rank_is_named_on_both_nodes_and_a_hang_with_its_line(
+def test_a_hang_is_named_on_both_nodes_with_its_line(
     run: TwoAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.trouble(3, "backward 0.03")
-    late = [run.verdict(number, "straggler") for number in (0, 1)]
-
-    for each in late:
-        assert (each["who"]["rank"], each["who"]["node"], each["phase"]) == (
-            "3",
-            "node-1",
-            "backward",
-        )
     assert "leads the run" not in run.status(1)
     assert "this agent leads the run, with 1 other node: listens on" in run.status(0)
-    led = "judged by the agent of node-0: connected to node-0"
-    assert led in run.status(1)
-    until(lambda: named(run.nodes[1], "3") == [1.0], "its series on its own node")
-    assert named(run.nodes[0], "3") == []
-
+    assert "judged by the agent of node-0: connected to node-0" in run.status(1)
     run.trouble(3, "hang")
     stalls = [run.verdict(number, "stall") for number in (0, 1)]
 

@@ -20,7 +20,7 @@ from cryptography import x509
 from agent.link import linked
 from agent.link.linked import SECRET, Links, until
 from otel_ddp import __version__
-from otel_ddp.agent.link import channel, credentials
+from otel_ddp.agent.link import credentials
 from otel_ddp.agent.link.link_pb2 import Answer, Process, Report
 from otel_ddp.agent.link.server import LinkServer
 
@@ -242,22 +242,3 @@ def test_a_lead_holds_few_strangers_and_a_node_gets_past_all_of_them(
 
     # Those of the node, and some that are being closed.
     assert most - before <= 128 + 8
-
-
-def test_garbage_of_one_agent_with_the_secret_ends_its_stream_and_no_other(
-    links: Links, lead: LinkServer
-) -> None:
-    follower = links.follower()
-    until(lambda: follower.is_connected)
-    known = with_the_secret()
-    made = Report(node="node-2", agent=2, agent_began_ns=1, version=__version__)
-    greeting = made.SerializeToString()
-
-    unreadable = answers(links.port, known, greeting, b"\xff")
-    answers(links.port, known, greeting, b"x" * (channel.MOST_REPORT_BYTES + 5000))
-    follower.send(Report(readings=b"a"))
-    taken = until(lead.take)
-
-    assert [each.refused for each in unreadable] == ["", "a report that cannot be read"]
-    assert [(node, report.readings) for node, report in taken] == [("node-1", b"a")]
-    assert follower.is_connected

@@ -101,25 +101,6 @@ def files_of(queue: Queue) -> list[Path]:
 # --------------------------------------------------------------------------- order and patience
 
 
-def test_order_is_kept_through_an_outage(delivery: Bench) -> None:
-    delivery.always(DOWN)
-    delivery.put(requests("a", "b"))
-    delivery.send_due()
-    delivery.put(requests("c"))
-    assert len(files_of(delivery.queue)) == 3
-
-    delivery.always(DELIVERED)
-    delivery.clock.now += 100
-    delivery.send_next("metrics")
-    # One is gone and two wait on disk: what comes now goes behind them.
-    delivery.put(requests("d"))
-    assert len(files_of(delivery.queue)) == 3
-    delivery.send_due()
-
-    assert delivery.arrived == [b"a", b"b", b"c", b"d"]
-    assert files_of(delivery.queue) == []
-
-
 @pytest.mark.parametrize(
     ("jitter", "wish_s", "wait_s"),
     [(0.0, 0.0, 0.5), (1.0, 0.0, 1.5), (0.5, 0.0, 1.0), (0.5, 8.0, 10.0), (0.5, 3600.0, 75.0)],
