@@ -19,6 +19,7 @@ import pytest
 import leftovers
 import otel_ddp
 import warm
+from golden import Golden
 from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, ProgressRecord, Scalars
@@ -60,6 +61,10 @@ _IMPORTED_BY_TESTS = (
 _THREADS_END_S = 60.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write the files of tests.golden anew")
+
+
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Fork the processes that run tests side by side from one that has imported what they do."""
     if getattr(config.option, "tx", None):
@@ -94,6 +99,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             # Processes that run tests side by side have no terminal: one of them builds and says
             # so, and the others wait.
             servers.prepare(lambda line: sys.stderr.write(f"{line}\n"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """What this test is told, in a file beside it."""
+    update = bool(request.config.option.update)
+    return Golden(request.path.with_suffix(".txt"), request.node.name, update)
 
 
 @pytest.fixture(scope="session")
