@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from golden import Golden
 from make import labels_of, step_of
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.detector import Observation, RankState
@@ -358,25 +359,19 @@ GROUP_1 = (Group("1", 2, 4, 3, "nccl"),)
 IN_GROUP_1 = Collective("1", 4, "nccl:all_gather", "[[8]]", "started")
 HOSTS = Collective("0", 9, "gloo:barrier", "[[0]]")
 W, D, F = "comm_wait", "data", "forward"
+OURS = "/home/me/otel-ddp/src/otel_ddp/"
+LOADER = Frame("/x/site-packages/torch/utils/data/dataloader.py", 700, "__next__")
 STARTED, SCHEDULED = on_device("started"), on_device("scheduled")
 
-# Where the ranks are, what they answer, the cause and the culprits; and some of the words.
-TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
-    "the lower number did not reach the collective": (
-        *([W, D], [numbers(9), numbers(8)], "not_reached", "1", ""),
-    ),
-    "two of them": (
-        *([D, W, "checkpoint"], [numbers(8), numbers(9), numbers(7)]),
-        *("not_reached", "0 2", ""),
-    ),
+# Where the ranks are, and what they answer.
+TABLE: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
+    "the lower number did not reach the collective": ([W, D], [numbers(9), numbers(8)]),
+    "two of them": ([D, W, "checkpoint"], [numbers(8), numbers(9), numbers(7)]),
     "rank 1 is late for rank 0 because it waits for rank 2": (
         [W, W, D],
         [numbers(9), numbers(8, 5), {"groups": (Group("1", 2, 4),)}],
-        *("not_reached", "2", ""),
     ),
-    "each is ahead where the other is not": (
-        *([W, W], [numbers(9, 3), numbers(8, 4)], "crossed", "0 1", ""),
-    ),
+    "each is ahead where the other is not": ([W, W], [numbers(9, 3), numbers(8, 4)]),
     "a stage in the middle of a pipeline sends more than the last one": (
         [F, F, F],
         [
@@ -384,7 +379,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             calls((4814, 4814)) | {"stack": DATA},
             calls((2409, 2409)) | {"stack": WAITS},
         ],
-        *("not_reached", "1", "rank 1 is in forward after step 7 at train.py:31 (load)"),
     ),
     "of a group with sends and collectives, the collectives count": (
         [F, F, F],
@@ -393,7 +387,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             calls((305, 300)) | {"stack": DATA},
             calls((306, 300)) | {"stack": WAITS},
         ],
-        *("not_reached", "1", ", 5 collectives entered (others up to 6);"),
     ),
     "a rank whose sends are not known is not compared there": (
         [F, F, F],
@@ -402,86 +395,73 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             calls((5, None)) | {"stack": WAITS},
             calls((906, 900)) | {"stack": DATA},
         ],
-        *("not_reached", "2", "rank 2 is in forward after step 7 at train.py:31 (load)"),
     ),
     "a rank that is late for its replica because it waits for a message": (
         [W, F, F],
         [numbers(9), numbers(8) | {"stack": WAITS}, {"stack": DATA}],
-        *("not_reached", "2", "rank 2 is in forward after step 7 at train.py:31 (load)"),
     ),
     "a group of one belongs to one rank": (
         [D, W],
         [{"groups": (Group("1", 1, 9),)}, {"groups": (Group("1", 1, 2),)}],
-        *("not_reached", "0", ""),
     ),
     "another operation under the same number: of three, the odd one": (
         [W, W, W],
         [entered(9, "all_reduce"), entered(9, "broadcast"), entered(9, "all_reduce")],
-        *("different_collectives", "1", "as collective number 9, ranks 0, 2 entered all_reduce"),
     ),
     "another size: of two, both": (
         [W, W],
         [entered(9, "all_reduce"), entered(9, "all_reduce", "[[5]]")],
-        *("different_collectives", "0 1", ""),
     ),
     "uneven parts are what gathering is for": (
         [W, W],
         [entered(9, "all_gather"), entered(9, "all_gather", "[[5]]")],
-        *("backend", "", "Look at the network"),
     ),
-    "without numbers: the rank that does not wait": ([W, D], [{}, {}], "not_reached", "1", ""),
-    "by its stack": (
-        *(["other", "other"], [{"stack": WAITS}, {"stack": DATA}], "not_reached", "1", ""),
-    ),
-    "none waits": ([D, D], [{}, {}], "long_phase", "0 1", ""),
+    "without numbers: the rank that does not wait": ([W, D], [{}, {}]),
+    "by its stack": (["other", "other"], [{"stack": WAITS}, {"stack": DATA}]),
+    "none waits": ([D, D], [{}, {}]),
     "a device's queue that does not move on is a wait too": (
         ["other", D],
         [{"groups": (Group("0", 2, 9, 8, "cuda:nccl"),)}, {}],
-        *("not_reached", "1", ""),
     ),
     "the kernel's word comes first": (
         [W, D],
         [numbers(9), {"kernel": Kernel("T", True, 0.0), "silent_s": 30.0}],
-        *("stopped", "1", "is stopped by a signal or a debugger"),
     ),
-    "it is in I/O": (
-        [W, D],
-        [numbers(9), {"kernel": Kernel("D", True, 0.0, "nfs_wait")}],
-        *("uninterruptible", "1", "in I/O that cannot be interrupted (nfs_wait)"),
-    ),
+    "it is in I/O": ([W, D], [numbers(9), {"kernel": Kernel("D", True, 0.9, "nfs_wait")}]),
     "it was in I/O for a moment, and computes": (
-        *([W, D], [numbers(9), {"kernel": Kernel("D", False, 0.9)}], "not_reached", "1"),
-        "rank 1 is in data after step 7 and computes",
+        [W, D],
+        [numbers(9), {"kernel": Kernel("D", False, 0.9)}],
     ),
-    "it is silent": (
-        *(
-            [W, D],
-            [numbers(9), {"silent_s": 30.0}],
-            "gil",
-            "1",
-            "holds the GIL and does not return",
-        ),
-    ),
-    "it is silent for a second": (
-        *([W, D], [numbers(9), {"silent_s": 1.0}], "not_reached", "1", ""),
-    ),
+    "it is silent": ([W, D], [numbers(9), {"silent_s": 30.0}]),
+    "it is silent for a second": ([W, D], [numbers(9), {"silent_s": 1.0}]),
     "what has raised in a collective does not wait in it any more": (
-        *([W, W], [{}, {"stack": LEFT}], "not_reached", "1", ""),
+        [W, W],
+        [{}, {"stack": LEFT}],
     ),
+    # Neither torch's lines nor ours are what anybody looks for.
+    "its loader, within ours": (
+        [W, D],
+        [{}, {"package": OURS, "stack": (Frame(f"{OURS}torch/data.py", 56, "next"), *DATA)}],
+    ),
+    "somewhere in its program": ([W, "other"], [{}, {"stack": DATA}]),
+    "it has left its program": ([W, "other"], [{}, {"stack": LEFT}]),
+    "in a step that was not measured, its stack tells the phase": (
+        [W, "unmeasured"],
+        [{}, {"stack": (Frame("/home/u/read.py", 5, "__getitem__"), LOADER)}],
+    ),
+    "or nothing does": ([W, "unmeasured"], [{}, {}]),
     # -- under nccl, where the devices wait
     "a device has not come to what the others are in": (
         [F, F, F],
         [STARTED, on_device("scheduled", phase="backward"), STARTED],
-        *("device", "1"),
-        "the device of rank 1 after step 7 has not come to all_reduce [[1000]], collective number "
-        "9, which the host has put in line, it is in backward; ranks 0, 2 wait for it",
     ),
     "and the host has gone on from there": (
         [F, F],
         [STARTED, on_device("scheduled", phase="backward") | {"stack": LAUNCHES}],
-        *("device", "1"),
-        "it is in backward, while its host is in forward after step 7 at model.py:7 "
-        "(forward); rank 0 waits for it",
+    ),
+    "phase and step are those of the device, which its host is ahead of": (
+        [F, "optimizer"],
+        [STARTED, {**on_device("scheduled", phase="backward"), "device_step": 3}],
     ),
     "a device that waits in another group is not the one": (
         [F, F, F],
@@ -490,26 +470,16 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             {**SCHEDULED, "collectives": (*SCHEDULED["collectives"], IN_GROUP_1)},
             {"groups": GROUP_1, "collectives": (IN_GROUP_1._replace(state="scheduled"),)},
         ],
-        *("device", "2", ""),
     ),
-    "torch times no collectives": (
-        *([F, F], [SCHEDULED, SCHEDULED], "backend", ""),
-        "it does not end (all_reduce [[1000]], collective number 9). To know which devices are in "
-        "it, set TORCH_NCCL_ENABLE_TIMING=1",
-    ),
+    "torch times no collectives": ([F, F], [SCHEDULED, SCHEDULED]),
     "hosts wait in their collectives": (
         [W, W],
         [{"collectives": (HOSTS._replace(state="scheduled"),)}] * 2,
-        *("backend", "", "wait in the same collective; it does not end. Look at the network"),
     ),
-    "all devices are in it": (
-        *([F, F], [STARTED, STARTED], "backend", ""),
-        "all devices are in it (all_reduce [[1000]], collective number 9)",
-    ),
+    "all devices are in it": ([F, F], [STARTED, STARTED]),
     "it has ended on some ranks": (
-        *([W, F, W], [on_device("", completed=9), STARTED, on_device("", completed=9)]),
-        *("backend", "1"),
-        "all_reduce [[1000]], collective number 9, has ended on ranks 0, 2 and goes on on rank 1",
+        [W, F, W],
+        [on_device("", completed=9), STARTED, on_device("", completed=9)],
     ),
     "collectives of hosts and of devices in one group are told apart": (
         [W, F],
@@ -517,7 +487,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             {**on_device("", completed=9), "collectives": (HOSTS,)},
             {**STARTED, "collectives": (HOSTS, *STARTED["collectives"])},
         ],
-        *("backend", "1", ""),
     ),
     "a host that runs less far ahead is not the one": (
         [F, F, F],
@@ -526,7 +495,6 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             on_device("scheduled", enqueued=40),
             on_device("started", enqueued=35),
         ],
-        *("device", "1", ""),
     ),
     "of hosts that run ahead, the one that the devices wait for": (
         [F, D, F],
@@ -536,32 +504,32 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]], str, str, str]] = {
             # It waits as rank 0 does, and its launch queue is full sooner.
             on_device("started", enqueued=31),
         ],
-        *("not_reached", "1", "8 collectives entered (others up to 40)"),
     ),
+    # The host of rank 0 asks for its loss, and waits for its device: it has put fewer in line.
+    **{
+        f"the device that computes, under {backend}": (
+            ["other", F],
+            [behind(806, W, 6, backend), behind(822, "backward", 6, backend, stack=LAUNCHES)],
+        )
+        for backend in ("acme:accl", "cpu:gloo,acme:accl", "cuda:nccl")
+    },
     "a device has done all: it is the host that holds up the other rank": (
-        *(["other", D], [behind(822, W, 60), behind(806, D)], "not_reached", "1", ""),
+        ["other", D],
+        [behind(822, W, 60), behind(806, D)],
     ),
-    "all devices wait": (
-        *(["other", "other"], [behind(822, W, 60), behind(830, W, 60)], "backend", "", ""),
-    ),
+    "all devices wait": (["other", "other"], [behind(822, W, 60), behind(830, W, 60)]),
     "a host that is behind, with where its device is": (
         ["other", "other"],
         [
             STARTED,
             {"groups": (Group("0", 2, 8, 7, "nccl"),), "stack": DATA, "device_phase": "forward"},
         ],
-        *("not_reached", "1"),
-        "rank 1 is in other after step 7 at train.py:31 (load), its device in forward",
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("phases", "answers", "cause", "culprits", "words"), TABLE.values(), ids=[*TABLE]
-)
-def test_the_table(
-    phases: list[str], answers: list[dict[str, Any]], cause: str, culprits: str, words: str
-) -> None:
+@pytest.mark.parametrize(("phases", "answers"), TABLE.values(), ids=[*TABLE])
+def test_the_table(phases: list[str], answers: list[dict[str, Any]], golden: Golden) -> None:
     job = Job(ranks=0)
     for rank, (phase, known) in enumerate(zip(phases, answers, strict=True)):
         job.put(rank, phase)
@@ -569,12 +537,12 @@ def test_the_table(
     _, verdict = job.stalls_after()
 
     evidence = verdict.evidence
-    assert (evidence["cause"], evidence["culprits"]) == (cause, culprits.split())
+    culprits = evidence["culprits"]
     assert evidence["node"] == ("n1" if culprits else "")
-    assert words in verdict.sentence
-    for rank in culprits.split():
-        assert f"rank {rank}" in verdict.sentence or "ranks" in verdict.sentence
     assert [row["rank"] for row in evidence["ranks"]] == [str(n) for n in range(len(phases))]
+    assert verdict.since_ns == BEGAN
+    named = f"{evidence['cause']} ({', '.join(culprits)})"
+    golden.check(f"{named}, in {verdict.phase}, step {verdict.step}", verdict.sentence)
 
 
 @pytest.mark.parametrize(
@@ -654,28 +622,6 @@ def test_ranks_that_sleep_in_an_operator_wait_for_the_one_that_died() -> None:
     assert find_culprits([waits], [Suspect(gone)], 60.0).culprits == ("1",)
 
 
-@pytest.mark.parametrize("backend", ["acme:accl", "cpu:gloo,acme:accl", "cuda:nccl"])
-def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ahead(
-    backend: str,
-) -> None:
-    # The host of rank 0 asks for its loss, and waits for its device: it has put fewer in line.
-    job = Job()
-    job.put(0, "other", step=60)
-    job.put(1, "forward", step=68)
-    job.answers[0] = behind(806, "comm_wait", 60, backend)
-    job.answers[1] = behind(822, "backward", 60, backend) | {"stack": LAUNCHES}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
-    assert (verdict.phase, verdict.step) == ("backward", 60)
-    assert verdict.sentence.partition(": ")[2] == (
-        "the device of rank 1 is in backward after step 60 and does not go on, while its host is "
-        "in forward after step 68 at model.py:7 (forward); rank 0 waits for it. What was "
-        "launched before it does not end: "
-        "look at this device's errors in `dmesg`, and at the kernels of that phase."
-    )
-
-
 @pytest.mark.parametrize("waits_in", [None, frozenset({"backward"})])
 def test_no_device_is_named_for_a_phase_in_which_it_may_wait(
     waits_in: frozenset[str] | None,
@@ -750,62 +696,20 @@ def test_a_rank_that_went_on_and_cannot_any_more_is_reported_at_once(known: dict
     assert 15 <= took_s <= 17
 
 
-OURS = "/home/me/otel-ddp/src/otel_ddp/"
-
-
 @pytest.mark.parametrize(
-    ("phase", "known", "words"),
+    ("phase", "ended", "limit_s"),
     [
-        # Neither torch's lines nor ours are what anybody looks for.
-        (
-            "data",
-            {"stack": (Frame(f"{OURS}torch/data_hooks.py", 56, "next_batch"), *DATA)},
-            "rank 1 is in data after step 7 at train.py:31 (load); rank 0 waits for it. "
-            "Look at its data loader and at what that reads from.",
-        ),
-        (
-            "other",
-            {"stack": DATA},
-            "rank 1 is in other after step 7 at train.py:31 (load); rank 0 waits for it. Look at "
-            "its stack: `otel-ddp stacks`. If that is an evaluation or a checkpoint, say so: "
-            'phase("eval") and phase("checkpoint") may take longer.',
-        ),
-        (
-            "other",
-            {"stack": LEFT},
-            "rank 1 has left its program after step 7, at its end or by an exception, and waits "
-            "for its other threads; rank 0 waits for it. Its output says why it left, and "
-            "`otel-ddp stacks` where its threads are. Make those that need not finish daemons.",
-        ),
-    ],
-)
-def test_the_sentence_on_a_rank_that_holds_up_the_others(
-    phase: str, known: dict[str, Any], words: str
-) -> None:
-    job = Job()
-    job.put(0, "comm_wait")
-    job.put(1, phase)
-    job.answers[1] = {"package": OURS, **known}
-    _, verdict = job.stalls_after()
-
-    assert verdict.sentence == f"no rank has moved for 60 s (limit 60 s): {words}"
-    assert (verdict.phase, verdict.step, verdict.since_ns) == (phase, 7, BEGAN)
-
-
-@pytest.mark.parametrize(
-    ("phase", "ended", "limit_s", "cause", "words"),
-    [
-        ("comm_wait", "finished", 60.0, "finished", "rank 1 finished before it"),
-        ("comm_wait", "running", 60.0, "dead", "rank 1 died before it"),
-        ("comm_wait", "failed", 60.0, "dead", "rank 1 failed before it"),
+        ("comm_wait", "finished", 60.0),
+        ("comm_wait", "running", 60.0),
+        ("comm_wait", "failed", 60.0),
         # What comes after a training may take long, and so may ranks on another node.
-        ("other", "finished", 600.0, "long_phase", "rank 0 is in other"),
-        ("other", "killed", 60.0, "long_phase", "rank 0 is in other"),
-        ("comm_wait", "", 600.0, "elsewhere", "on another node"),
+        ("other", "finished", 600.0),
+        ("other", "killed", 60.0),
+        ("comm_wait", "", 600.0),
     ],
 )
 def test_what_those_that_are_left_wait_for(
-    phase: str, ended: str, limit_s: float, cause: str, words: str
+    phase: str, ended: str, limit_s: float, golden: Golden
 ) -> None:
     job = Job(world=2 if ended else 4)
     job.put(0, phase)
@@ -813,10 +717,8 @@ def test_what_those_that_are_left_wait_for(
     took_s, verdict = job.stalls_after()
 
     assert limit_s <= took_s <= limit_s + 2
-    culprits = {"long_phase": ["0"], "elsewhere": []}.get(cause, ["1"])
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, culprits)
     assert verdict.evidence["limit_s"] == limit_s
-    assert words in verdict.sentence
+    golden.check(verdict.evidence["cause"], verdict.evidence["culprits"], verdict.sentence)
 
 
 def test_no_rank_waits_for_one_that_ended_before_the_last_step_began() -> None:
@@ -916,36 +818,3 @@ def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     _, verdict = job.stalls_after()
 
     assert verdict.evidence["culprits"] == ["0"]
-
-
-def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -> None:
-    job = Job()
-    job.put(1, "optimizer")
-    hangs = {**on_device("scheduled", phase="backward"), "device_step": 3}
-    job.answers = {0: on_device("started"), 1: hangs}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.phase, verdict.step) == ("device", "backward", 3)
-    assert "the device of rank 1 after step 3 has not come to" in verdict.sentence
-
-
-def test_a_rank_in_a_step_that_was_not_measured_hangs_where_its_stack_is() -> None:
-    job = Job()
-    loader = Frame("/x/site-packages/torch/utils/data/dataloader.py", 700, "__next__")
-    job.put(0, "comm_wait")
-    job.put(1, "unmeasured")
-    job.answers = {1: {"stack": (Frame("/home/u/read.py", 5, "__getitem__"), loader)}}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.phase, verdict.evidence["culprits"]) == ("data", ["1"])
-    assert "rank 1 is in data after step 7 at read.py:5" in verdict.sentence
-    assert "Look at its data loader" in verdict.sentence
-
-
-def test_where_no_frame_says_more_it_hangs_in_a_step() -> None:
-    job = Job()
-    job.put(0, "comm_wait")
-    job.put(1, "unmeasured")
-    _, verdict = job.stalls_after()
-
-    assert "rank 1 is in a step after step 7" in verdict.sentence
