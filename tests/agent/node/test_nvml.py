@@ -12,6 +12,7 @@ import pynvml
 import pytest
 
 from agent.node.node_trees import rows
+from golden import Golden
 from nvml_boards import GIB, Board, Boards, Instance, a100_mig, h100, show_here, standin_library
 from nvml_boards import t4 as tesla_t4
 from otel_ddp.agent.node.gpu.nvml import DeviceSample, Gpus, GpuSample, User, identity
@@ -96,60 +97,11 @@ def seen(
 # --- what boards say
 
 
-def test_a_board_with_everything_answers_in_our_units(seen: Seen) -> None:
+def test_a_board_with_everything_answers_in_our_units(seen: Seen, golden: Golden) -> None:
     found = seen.answers(h100())
 
-    assert found == {
-        ("hw.gpu.utilization", "general"): 0.87,
-        ("hw.gpu.utilization", "encoder"): 0.0,
-        ("hw.gpu.utilization", "decoder"): 0.03,
-        ("otel_ddp.gpu.mem_controller.utilization", ""): 0.41,
-        ("hw.gpu.memory.usage", ""): 60 * GIB,
-        ("hw.gpu.memory.limit", ""): 80 * GIB,
-        ("hw.power", ""): 412.345,
-        ("otel_ddp.gpu.power.limit", ""): 700.0,
-        ("hw.energy", ""): pytest.approx(123_456.789),
-        ("hw.temperature", "core"): 64,
-        ("hw.temperature", "memory"): 71,
-        ("hw.fan.speed_ratio", "0"): 0.3,
-        ("hw.fan.speed_ratio", "1"): 0.35,
-        ("otel_ddp.gpu.clock.frequency", "core"): 1_980_000_000,
-        ("otel_ddp.gpu.clock.frequency", "memory"): 2_619_000_000,
-        ("otel_ddp.gpu.throttle.active", "application_clocks"): 0,
-        ("otel_ddp.gpu.throttle.active", "sw_power"): 1,
-        ("otel_ddp.gpu.throttle.active", "hw_slowdown"): 0,
-        ("otel_ddp.gpu.throttle.active", "sync_boost"): 0,
-        ("otel_ddp.gpu.throttle.active", "sw_thermal"): 1,
-        ("otel_ddp.gpu.throttle.active", "hw_thermal"): 0,
-        ("otel_ddp.gpu.throttle.active", "hw_power_brake"): 0,
-        ("otel_ddp.gpu.throttle.active", "display_clock"): 0,
-        ("otel_ddp.gpu.throttle.duration", "sw_power"): pytest.approx(4.0),
-        ("otel_ddp.gpu.throttle.duration", "thermal"): pytest.approx(0.5),
-        ("otel_ddp.gpu.throttle.duration", "sync_boost"): 0,
-        ("otel_ddp.gpu.throttle.duration", "board_limit"): 0,
-        ("otel_ddp.gpu.throttle.duration", "reliability"): 0,
-        # Two seconds at 100 and at 300 MiB/s.
-        ("hw.gpu.io", "transmit"): 200 << 20,
-        ("hw.gpu.io", "receive"): 600 << 20,
-        ("otel_ddp.gpu.pcie.replays", "00000000:1B:00.0"): 2,
-        ("otel_ddp.gpu.pcie.link.generation", "current"): 4,
-        ("otel_ddp.gpu.pcie.link.generation", "max"): 5,
-        ("otel_ddp.gpu.pcie.link.width", "current"): 8,
-        ("otel_ddp.gpu.pcie.link.width", "max"): 16,
-        ("otel_ddp.gpu.nvlink.io", "transmit"): 1_024_000_000,
-        ("otel_ddp.gpu.nvlink.io", "receive"): 2_048_000_000,
-        ("otel_ddp.gpu.nvlink.errors", ""): 5,
-        ("hw.errors", "corrected"): 12,
-        ("hw.errors", "uncorrected"): 1,
-        ("otel_ddp.gpu.remapped_rows", "corrected"): 3,
-        ("otel_ddp.gpu.remapped_rows", "uncorrected"): 1,
-        ("otel_ddp.gpu.engine.active", "sm"): 0.635,
-        ("otel_ddp.gpu.engine.active", "tensor"): 0.41,
-        ("otel_ddp.gpu.engine.active", "dram"): 0.5525,
-        ("otel_ddp.gpu.engine.active", "fp64"): 0,
-        ("otel_ddp.gpu.engine.active", "fp32"): 0.07,
-        ("otel_ddp.gpu.engine.active", "fp16"): 0.02,
-    }
+    # Two seconds at 100 and at 300 MiB/s are 200 and 600 of `hw.gpu.io`.
+    golden.check(*(f"{name} {key}: {value:.10g}" for (name, key), value in sorted(found.items())))
     # Faults are told once there are any, and the memory of a rank where there are ranks.
     others = {"otel_ddp.gpu.xid.errors", "otel_ddp.gpu.process.memory.usage"}
     assert {name for name, _ in found} | others == rows("GPU")

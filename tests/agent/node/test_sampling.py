@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from golden import Golden
 from node import until
-from nvml_boards import GIB, Boards, h100, show_here, standin_library
+from nvml_boards import Boards, h100, show_here, standin_library
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
 from otel_ddp.agent.node.processes import read_process_stat
@@ -79,7 +81,7 @@ def boards(
 
 
 def test_a_board_is_described_with_its_measurements(
-    bench: Callable[..., Bench], boards: Boards
+    bench: Callable[..., Bench], boards: Boards, golden: Golden
 ) -> None:
     used = h100()
     used.compute = [(77, 1077)]
@@ -91,23 +93,7 @@ def test_a_board_is_described_with_its_measurements(
     assert held == [({**FIRST, **OF_BOARD}, 1077.0)]
     said = here.sampling.describe()
     assert (said["gpu_driver"], said["gpu_remarks"]) == ("NVIDIA driver 550.54.14", [])
-    (gpu,) = said["gpus"]
-    assert gpu == {
-        "parent": "",
-        "index": "0",
-        "name": BOARD.name,
-        "uuid": BOARD.uuid,
-        "labels": FIRST,
-        "processes": 1,
-        "throttled": ["sw_power", "sw_thermal"],
-        "power_w": POWER_W,
-        "power_limit_w": 700.0,
-        "busy_ratio": 0.87,
-        "used_bytes": 60 * GIB,
-        "limit_bytes": 80 * GIB,
-        "temperature_c": 64,
-        "core_clock_hz": 1_980_000_000,
-    }
+    golden.check(json.dumps(said["gpus"], indent=1))
 
 
 def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..., Bench]) -> None:
