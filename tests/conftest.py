@@ -21,8 +21,10 @@ import otel_ddp
 import warm
 from golden import Golden
 from otel_ddp import errors
+from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal import layout
-from otel_ddp.journal.parser import Document, ProgressRecord, Scalars
+from otel_ddp.journal.parser import Document, Name, ProgressRecord, Scalars, Steps
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
@@ -223,6 +225,7 @@ class Journal:
             self.pid, self.identity = reader.pid, reader.identity
             self.config, self.facts, self.names = reader.config, reader.facts, reader.names
             self.lost, self.unreadable = reader.lost, reader.unreadable
+            self.created_ns = reader.created_ns
             self.all_totals = reader.totals()
             progress = reader.progress()
             assert progress is not None
@@ -247,9 +250,37 @@ class Journal:
         return [each for each in self.records if isinstance(each, Scalars)]
 
     @property
+    def steps(self) -> list[Step]:
+        """The steps, put together again."""
+        stream = StepStream(self.created_ns, self.names)
+        pieces = [each for each in self.records if isinstance(each, Steps)]
+        return [step for piece in pieces for step in stream.feed(piece)]
+
+    @property
+    def logged(self) -> list[tuple[Name, float, int | None]]:
+        """Each value with its name and step, in the order in which they were written."""
+        return [
+            (self.names[number], value, call.step)
+            for call in self.calls
+            for number, value in call.values
+        ]
+
+    @property
     def points(self) -> list[tuple[str, float]]:
         """Name and value, in the order in which they were written."""
-        return [(self.names[n].text, value) for call in self.calls for n, value in call.values]
+        return [(name.text, value) for name, value, _ in self.logged]
+
+    @property
+    def curves(self) -> dict[str, dict[int | None, float]]:
+        """The last value of each step, by name."""
+        found: dict[str, dict[int | None, float]] = {}
+        for name, value, step in self.logged:
+            found.setdefault(name.text, {})[step] = value
+        return found
+
+    def steps_of(self, text: str) -> list[int | None]:
+        """The steps of all values of this name."""
+        return [step for name, _, step in self.logged if name.text == text]
 
     @property
     def values(self) -> dict[str, float]:
@@ -275,6 +306,14 @@ class Journal:
     @property
     def events(self) -> dict[str, dict[str, Any]]:
         return {each["name"]: each for each in self._documents(layout.EVENT)}
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """All counters: by their name, and the values of their attributes after it."""
+        return {
+            "/".join((total.metric, *total.attributes.values())): total.values[0]
+            for total in self.all_totals
+        }
 
     def total(self, metric: catalog.Metric, /, **attributes: str) -> float:
         """A counter, 0 where nothing was counted."""
@@ -321,14 +360,23 @@ def run(place: Here) -> Iterator[otel_ddp.Run]:
     opened.finish()
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
+@contextlib.contextmanager
+def group_of_one() -> Iterator[None]:
     """A process group in which this process is alone."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """The same, during the test."""
+    with group_of_one():
+        yield
 
 
 @pytest.fixture

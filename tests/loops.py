@@ -64,10 +64,7 @@ def totals(place: Place, tell: bool = True) -> dict[str, float]:
     opened = otel_ddp.current()
     if tell and opened is not None and opened._records is not None:
         opened._records.progress.flush()
-    return {
-        "/".join((total.metric, *total.attributes.values())): total.values[0]
-        for total in Journal(path).all_totals
-    }
+    return Journal(path).totals
 
 
 def phase(place: Place, name: str) -> float:

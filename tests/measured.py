@@ -38,9 +38,8 @@ class Measured:
         self.progress.flush()
         phases = "training.phase.time/"
         return {
-            name.removeprefix(phases).removesuffix("/host"): each.values[0]
-            for each in Journal(self.recorder.writer.path).all_totals
-            if (name := "/".join((each.metric, *each.attributes.values())))
+            name.removeprefix(phases).removesuffix("/host"): value
+            for name, value in Journal(self.recorder.writer.path).totals.items()
         }
 
     def close(self) -> None:

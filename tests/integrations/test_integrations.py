@@ -110,12 +110,8 @@ def test_what_a_tracker_is_given_once_an_epoch_lies_at_its_number_and_steps_go_o
     run.finish()
 
     journal = place.only()
-    steps: dict[str, list[int | None]] = {}
-    for call in journal.calls:
-        for number, _ in call.values:
-            steps.setdefault(journal.names[number].text, []).append(call.step)
-    assert steps["accuracy"] == [7, 0, 1, 2]
-    assert steps["learning_rate"] == [*range(1, 16)]
+    assert journal.steps_of("accuracy") == [7, 0, 1, 2]
+    assert journal.steps_of("learning_rate") == [*range(1, 16)]
     assert journal.progress.step == 15
 
 
@@ -155,8 +151,7 @@ def test_the_loss_of_a_trainer_is_its_mean_over_the_ranks_and_no_ranks_own(
     logged = [entry["loss"] for entry in by_trainer.report if "loss" in entry]
     found: list[list[float]] = [[], []]
     for values, rank in zip(found, by_trainer.ranks, strict=True):
-        pairs = [(rank.names[n], value) for call in rank.calls for n, value in call.values]
-        values += [value for name, value in pairs if (name.text, name.split) == ("loss", "train")]
+        values += [value for name, value, _ in rank.logged if name == ("loss", "train")]
 
     # The model returns one as well, on each rank.
     assert found == [logged, []]

@@ -62,11 +62,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def points(journal: Journal) -> list[tuple[str, float, int | None]]:
-    return [
-        (journal.names[number].text, value, call.step)
-        for call in journal.calls
-        for number, value in call.values
-    ]
+    return [(name.text, value, step) for name, value, step in journal.logged]
 
 
 def test_its_values_have_its_steps_and_those_of_the_training_go_on(
@@ -113,9 +109,7 @@ def test_the_folders_of_writers_tell_their_values_apart(place: Here, writer: Any
     write("runs/x/critic", "test/loss")
     otel_ddp.finish()
 
-    journal = place.only()
-    found = [journal.names[number] for call in journal.calls for number, _ in call.values]
-    assert [(each.text, each.split) for each in found] == [
+    assert [(name.text, name.split) for name, _, _ in place.only().logged] == [
         *(("loss", "train"), ("loss", "val"), ("critic/loss", "train"), ("loss", "train")),
         *(("y/loss", "val"), ("val_loss", "val"), ("critic/test/loss", "test")),
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.parser import Document, Scalars, Steps, Unreadable
+from otel_ddp.journal.parser import Document, Scalars, Unreadable
 from otel_ddp.journal.reader import CannotOpen, JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 from shortages import descriptors_below
@@ -35,18 +35,6 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(content)
-
-
-def test_words_of_steps_are_read_as_they_were_written(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    words = struct.pack("<2Q", 1 << 56 | 7, layout.STEP_ENDED << 56 | 9)
-    writer.append(layout.STEPS, struct.pack("<Q", 300) + words)
-    writer.append(layout.STEPS, struct.pack("<Q", 302))
-
-    assert reader.read() == [Steps(300, words, 0, False)]
-    # A piece of nothing is none.
-    assert reader.unreadable == 1
 
 
 # -- texts
@@ -307,37 +295,6 @@ def test_a_definition_that_makes_no_sense_is_no_total(
     reader.read_definitions()
 
     assert reader.totals() == []
-
-
-def test_a_position_that_went_back_for_a_moment_costs_nothing(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    log(writer, Shape((1,)), 1, 1.0)
-    assert steps(reader.read()) == [1]
-    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 0))
-
-    assert reader.read() == []
-    assert reader.unread_ratio() == 0.0
-
-    log(writer, Shape((1,)), 2, 1.0)
-    assert steps(reader.read()) == [2]
-    assert reader.lost == 0
-
-
-def test_a_position_that_no_record_ends_at_is_rounded_down(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    shape = Shape((1,))
-    for step in range(3):
-        log(writer, shape, step, 1.0)
-    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 2 * 64 + 5))
-
-    assert steps(reader.read()) == [0, 1]
-    assert reader.drained()
-
-    log(writer, shape, 3, 1.0)
-    assert steps(reader.read()) == [2, 3]
-    assert reader.lost == 0
 
 
 def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:

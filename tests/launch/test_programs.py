@@ -81,8 +81,8 @@ def test_a_script_for_wandb_has_its_curves_here_on_the_rank_that_logs(tmp_path: 
         assert rank.total(catalog.TRAINING_STEPS) == 96
     # W&B counts from 0. Of rank 1 the loss is what we read.
     for name in ("loss", "accuracy"):
-        assert steps(first, name) == list(range(96))
-    assert steps(second, "accuracy") == []
+        assert first.steps_of(name) == list(range(96))
+    assert second.steps_of("accuracy") == []
     assert first.identity["name"] == "baseline"
     assert (first.config["lr"], first.config["classes"]) == (0.02, 4)
     # Rank 1 has told nobody of a group, and it is in the same run.
@@ -90,15 +90,6 @@ def test_a_script_for_wandb_has_its_curves_here_on_the_rank_that_logs(tmp_path: 
     assert {(each.identity["group"], each.identity["run"]) for each in (first, second)} == {
         ("", first.identity["run"])
     }
-
-
-def steps(rank: Journal, name: str) -> list[int | None]:
-    return [
-        call.step
-        for call in rank.calls
-        for number, _ in call.values
-        if rank.names[number].text == name
-    ]
 
 
 WITH_OUR_LINE = """
@@ -120,7 +111,7 @@ def test_the_loss_is_read_where_the_run_comes_before_the_optimizer(tmp_path: Pat
 
     (only,) = journals(str(tmp_path / "train.py"), env={"OTEL_DDP_SAMPLE_STEPS": "1"})
 
-    assert steps(only, "loss") == list(range(2, 9))
+    assert only.steps_of("loss") == list(range(2, 9))
 
 
 POOL = """

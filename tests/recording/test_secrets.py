@@ -267,15 +267,6 @@ def test_no_text_keeps_the_search_busy(piece: str) -> None:
     is_secret(text, text)
 
 
-def test_the_reason_of_an_end_goes_through_it_too(place: Here) -> None:
-    run = otel_ddp.init(run="r")
-    run.finish("failed", reason="refused by https://me:pw@host, password=hunter2")
-
-    (path,) = place.journals()
-    assert b"hunter2" not in path.read_bytes()
-    assert f"refused by https://host, password={HIDDEN}".encode() in path.read_bytes()
-
-
 def test_an_environment_as_configuration_and_an_error_tell_no_address(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

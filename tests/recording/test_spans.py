@@ -44,18 +44,6 @@ def test_a_span_knows_its_parent_and_shares_its_trace(place: Here) -> None:
     assert inner["start"] <= event["time"] <= inner["end"]
 
 
-def test_ranks_name_the_trace_of_a_step_alike_without_asking(place: Here) -> None:
-    for rank in range(2):
-        with otel_ddp.init(global_rank=rank, world_size=2, run="one") as run:
-            run.log({"loss": 1.0}, step=3)
-            with run.span("save"):
-                pass
-
-    first, second = (journal.spans["save"] for journal in place.read())
-    assert first["trace"] == second["trace"] == "step/3"
-    assert first["id"] != second["id"]
-
-
 def test_a_trace_goes_on_where_the_step_changes_inside(place: Here) -> None:
     with otel_ddp.init() as run, run.span("epoch"):
         run.log({"loss": 1.0}, step=1)

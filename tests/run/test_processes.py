@@ -249,31 +249,6 @@ def test_a_child_forked_while_a_thread_opens_a_run_may_open_its_own(
     assert {"train", "child"} == set(by_job(place))
 
 
-INHERIT = """
-import multiprocessing, otel_ddp
-
-def child():
-    otel_ddp.init(job_type="child")
-
-if __name__ == "__main__":
-    otel_ddp.init(job_type="parent")
-    process = multiprocessing.get_context("forkserver").Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-"""
-
-
-def test_a_child_of_a_fork_server_takes_part_in_its_parents_run(
-    place: Here, tmp_path: Path
-) -> None:
-    quietly(INHERIT, tmp_path)
-
-    journals = by_job(place)
-    assert {"parent", "child"} == set(journals)
-    assert len({journal.identity["run"] for journal in journals.values()}) == 1
-
-
 SPAWN = """
 import multiprocessing, os, pickle, otel_ddp
 
@@ -358,7 +333,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("fork", "how"),
-    [("fork", "tasks"), ("spawn", "chunks"), ("fork", "executor"), ("spawn", "named")],
+    [("fork", "tasks"), ("spawn", "chunks"), ("fork", "executor"), ("forkserver", "named")],
 )
 def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group(
     fork: str, how: str, place: Here, tmp_path: Path

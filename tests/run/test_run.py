@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import dataclasses
 import json
@@ -12,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 
 import otel_ddp
-from conftest import Here
+from conftest import Here, group_of_one
 from otel_ddp import ConfigError, errors
 from otel_ddp.cli import main
 from otel_ddp.journal import place as places
@@ -48,23 +47,6 @@ def test_what_is_logged_is_recorded_with_its_step_epoch_split_and_time(place: He
     assert journal.splits() == {"loss": "val", "acc": "val"}
 
 
-def test_the_slow_way_and_the_quick_way_record_the_same(place: Here) -> None:
-    run = otel_ddp.init()
-    metrics = {"loss": 0.1, "lr": 1, "ok": True, "zero": -0.0}
-
-    for step in range(3):
-        run.log(metrics, step=step, epoch=1, split="training")
-    run.log(dict(reversed(metrics.items())))
-
-    journal = place.only()
-    first, second, third, _ = journal.calls
-    assert first.values == second.values == third.values
-    assert [call.step for call in journal.calls] == [0, 1, 2, 3]
-    assert [call.epoch for call in journal.calls] == [1.0, 1.0, 1.0, None]
-    assert list(reversed([*metrics])) == [name for name, _ in journal.points[-4:]]
-    assert {"train"} == set(journal.splits().values())
-
-
 def test_init_and_instrument_twice_are_one_run(place: Here) -> None:
     model = torch.nn.Linear(3, 2)
 
@@ -89,17 +71,6 @@ def test_instrument_opens_the_run_and_says_what_is_trained(place: Here) -> None:
     facts = place.only().facts
     assert (facts["model"], facts["parameters"]) == ("Sequential", {"false": 6, "true": 5})
     assert torch.__version__ == facts["torch"]
-
-
-@contextlib.contextmanager
-def group_of_one() -> Iterator[None]:
-    """A process group in which this process is alone."""
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def the_same_model(run: otel_ddp.Run, _: int) -> None:

@@ -29,40 +29,17 @@ run.finish()
 SHORT = "import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"
 # Hooks alone see this one.
 TRAIN_WITHOUT_LOG = """
-import json, os, signal, time
+import os, sys, time
 import torch
 import otel_ddp
 
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 otel_ddp.instrument(model, run="silent")
-
-
-def agent():
-    try:
-        with open(os.path.join(os.environ["OTEL_DDP_DIR"], "agent.json")) as file:
-            return json.load(file)["agents"][0]["pid"]
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def train_until(true):
-    until = time.monotonic() + 300
-    while not true():
-        assert time.monotonic() < until, "nothing looks after the agent"
-        model(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
-        time.sleep(0.01)
-
-
-train_until(agent)
-began = time.monotonic()
-train_until(lambda: time.monotonic() > began + 2)
-first = agent()
-print("killed", flush=True)
-os.kill(first, signal.SIGKILL)
-train_until(lambda: agent() not in (0, first))
-print("replaced", flush=True)
+while not os.path.exists(sys.argv[1]):
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
 """
 BASE = "http://localhost:9464"
 
@@ -104,11 +81,16 @@ def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(nod
 
 
 def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node) -> None:
-    lines = finished(node.warm("-c", TRAIN_WITHOUT_LOG)).splitlines()
+    enough = node.root / "enough"
+    training = node.warm("-c", TRAIN_WITHOUT_LOG, str(enough))
+    assert training.stdout is not None
+    line = next(each for each in training.stdout if said(each))
+    killed = node.kill_agent()
+    until(lambda: node.place.agent_pid() not in (None, killed), "another agent")
+    enough.touch()
 
-    (line,) = said("\n".join(lines))
     assert line.startswith("otel_ddp: run silent · http://localhost:")
-    assert lines.index(line) < lines.index("killed") < lines.index("replaced")
+    assert said(finished(training)) == []
 
 
 def test_it_can_be_silenced(node: Node) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -44,13 +43,9 @@ def compiled(model: nn.Module) -> Any:
         lambda x: DistributedDataParallel(compiled(x)),
     ],
 )
-def test_the_model_inside_its_wrappers_is_described(place: Here, wrap: Any) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with otel_ddp.init() as run:
-            run.describe(wrap(Net()))
-    finally:
-        dist.destroy_process_group()
+def test_the_model_inside_its_wrappers_is_described(place: Here, alone: None, wrap: Any) -> None:
+    with otel_ddp.init() as run:
+        run.describe(wrap(Net()))
 
     facts = place.only().facts
     assert (facts["model"], facts["parameters"]) == ("Net", {"true": 25})

@@ -118,32 +118,32 @@ def test_the_real_module_is_not_initialised_by_reading(kind: str) -> None:
     assert not torch.xpu.is_initialized()
 
 
-def test_a_device_that_is_not_in_use_is_not_asked(module: FakeModule) -> None:
+@pytest.mark.parametrize("known", ["not in use", "maybe in use"])
+def test_a_device_that_may_not_be_in_use_is_not_asked(module: FakeModule, known: str) -> None:
     module.initialized = False
+    asked = module if known == "not in use" else SimpleNamespace(memory_stats=module.memory_stats)
 
-    assert read(module) == {}
+    assert read(asked) == {}
     assert module.asked == []
 
 
-def test_a_device_that_may_not_be_in_use_is_not_asked() -> None:
-    asked: list[Any] = []
-
-    assert read(SimpleNamespace(memory_stats=asked.append)) == {}
-    assert asked == []
-
-
-def test_the_limit_is_the_share_of_the_device_that_the_program_has_set(module: FakeModule) -> None:
-    module.get_per_process_memory_fraction = lambda device: 0.25  # type: ignore[attr-defined]
-
-    assert read(module)[catalog.TRAINING_DEVICE_MEMORY_LIMIT] == 250
-
-
-def test_a_device_that_does_not_tell_its_size_has_no_limit(module: FakeModule) -> None:
-    module.get_device_properties = lambda device: None  # type: ignore[method-assign]
+@pytest.mark.parametrize(
+    ("more", "limit"),
+    [
+        # The share of the device that the program has set.
+        ({"get_per_process_memory_fraction": lambda device: 0.25}, 250),
+        # It does not tell its size.
+        ({"get_device_properties": lambda device: None}, None),
+    ],
+)
+def test_the_limit_is_what_the_program_may_take(
+    module: FakeModule, more: dict[str, Any], limit: int | None
+) -> None:
+    vars(module).update(more)
 
     found = read(module)
 
-    assert catalog.TRAINING_DEVICE_MEMORY_LIMIT not in found
+    assert found.get(catalog.TRAINING_DEVICE_MEMORY_LIMIT) == limit
     assert found[catalog.TRAINING_DEVICE_MEMORY_ALLOCATED] == 100
 
 
@@ -217,27 +217,17 @@ def test_an_allocator_that_never_counts_is_named(
         ("NVIDIA GB200", "bfloat16", 2500),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
         ("AMD Instinct MI300X", "bfloat16", 1307.4),
+        # What is only like one of them.
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
+        ("NVIDIA H100", "bfloat16", None),
+        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", None),
+        ("NVIDIA A40-48Q", "bfloat16", None),
+        ("", "bfloat16", None),
+        # What it does not compute with.
+        *(("Tesla V100-SXM2-16GB", dtype, None) for dtype in ("bfloat16", "tf32", "float8")),
+        *(("Tesla V100-SXM2-16GB", dtype, None) for dtype in ("float64", "int8", "", "count")),
     ],
 )
-def test_a_device_has_the_peak_of_its_data_sheet(name: str, dtype: str, tera: float) -> None:
-    assert peak(name, dtype) == pytest.approx(tera * 1e12)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "NVIDIA H100",
-        "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA A40-48Q",
-        "",
-    ],
-)
-def test_what_is_only_like_a_device_is_not_known(name: str) -> None:
-    assert peak(name, "bfloat16") is None
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "tf32", "float8", "float64", "int8", "", "count"])
-def test_a_dtype_that_a_device_does_not_have_is_not_known(dtype: str) -> None:
-    assert peak("Tesla V100-SXM2-16GB", dtype) is None
+def test_a_device_has_the_peak_of_its_data_sheet(name: str, dtype: str, tera: float | None) -> None:
+    assert peak(name, dtype) == (None if tera is None else pytest.approx(tera * 1e12))

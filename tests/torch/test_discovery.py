@@ -208,27 +208,6 @@ def test_a_gan_that_freezes_one_of_its_models_in_turn_counts_each_round_once(pla
     assert totals(place)["training.steps"] == STEPS
 
 
-def test_the_first_step_of_an_optimizer_whose_closure_calls_the_model_is_counted(
-    place: Here,
-) -> None:
-    """As Lightning does."""
-    otel_ddp.instrument()
-    model = Net()
-    optimizer = sgd(model)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(INPUT).sum()
-        loss.backward()
-        return loss
-
-    for _ in range(STEPS):
-        optimizer.step(closure)
-
-    assert totals(place)["training.steps"] == STEPS
-    assert phase(place, "backward") > 0
-
-
 @pytest.mark.parametrize(("made", "missed"), [("for each fold", 0), ("all at first", 1)])
 def test_each_fold_is_measured_from_the_first_step_of_an_optimizer_of_its_own(
     place: Here, made: str, missed: int
@@ -248,22 +227,6 @@ def test_each_fold_is_measured_from_the_first_step_of_an_optimizer_of_its_own(
     assert not _has_any_global_hook()
     otel_ddp.finish()
     assert torch.optim.Optimizer.__init__ is torchs_own
-
-
-def test_parts_of_a_model_are_called_without_our_hook(place: Here) -> None:
-    otel_ddp.instrument()
-    seen = []
-
-    class Asks(Net):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            seen.append(bool(_has_any_global_hook()))
-            return super().forward(inputs)
-
-    model = Asks()
-    train(model, sgd(model), 2)
-
-    assert seen == [False, False]
-    assert hooks(model.first, model.last) == 0
 
 
 def in_place(model: nn.Module, backend: Any) -> Any:
@@ -484,18 +447,6 @@ def test_a_search_that_ended_without_a_step_begins_again_at_one(
         optimizer.step(closure)
 
     assert totals(place)["training.steps"] == (STEPS - 1 if known else STEPS)
-
-
-def test_a_model_that_is_named_ends_the_search(place: Here) -> None:
-    otel_ddp.instrument()
-    model, other = Net(), Net()
-    otel_ddp.instrument(model)
-    assert not _has_any_global_hook()
-
-    train(lambda x: model(x) + other(x), sgd(model, other))
-
-    assert hooks(other) == 0
-    assert totals(place)["training.samples"] == 8 * STEPS
 
 
 class Marked(nn.Module):

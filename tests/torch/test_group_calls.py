@@ -7,7 +7,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -32,13 +31,11 @@ from torch.optim import SGD
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import otel_ddp
+from conftest import Here
 from measured import Measured
 from node import Node, finished
-from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.journal import layout
-from otel_ddp.journal.parser import Steps
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure
 from otel_ddp.torch.steps.group_calls import GroupCalls
 
@@ -180,13 +177,8 @@ def on_ranks() -> dict[tuple[str, int], list[StepFacts]]:
         OTEL_DDP_AGENT="off", PYTHONPATH=os.pathsep.join(map(str, Path(__file__).parents[1:3]))
     ) as node:
         finished(node.torchrun(RANKS, __file__))
-        for path in node.place.journals():
-            with closing(JournalReader(path)) as reader:
-                stream = StepStream(reader.created_ns, reader.names)
-                records = [each for each in reader.read() if isinstance(each, Steps)]
-                steps = [step for each in records for step in stream.feed(each)]
-                key = reader.identity["group"], reader.identity["global_rank"]
-            found[key] = facts_of(steps)
+        for each in Here(node.place.directory).read():
+            found[each.identity["group"], each.identity["global_rank"]] = facts_of(each.steps)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from typing import Any
 from weakref import ref
@@ -70,24 +69,6 @@ def test_a_module_that_is_wrapped_again_and_again_has_one_hook(place: Here, alon
     assert hooks(inner) == 0
     otel_ddp.finish()
     assert place.only().total(catalog.TRAINING_STEPS) == 5
-
-
-def test_copies_that_are_trained_in_their_turn_have_hooks_once(place: Here) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    generations = [model]
-    for _ in range(4):
-        generations.append(copy.deepcopy(generations[-1]))
-        otel_ddp.instrument(generations[-1])
-        train(generations[-1])
-
-    # Two hooks, one given keyword arguments, and one that is always called.
-    assert [hooks(each) for each in generations] == [4] * 5
-    otel_ddp.uninstrument()
-    assert [hooks(each) for each in generations] == [0] * 5
-    otel_ddp.finish()
-    found = place.only()
-    assert (found.total(catalog.TRAINING_STEPS), found.total(catalog.TRAINING_SAMPLES)) == (4, 32)
 
 
 def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None:

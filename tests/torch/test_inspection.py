@@ -15,6 +15,7 @@ from otel_ddp.torch.steps.watched_model import workload
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
+EDGES = torch.ones(2, 300, dtype=torch.long)
 
 
 def never(*_: Any, **__: Any) -> NoReturn:
@@ -103,9 +104,22 @@ def test_a_loss_is_found_among_very_many_values(wrap: Callable[[Any], Any]) -> N
         ([{"input_ids": WORDS, "attention_mask": WORDS}, UserDict(input_ids=WORDS)], (2, 20)),
         ([{"pixels": INPUT}, {"input_ids": WORDS}], (8, 10)),
         ([], (0, 0)),
+        # Beside fractions, whole numbers are tokens by name alone.
+        ({"x": INPUT, "edge_index": EDGES}, (8, 0)),
+        ({"x": INPUT, "labels": WORDS}, (8, 0)),
+        ({"mask": INPUT, "input_ids": WORDS}, (2, 10)),
+        ({"input_ids": WORDS.flatten(), "cu_seqlens": torch.ones(3).int()}, (0, 10)),
+        (WORDS.flatten(), (10, 0)),
     ],
 )
 def test_only_integers_are_tokens(batch: Any, counted: tuple[int, int]) -> None:
     assert workload((batch,), {}) == counted
     assert workload((batch, 1), {}) == counted
     assert workload((), {"batch": batch}) == counted
+
+
+def test_what_a_batch_is_made_of_may_come_as_several_arguments() -> None:
+    assert workload((INPUT, torch.ones(8, 20, dtype=torch.long)), {}) == (8, 0)
+    assert workload((EDGES, INPUT), {}) == (8, 0)
+    assert workload((WORDS, WORDS), {}) == (2, 10)
+    assert workload((WORDS, torch.ones(2)), {"tokens": WORDS[:1]}) == (1, 5)

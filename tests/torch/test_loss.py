@@ -33,15 +33,19 @@ def learnt(
     place: Here, steps: int, loss_of: Callable[[], torch.Tensor], *optimizers: SGD
 ) -> tuple[Journal, dict[int, float]]:
     """Train for so many steps and end the run; its journal, and the loss of each step."""
-    seen = {}
+    seen, made = {}, []
     for step in range(1, steps + 1):
         loss = loss_of()
+        made.append(weakref.ref(loss))
         seen[step] = float(loss.detach())
         loss.backward(torch.ones_like(loss))
         # What a loop does to its loss later is not our loss.
         loss.detach().zero_()
         for optimizer in optimizers:
             optimizer.step()
+    del loss
+    # What was read holds no graph.
+    assert [each() for each in made] == [None] * steps
     otel_ddp.finish()
     return place.only(), seen
 
@@ -63,66 +67,9 @@ class Returns(nn.Linear):
         return self.make(self.logits, self.loss)
 
 
-class Temperature(nn.Linear):
-    """Returns its logits and, as CLIP does, by how much they are to be multiplied."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 1)
-        self.log_scale = nn.Parameter(torch.tensor(3.0))
-
-    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().forward(inputs), self.log_scale.exp()
-
-
-def part() -> nn.Module:
-    """Returns its logits and a number, which may be a part of the loss."""
-    return Returns(lambda logits, loss: (logits, loss))
-
-
-@pytest.mark.parametrize(
-    ("made", "root_of"),
-    [
-        # The mean of two losses, each of which uses the temperature.
-        (Temperature, lambda logits, scale: ((logits * scale).mean() + scale.square()) / 2),
-        # A VQ-VAE and a mixture of experts.
-        (part, lambda logits, number: logits.abs().mean() + number),
-        (part, lambda logits, number: logits.abs().mean() + 0.01 * number),
-        (part, lambda logits, number: -number),
-        (part, lambda logits, number: number),
-    ],
-)
-def test_the_loss_is_what_backward_begins_at_whatever_the_model_returns(
-    place: Here, made: Any, root_of: Any
-) -> None:
-    model = made()
-    optimizer = SGD(model.parameters(), lr=0.001)
-    otel_ddp.instrument(model)
-
-    seen, freed = {}, []
-    for step in range(1, 5):
-        returned = model(INPUT)
-        root = root_of(*returned)
-        seen[step] = float(root.detach())
-        root.backward(retain_graph=True)
-        optimizer.step()
-        freed.append(weakref.ref(returned[0]))
-    del returned, root
-    model.loss = model.logits = None
-    otel_ddp.finish()
-
-    assert losses(place.only()) == only(seen, 2, 3, 4)
-    # What was read holds no graph.
-    assert [each() for each in freed] == [None] * 4
-
-
 def losses(journal: Journal) -> dict[int | None, float]:
     """Those that were read, by step."""
-    return {
-        call.step: value
-        for call in journal.calls
-        for number, value in call.values
-        if journal.names[number].text == "loss"
-    }
+    return journal.curves.get("loss", {})
 
 
 def watched(wrap: Callable[[nn.Module], nn.Module] | None = None) -> tuple[nn.Module, SGD]:

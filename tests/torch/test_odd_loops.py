@@ -198,16 +198,6 @@ def test_each_time_a_model_is_given_it_may_have_an_optimizer_of_its_own(
     assert totals(place)["training.steps"] == 9
 
 
-def norms(place: Here) -> dict[int | None, float]:
-    journal = place.only()
-    return {
-        call.step: value
-        for call in journal.calls
-        for number, value in call.values
-        if journal.names[number].text == "grad_norm"
-    }
-
-
 @pytest.mark.parametrize(
     "step", [lambda optimizer, each: optimizer.step(each), lambda o, each: o.step(closure=each)]
 )
@@ -225,7 +215,7 @@ def test_gradients_that_a_closure_brings_are_those_of_its_step(place: Here, step
         step(optimizer, partial(closure, float(number)))
     otel_ddp.finish()
 
-    assert norms(place) == pytest.approx({2: 16 * 5**0.5, 3: 24 * 5**0.5})
+    assert place.only().curves["grad_norm"] == pytest.approx({2: 16 * 5**0.5, 3: 24 * 5**0.5})
 
 
 @pytest.mark.parametrize("by_name", [False, True])

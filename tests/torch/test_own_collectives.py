@@ -90,61 +90,55 @@ class Ddp(DistributedDataParallel):
 
 
 TWO_BUCKETS = {"bucket_sizes": "8", "rebuilt_bucket_sizes": "4, 4", "find_unused_parameters": 0}
+UNUSED_PARAMETERS = {**TWO_BUCKETS, "find_unused_parameters": 1}
+
+
+def once(known: Any, group: object) -> list[nn.Module]:
+    return [Ddp(group, known)]
+
+
+def nested_and_by_itself(known: Any, group: object) -> list[nn.Module]:
+    part = Ddp(group, known)
+    return [nn.ModuleList([nn.ModuleList([part])]), part]
+
+
+def two_on_one_group(known: Any, group: object) -> list[nn.Module]:
+    return [Ddp(group, known), Ddp(group, known)]
 
 
 @pytest.mark.parametrize(
-    ("known", "counted", "own"),
+    ("models", "known", "counted", "own"),
     [
-        (TWO_BUCKETS, {"forward": 3, "backward": 5}, ["backward", "forward"]),
-        (TWO_BUCKETS, {"forward": 3, "backward": 2}, ["forward"]),
+        (once, TWO_BUCKETS, {"forward": 3, "backward": 5}, ["backward", "forward"]),
+        (once, TWO_BUCKETS, {"forward": 3, "backward": 2}, ["forward"]),
         # A contrastive loss that gathers: its gradients are gathered too.
-        (TWO_BUCKETS, {"other": 1, "backward": 3}, ["backward", "other"]),
+        (once, TWO_BUCKETS, {"other": 1, "backward": 3}, ["backward", "other"]),
         # An average of the loss.
-        (TWO_BUCKETS, {"other": 1, "backward": 2}, ["other"]),
+        (once, TWO_BUCKETS, {"other": 1, "backward": 2}, ["other"]),
         # Two passes through one model, and DDP's buffers.
-        (TWO_BUCKETS, {"comm_wait": 2, "backward": 4}, []),
-        ({**TWO_BUCKETS, "find_unused_parameters": 1}, {"other": 1, "backward": 3}, ["other"]),
-        ({"bucket_sizes": "8"}, {"other": 1, "backward": 1}, ["other"]),
-        (None, {"forward": 1, "backward": 1}, ["backward", "forward"]),
-        (None, {"backward": 1}, []),
+        (once, TWO_BUCKETS, {"comm_wait": 2, "backward": 4}, []),
+        (once, UNUSED_PARAMETERS, {"other": 1, "backward": 3}, ["other"]),
+        (once, {"bucket_sizes": "8"}, {"other": 1, "backward": 1}, ["other"]),
+        (once, None, {"forward": 1, "backward": 1}, ["backward", "forward"]),
+        (once, None, {"backward": 1}, []),
+        (nested_and_by_itself, TWO_BUCKETS, {"other": 1, "backward": 2}, ["other"]),
+        (nested_and_by_itself, TWO_BUCKETS, {"other": 1, "backward": 3}, ["backward", "other"]),
+        (two_on_one_group, TWO_BUCKETS, {"other": 1, "backward": 4}, ["other"]),
     ],
 )
 def test_where_ddps_group_has_other_collectives_backward_is_not_excused(
-    known: Any, counted: dict[str, int], own: list[str], monkeypatch: pytest.MonkeyPatch
+    models: Callable[[Any, object], list[nn.Module]],
+    known: Any,
+    counted: dict[str, int],
+    own: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group, total = object(), 0
     monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})
     found = OwnCollectives()
-    found.begin([Ddp(group, known)])
+    found.begin(models(known, group))
     for phase, count in counted.items():
         total += count
         found.phase_ended(phase)
 
     assert found.end() == own
-
-
-@pytest.mark.parametrize(("counted", "own"), [(2, ["other"]), (3, ["backward", "other"])])
-def test_a_ddp_inside_of_another_module_is_found_and_counts_once(
-    counted: int, own: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group, total = object(), 0
-    monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})
-    found, part = OwnCollectives(), Ddp(group, TWO_BUCKETS)
-    found.begin([nn.ModuleList([nn.ModuleList([part])]), part])
-    for phase, count in {"other": 1, "backward": counted}.items():
-        total += count
-        found.phase_ended(phase)
-
-    assert found.end() == own
-
-
-def test_ddps_on_one_group_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, total = object(), 0
-    monkeypatch.setattr(collectives, "_counts", lambda: {id(group): total})
-    found = OwnCollectives()
-    found.begin([Ddp(group, TWO_BUCKETS), Ddp(group, TWO_BUCKETS)])
-    for phase, count in {"other": 1, "backward": 4}.items():
-        total += count
-        found.phase_ended(phase)
-
-    assert found.end() == ["other"]

@@ -17,14 +17,11 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
 import otel_ddp
-from conftest import Here
+from conftest import Here, Journal
 from loops import train
 from node import Node, finished, until
-from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.journal.parser import Steps
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure
 from otel_ddp.torch.profile_window import activities
 
@@ -82,11 +79,7 @@ class Training:
         """All steps that the journal has."""
         assert self.run._records is not None
         self.run._records.progress.flush()
-        reader = JournalReader(self.journal)
-        stream = StepStream(reader.created_ns)
-        records = [each for each in reader.read() if isinstance(each, Steps)]
-        reader.close()
-        return [step for record in records for step in stream.feed(record)]
+        return Journal(self.journal).steps
 
 
 @pytest.fixture

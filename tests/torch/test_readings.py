@@ -22,7 +22,7 @@ from conftest import Here, Journal
 from measured import Measured
 from otel_ddp.torch import inspection, measure
 from otel_ddp.torch.readings import between_steps
-from otel_ddp.torch.steps.watched_model import shares_its_batch, workload
+from otel_ddp.torch.steps.watched_model import shares_its_batch
 from otel_ddp.vocabulary import catalog
 
 pytestmark = pytest.mark.timed
@@ -78,16 +78,6 @@ def train(model: nn.Module, steps: int = 6, scaler: Any = None, first: int = 1) 
     return seen
 
 
-def written(place: Here) -> dict[str, dict[int, float]]:
-    """The logged points: name, step, value."""
-    journal = place.only()
-    found: dict[str, dict[int, float]] = {}
-    for call in journal.calls:
-        for number, value in call.values:
-            found.setdefault(journal.names[number].text, {})[call.step] = value
-    return found
-
-
 def test_a_loss_that_is_divided_by_what_others_did_as_well_is_none(place: Here) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
 
@@ -104,7 +94,7 @@ def test_a_loss_that_is_divided_by_what_others_did_as_well_is_none(place: Here) 
     otel_ddp.finish()
 
     # Asked for after each step, and taken from the next forward.
-    assert written(place)["loss"].keys() == {3, 4}
+    assert place.only().curves["loss"].keys() == {3, 4}
 
 
 def test_what_is_read_is_that_of_its_step(place: Here) -> None:
@@ -116,7 +106,7 @@ def test_what_is_read_is_that_of_its_step(place: Here) -> None:
     seen = train(model, 9, scaler)
     otel_ddp.finish()
 
-    found = written(place)
+    found = place.only().curves
     assert found.keys() == {"learning_rate", "grad_norm", "loss_scale"}
     # The first step is flushed, and every third is sampled; more only where a quarter of a second
     # has gone by.
@@ -152,13 +142,9 @@ def test_what_changes_slowly_is_read_at_each_flush_and_then_once_a_second(
     tenths_of_a_second(measured, Loss(4, 1), 120)
 
     journal = Journal(measured.recorder.writer.path)
-    read: dict[str, list[int]] = {}
-    for call in journal.calls:
-        for number, _ in call.values:
-            read.setdefault(journal.names[number].text, []).append(call.step)
-    assert read["learning_rate"] == [*range(1, 60, 3), *range(70, 120, 12)]
+    assert journal.steps_of("learning_rate") == [*range(1, 60, 3), *range(70, 120, 12)]
     # The loss is that of the step after each flush: the one in which it is lost has to be known.
-    assert read["loss"] == [*range(2, 118, 3)]
+    assert journal.steps_of("loss") == [*range(2, 118, 3)]
 
 
 def test_a_backward_is_looked_up_once_for_each_loss(
@@ -184,7 +170,7 @@ def test_a_short_training_has_a_norm_of_its_gradients(place: Here) -> None:
     train(model, 40)
     otel_ddp.finish()
 
-    assert written(place)["grad_norm"].keys() == {34}
+    assert place.only().curves["grad_norm"].keys() == {34}
 
 
 def test_what_ranks_have_in_common_is_recorded_by_rank_0(place: Here) -> None:
@@ -197,7 +183,7 @@ def test_what_ranks_have_in_common_is_recorded_by_rank_0(place: Here) -> None:
     train(model, 3)
     otel_ddp.finish()
 
-    assert written(place).keys() == {"loss"}
+    assert place.only().curves.keys() == {"loss"}
 
 
 def test_a_name_that_the_user_logs_is_the_users(place: Here) -> None:
@@ -248,29 +234,6 @@ def test_flops_are_taken_from_parameters_and_tokens(place: Here) -> None:
     # A lookup multiplies nothing.
     assert flops(place) == {"6pt": 6 * (4 * 3 + 3) * WORDS.numel() * 5}
     assert place.only().facts["precision"] == "float32"
-
-
-EDGES = torch.ones(2, 300, dtype=torch.long)
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "expected"),
-    [
-        ((INPUT, torch.ones(8, 20, dtype=torch.long)), {}, (8, 0)),
-        ((EDGES, INPUT), {}, (8, 0)),
-        ((), {"x": INPUT, "edge_index": EDGES}, (8, 0)),
-        (({"x": INPUT, "labels": WORDS},), {}, (8, 0)),
-        ((WORDS, WORDS), {}, (2, 10)),
-        ((WORDS, torch.ones(2)), {"tokens": WORDS[:1]}, (1, 5)),
-        ((), {"mask": INPUT, "input_ids": WORDS}, (2, 10)),
-        ((), {"input_ids": WORDS.flatten(), "cu_seqlens": torch.ones(3).int()}, (0, 10)),
-        ((WORDS.flatten(),), {}, (10, 0)),
-    ],
-)
-def test_whole_numbers_beside_fractions_are_tokens_by_name_alone(
-    args: Any, kwargs: Any, expected: tuple[int, int]
-) -> None:
-    assert workload(args, kwargs) == expected
 
 
 def test_packed_sequences_have_tokens_and_no_samples(place: Here) -> None:
@@ -352,21 +315,17 @@ def test_ranks_that_share_a_batch_tell_no_samples_of_their_own(
     assert found == {"samples", "tokens", *(("flops",) if given is None else ())}
 
 
-def test_stages_of_a_pipeline_tell_no_samples_of_their_own(place: Here) -> None:
+def test_stages_of_a_pipeline_tell_no_samples_of_their_own(place: Here, alone: None) -> None:
     pipelining = pytest.importorskip("torch.distributed.pipelining")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = mlp()
-        otel_ddp.instrument(model)
-        stage = pipelining.PipelineStage(model, 0, 1, torch.device("cpu"))
-        schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=lambda output, _: output.sum())
-        optimizer = SGD(model.parameters(), lr=0.1)
-        for _ in range(4):
-            schedule.step(INPUT, target=torch.ones(8, 1))
-            optimizer.step()
-        otel_ddp.finish()
-    finally:
-        dist.destroy_process_group()
+    model = mlp()
+    otel_ddp.instrument(model)
+    stage = pipelining.PipelineStage(model, 0, 1, torch.device("cpu"))
+    schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=lambda output, _: output.sum())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        schedule.step(INPUT, target=torch.ones(8, 1))
+        optimizer.step()
+    otel_ddp.finish()
 
     journal = place.only()
     assert journal.total(catalog.TRAINING_MICRO_BATCHES) >= 8

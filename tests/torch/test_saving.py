@@ -81,6 +81,13 @@ def test_a_model_that_is_watched_can_be_traced(model: nn.Module) -> None:
     assert torch.equal(model(INPUT), traced(INPUT))
 
 
+@newer_torch("export of a model with hooks")
+def test_a_model_that_is_watched_can_be_exported(model: nn.Module) -> None:
+    exported = torch.export.export(model, (INPUT,)).module()
+
+    assert torch.equal(model(INPUT), exported(INPUT))
+
+
 class CopiesItself(nn.Linear):
     """As classes that set up what they have copied: of all attributes, our hooks too."""
 

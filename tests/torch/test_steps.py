@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
 import os
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +14,15 @@ from torch import nn
 from torch.optim import SGD
 
 import otel_ddp
-from conftest import Journal
-from extras import newer_torch
+from conftest import Here
 from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train, watched
 from otel_ddp import errors
-from otel_ddp.agent.reading.steps import StepStream
-from otel_ddp.journal.parser import Steps
-from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import models
 
 pytestmark = pytest.mark.timed
 
 
-def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> None:
+def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Here) -> None:
     model, optimizer = watched()
     # Within much less than the quarter of a second after which the course of the steps is written.
     train(model, optimizer, steps=6)
@@ -41,29 +33,8 @@ def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> Non
     assert found["training.steps"] == 6
 
 
-@newer_torch("export of a model with hooks")
-def test_copies_of_a_model_are_not_counted_and_models_stay_what_they_were(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model, optimizer = watched()
-    otel_ddp.instrument(model)
-    average = copy.deepcopy(model)
-    file = io.BytesIO()
-
-    torch.save(model, file)
-    average(INPUT)
-    torch.export.export(model, (INPUT,))
-    train(model, optimizer)
-
-    file.seek(0)
-    torch.load(file, weights_only=False)(INPUT)
-    assert set(model.state_dict()) == {"weight", "bias"}
-    assert totals(place)["training.steps"] == 3
-    assert totals(place)["training.samples"] == 24
-
-
 def test_a_forked_child_that_trains_writes_nothing_into_its_parents_journal(
-    run: otel_ddp.Run, place: Place
+    run: otel_ddp.Run, place: Here
 ) -> None:
     model, optimizer = watched()
     train(model, optimizer, 2)
@@ -83,7 +54,7 @@ def test_a_forked_child_that_trains_writes_nothing_into_its_parents_journal(
     assert totals(place)["training.steps"] == 3
 
 
-def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> None:
+def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Here) -> None:
     from torch.optim import optimizer as optimizers
     from torch.utils.data import dataloader
 
@@ -104,7 +75,7 @@ def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> 
 
 def test_a_hook_that_keeps_failing_switches_itself_off(
     run: otel_ddp.Run,
-    place: Place,
+    place: Here,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -123,14 +94,14 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
     assert totals(place)["otel_ddp.hook.errors"] == 3
 
 
-def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Place) -> None:
+def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Here) -> None:
     model, optimizer = watched()
 
     train(model, optimizer, 2)
-    counted = Journal(place.journals()[0]).progress.step
+    counted = place.only().progress.step
     run.log({"loss": 1.0}, step=1000)
     train(model, optimizer, 3)
-    after = Journal(place.journals()[0]).progress.step
+    after = place.only().progress.step
     model(INPUT).sum().backward()
     run.log({"loss": 1.0}, step=2000)
     optimizer.step()
@@ -138,7 +109,7 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
     assert counted == 2
     # Logged between two steps it is the number of the one before, logged within one it is its own.
     assert after == 1003
-    assert Journal(place.journals()[0]).progress.step == 2000
+    assert place.only().progress.step == 2000
 
 
 @pytest.mark.parametrize(
@@ -152,7 +123,7 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
 )
 def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
     run: otel_ddp.Run,
-    place: Place,
+    place: Here,
     before: list[int],
     during: list[int | None],
     told: list[int | None],
@@ -165,10 +136,7 @@ def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
         run.log({"loss": 1.0}, step=logged)
     run.finish()
 
-    with closing(JournalReader(place.journals()[0])) as reader:
-        stream = StepStream(reader.created_ns)
-        records = [each for each in reader.read() if isinstance(each, Steps)]
-        found = [step for each in records for step in stream.feed(each)]
+    found = place.only().steps
     assert [(each.number, each.logged) for each in found] == [*zip((1, 2, 3), told, strict=True)]
 
 
@@ -187,13 +155,13 @@ def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
     ],
 )
 def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
-    run: otel_ddp.Run, place: Place, value: Any, logged: list[str], shown: list[int]
+    run: otel_ddp.Run, place: Here, value: Any, logged: list[str], shown: list[int]
 ) -> None:
     model, optimizer = watched()
     seen = []
     for call in (*logged, ""):
         train(model, optimizer, 1)
-        seen.append(Journal(place.journals()[0]).progress.step)
+        seen.append(place.only().progress.step)
         if call:
             name, step, split = [*call.split(), None][:3]
             run.log({name: value}, step=int(step or 0), split=split)
@@ -203,7 +171,7 @@ def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
 
 @pytest.mark.parametrize("most_words", [7, 1000])
 def test_each_step_tells_what_it_worked_on(
-    most_words: int, run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
+    most_words: int, run: otel_ddp.Run, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from otel_ddp.recording import documents
 
@@ -214,16 +182,11 @@ def test_each_step_tells_what_it_worked_on(
     assert run._records is not None
     run._records.progress.flush()
 
-    with closing(JournalReader(place.journals()[0])) as reader:
-        stream = StepStream(reader.created_ns)
-        pieces = [each for each in reader.read() if isinstance(each, Steps)]
-        steps = [step for piece in pieces for step in stream.feed(piece)]
-
-    assert [(step.number, step.work) for step in steps] == [(1, 8), (2, 8), (3, 8)]
+    assert [(step.number, step.work) for step in place.only().steps] == [(1, 8), (2, 8), (3, 8)]
 
 
 def test_an_interrupted_forward_ends_where_the_next_thing_begins(
-    run: otel_ddp.Run, place: Place
+    run: otel_ddp.Run, place: Here
 ) -> None:
     interrupted = False
 
@@ -246,7 +209,7 @@ def test_an_interrupted_forward_ends_where_the_next_thing_begins(
 
     found = totals(place)
     assert found["training.micro_batches"] == 4
-    assert Journal(place.journals()[0]).phase == "other"
+    assert place.only().phase == "other"
 
 
 def test_a_parameter_that_is_returned_keeps_no_hook(run: otel_ddp.Run) -> None:
@@ -263,7 +226,7 @@ def test_a_parameter_that_is_returned_keeps_no_hook(run: otel_ddp.Run) -> None:
 
 
 def test_of_several_outputs_of_one_operation_any_leads_to_backward(
-    run: otel_ddp.Run, place: Place
+    run: otel_ddp.Run, place: Here
 ) -> None:
     class Parts(nn.Module):
         def __init__(self) -> None:
@@ -286,7 +249,7 @@ def test_of_several_outputs_of_one_operation_any_leads_to_backward(
 
 
 def test_an_evaluation_without_steps_is_recorded_in_time(
-    run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
+    run: otel_ddp.Run, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from otel_ddp.recording import progress
 
@@ -305,7 +268,7 @@ def test_an_evaluation_without_steps_is_recorded_in_time(
 def test_an_older_torch_gets_a_warning_and_no_hooks(
     version: str,
     run: otel_ddp.Run,
-    place: Place,
+    place: Here,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -322,7 +285,7 @@ def test_an_older_torch_gets_a_warning_and_no_hooks(
     assert version in said
     assert not model._forward_hooks
     assert "training.steps" not in totals(place)
-    assert Journal(place.journals()[0]).points == [("loss", 1.0)]
+    assert place.only().points == [("loss", 1.0)]
 
 
 def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
@@ -336,7 +299,7 @@ def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
 
 @pytest.mark.parametrize("trains", [False, True], ids=["an actor", "a second trainer"])
 def test_what_another_thread_does_amid_a_step_is_no_part_of_it(
-    run: otel_ddp.Run, place: Place, trains: bool
+    run: otel_ddp.Run, place: Here, trains: bool
 ) -> None:
     model, optimizer = watched(Slow())
     other, others = watched(Slow())
@@ -372,7 +335,7 @@ def test_what_another_thread_does_amid_a_step_is_no_part_of_it(
     assert phase(place, "backward") >= (8 + inside) * PAUSE_S
 
 
-def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place: Place) -> None:
+def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place: Here) -> None:
     model = Slow().eval()
     otel_ddp.instrument(model)
     came, go = threading.Event(), threading.Event()
@@ -400,4 +363,4 @@ def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place:
     found = totals(place)
     assert found["training.steps"] == found["training.micro_batches"] == 3
     assert phase(place, "forward") >= 3 * PAUSE_S
-    assert Journal(place.journals()[0]).phase == "other"
+    assert place.only().phase == "other"

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
-from conftest import Here, Journal
+from conftest import Here
 from loops import INPUT, watched
 from otel_ddp.journal.parser import Document
 
@@ -41,11 +41,12 @@ def test_a_value_has_the_step_that_it_was_logged_in_or_after(
             run.log({"val_loss": model(INPUT).sum()})
     run.event("done")
 
-    seen = logged(place.only())
-    assert seen["in forward"] == seen["before"] == seen["after"] == [1, 2, 3, 4]
-    assert seen["of the epoch"] == seen["val_loss"] == [2, 4]
+    seen = place.only()
+    for name in ("in forward", "before", "after"):
+        assert seen.steps_of(name) == [1, 2, 3, 4]
+    assert seen.steps_of("of the epoch") == seen.steps_of("val_loss") == [2, 4]
     # Nothing had been trained yet.
-    assert seen["layers"] == [0, 1, 2]
+    assert seen.steps_of("layers") == [0, 1, 2]
     assert place.only().events["done"]["step"] == 4
 
 
@@ -90,7 +91,7 @@ def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
         if micro_batch % 2:
             optimizer.step()
 
-    assert logged(place.only())["loss"] == [1, 1, 2, 2, 3, 3]
+    assert place.only().steps_of("loss") == [1, 1, 2, 2, 3, 3]
 
 
 class Inheriting(torch.amp.GradScaler):
@@ -112,7 +113,7 @@ def test_a_value_after_a_step_that_the_scaler_left_out_has_the_step_it_was_logge
         scaler.update()
         optimizer.zero_grad()
 
-    assert logged(place.only())["before"] == [1, 2, 3, 4]
+    assert place.only().steps_of("before") == [1, 2, 3, 4]
 
 
 def test_where_no_optimizer_steps_each_backward_is_a_step(run: otel_ddp.Run, place: Here) -> None:
@@ -125,9 +126,9 @@ def test_where_no_optimizer_steps_each_backward_is_a_step(run: otel_ddp.Run, pla
         run.log({"loss": loss})
     run.log({"val_loss": loss})
 
-    seen = logged(place.only())
-    assert seen["loss"] == [*[1] * 64, *range(65, 101)]
-    assert seen["val_loss"] == [100]
+    seen = place.only()
+    assert seen.steps_of("loss") == [*[1] * 64, *range(65, 101)]
+    assert seen.steps_of("val_loss") == [100]
 
 
 def resumed(model: nn.Module, state: dict[str, Any] | None) -> AdamW:
@@ -156,8 +157,8 @@ def test_a_resumed_run_goes_on_from_what_its_optimizer_has_counted(place: Here) 
         state = optimizer.state_dict()
 
     first, second = sorted(place.read(), key=lambda each: each.calls[0].time_ns)
-    assert logged(first)["loss"] == [1, 2, 3]
-    assert logged(second)["loss"] == [4, 5, 6]
+    assert first.steps_of("loss") == [1, 2, 3]
+    assert second.steps_of("loss") == [4, 5, 6]
     assert second.progress.step == 6
 
 
@@ -170,13 +171,4 @@ def test_a_resumed_run_goes_on_from_the_step_that_the_user_names(
     run.log({"resumed": 1.0}, step=500)
     trained(run, model, optimizer, 2)
 
-    assert logged(place.only())["loss"] == [1, 2, 501, 502]
-
-
-def logged(journal: Journal) -> dict[str, list[int | None]]:
-    """The steps of each name that was logged."""
-    steps: dict[str, list[int | None]] = {}
-    for call in journal.calls:
-        for number, _ in call.values:
-            steps.setdefault(journal.names[number].text, []).append(call.step)
-    return steps
+    assert place.only().steps_of("loss") == [1, 2, 501, 502]

@@ -716,11 +716,7 @@ def weights(trained: Any) -> list[torch.Tensor]:
 
 def check(style: Style, journal: Journal) -> None:
     """What the journal says is what the style is expected to give."""
-    totals = {
-        "/".join((total.metric, *total.attributes.values())): total.values[0]
-        for total in journal.all_totals
-        if total.values[0]
-    }
+    totals = {name: value for name, value in journal.totals.items() if value}
     spent = {name.split("/")[1] for name in totals if name.startswith("training.phase.time/")}
     if "training.phase.time/comm_wait/host/buffers" in totals:
         spent.add("buffers")
