@@ -88,6 +88,7 @@ def test_phases_and_states_keep_their_codes() -> None:
         "eval": 7,
         "compile": 8,
         "unmeasured": 9,
+        "graph": 10,
     }
     assert STATES == {
         "starting": 0,

@@ -21,6 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from graph_hooks import NAMES as GRAPH_HOOKS
+from graph_hooks import GraphHooks
+
 NAME = "sim"
 COLLECTIVES = "simccl"
 """The backend of its process groups."""
@@ -138,24 +141,44 @@ def _events(native: ModuleType, *, keep_lock: bool) -> type[torch.Event]:
     return Event if keep_lock else UnlockedEvent
 
 
+class _Graph:
+    """As torch.cuda.CUDAGraph."""
+
+    def __init__(self, native: ModuleType, hooks: GraphHooks) -> None:
+        self.native, self.hooks = native.Graph(), hooks
+
+    def replay(self) -> None:
+        self.hooks.run("replay_start", self)
+        try:
+            self.native.replay()
+        finally:
+            self.hooks.run("replay_end", self)
+
+
 @contextmanager
-def _graph(native: ModuleType, graph: Any) -> Iterator[None]:
+def _graph(native: ModuleType, graph: _Graph) -> Iterator[None]:
     """As torch.cuda.graph: what is launched within is captured, and runs with each replay."""
     getattr(torch, NAME).synchronize()
-    graph.capture()
+    graph.native.capture()
+    graph.hooks.run("capture_start", graph)
     try:
         yield
     finally:
         native.end_capture()
+        graph.hooks.run("capture_end", graph)
 
 
 def _module(native: ModuleType, event: type[torch.Event], devices: int) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
+    hooks = GraphHooks()
+    for name in GRAPH_HOOKS:
+        setattr(torch.cuda.graphs, f"register_graph_{name}_hook", partial(hooks.register, name))
+    torch.cuda.is_current_stream_capturing = native.is_capturing
     accelerator = torch.accelerator
     found = {
         "Event": event,
-        "Graph": native.Graph,
+        "Graph": partial(_Graph, native, hooks),
         "Stream": torch.Stream,
         "busy": native.busy,
         "counts": native.counts,

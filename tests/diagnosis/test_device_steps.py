@@ -47,8 +47,8 @@ def test_what_a_step_was_the_host_says_and_how_long_it_took_the_device() -> None
     assert (found.number, found.work, found.unusual, found.garbage_ns) == (7, 512, True, 9)
     assert found.took_ns == pytest.approx(100.1 * MS)
     assert found.wait_ns == 15 * MS
-    assert found.phases_ns == (100_000, 25 * MS, 50 * MS, 10 * MS, 0)
-    assert found.paced_ns == (100_000, 0, 0, 0, 0)
+    assert found.phases_ns == (100_000, 25 * MS, 50 * MS, 10 * MS, 0, 0)
+    assert found.paced_ns == (100_000, 0, 0, 0, 0, 0)
     assert found.ended_ns == host.ended_ns + 30 * MS
 
 

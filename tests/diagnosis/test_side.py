@@ -26,7 +26,7 @@ def step(
     """
     host_ns = [round(host_ms * MS) * (each == phase) for each in WORK_PHASES]
     host_ns[WORK_PHASES.index("other")] += round(waits_ms * MS)
-    on_device = {"paced_ns": (0, 0, 0, 0, 0), "behind_ns": round(behind_ms * MS)}
+    on_device = {"paced_ns": (0,) * len(WORK_PHASES), "behind_ns": round(behind_ms * MS)}
     return step_facts(1, 0, {phase: device_ms}, 100, host_ns=tuple(host_ns), **on_device)
 
 

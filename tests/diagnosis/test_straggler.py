@@ -53,7 +53,8 @@ def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
 
     assert (facts.number, facts.took_ns, facts.work, facts.unusual) == (7, 100 * MS, 5, False)
     assert facts.wait_ns == 35 * MS
-    assert by_word(facts) == {"data": 10, "forward": 30, "backward": 0, "optimizer": 25, "other": 0}
+    spent = {"data": 10, "forward": 30, "optimizer": 25}
+    assert by_word(facts) == {**dict.fromkeys(WORK_PHASES, 0), **spent}
     assert facts.unusual_ns == {}
 
 

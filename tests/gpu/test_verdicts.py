@@ -110,8 +110,6 @@ class Even(NamedTuple):
     steps: int = 200
     why: str = ""
     """Why they are not compared, if they are not."""
-    meanwhile: tuple[str, ...] = ()
-    """One of these is why in a part of the steps, which lasts until that was seen."""
     boards: int = 2
     """It takes so many: of two ranks that share one, one is late by turns."""
 
@@ -123,15 +121,8 @@ EVEN = {
     "micro-batches": Even({"all": {**STEADY, "micro_batches": 4}}),
     "two devices a rank": Even({"all": {**STEADY, "devices": 2}}, boards=4),
     "sharded": Even({"all": {"spread": "fsdp2"}}, why=UNKNOWN_WAITS, boards=1),
-    # Hooks see the steps before and after, and none of those that are replayed. Whether one before
-    # them was timed by the device's clock is chance.
-    "captured": Even(
-        {"all": {"spread": "captured"}},
-        650,
-        UNKNOWN_WAITS,
-        ("no step yet that the device's clock has timed", UNKNOWN_WAITS),
-        boards=1,
-    ),
+    # The steps before it are not replayed, and those after are.
+    "captured": Even({"all": {"spread": "captured"}}, 650, UNKNOWN_WAITS, boards=1),
 }
 PLAYED = [
     name
@@ -157,8 +148,6 @@ class Seen(NamedTuple):
     watched: Watched
     records: list[tuple[Any, dict[str, str]]]
     points: list[Point]
-    reasons: set[tuple[str, str]]
-    """By scenario: why its ranks were not compared, as long as it was looked at."""
     devices: dict[tuple[str, str], dict[str, Any]]
     """What each program saw of its own device, by scenario and rank."""
 
@@ -177,7 +166,6 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    reasons: set[tuple[str, str]] = set()
     with Watched(PROGRAM, **MACHINE.env) as watched:
 
         def enough(name: str) -> bool:
@@ -187,9 +175,6 @@ def seen() -> Seen:
             if name in EVEN:
                 each = EVEN[name]
                 why = watched.node.insufficient(name)
-                reasons.add((name, why))
-                if any(words in why for words in each.meanwhile):
-                    (watched.node.root / f"{name}.meanwhile").touch()
                 logged = watched.node.series("training_scalar_step", run=name, name="loss")
                 more = min([step for _, step in logged], default=0) - each.steps
                 if each.why:
@@ -209,7 +194,7 @@ def seen() -> Seen:
             for each in SCENARIOS
             for rank in "01"
         }
-        return Seen(watched, records, watched.points(), reasons, devices)
+        return Seen(watched, records, watched.points(), devices)
 
 
 def skip_unless_played(name: str) -> None:
@@ -287,9 +272,6 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str, record_property: Re
         assert seen.told("training.steps", run=name, rank=rank) == {rank: steps}
     if name not in EVEN:
         return
-    if expected.meanwhile:
-        reasons = [why for run, why in seen.reasons if run == name]
-        assert any(words in why for words in expected.meanwhile for why in reasons)
     if expected.why:
         assert expected.why in why
     else:

@@ -214,8 +214,11 @@ def captured(step: Step, inputs: torch.Tensor) -> Callable[[torch.Tensor], torch
     graph = DEVICE.make_graph()
     with DEVICE.module.graph(graph):
         loss = step(inputs)
+    # Its launches were captured: they run with each replay.
+    step.calls -= 1
 
     def replay(_: torch.Tensor) -> torch.Tensor:
+        step.calls += 1
         graph.replay()
         return loss
 
@@ -229,14 +232,7 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     step: Callable[[torch.Tensor], torch.Tensor] = made
     run = otel_ddp.instrument(made.model, group="g", run=name) if settings.is_watched else None
     optimizer, measured = made.optimizer, made.measured
-    flag = torch.zeros(1, device=DEVICE.name)
-
-    def found_by_any(file: str) -> bool:
-        """Whether a rank sees this file: all ranks decide the same in the same step."""
-        flag.fill_(float((folder / file).exists()))
-        dist.all_reduce(flag)
-        return bool(flag.item())
-
+    enough = torch.zeros(1, device=DEVICE.name)
     settled: dict[str, int] = {}
     began_s = 0.0
     held = hold(settings.holds_bytes)
@@ -250,9 +246,6 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
             settled = DEVICE.waits()
             if settings.spread == "captured":
                 step = captured(made, inputs)
-        # It is replayed until the test has seen what is said of that.
-        if step is not made and not number % LOOKS_EVERY and found_by_any(f"{name}.meanwhile"):
-            step = made
         loss = step(inputs)
         if run is not None:
             run.log({"loss": loss}, step=number)
@@ -261,8 +254,12 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
         if settings.steps:
             if number == settings.steps:
                 break
-        elif not number % LOOKS_EVERY and found_by_any(f"{name}.enough"):
-            break
+        elif not number % LOOKS_EVERY:
+            # All ranks end together.
+            enough.fill_(float((folder / f"{name}.enough").exists()))
+            dist.all_reduce(enough)
+            if enough.item():
+                break
     took_s = time.monotonic() - began_s
     waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
     DEVICE.module.synchronize()

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from otel_ddp import files
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE_CODE, PHASES
 
-VERSION: Final = 1
+VERSION: Final = 2
 """SQLite's user_version. A reader refuses a later one."""
 # SQLite's application_id: "oddp".
 APPLICATION: Final = 0x6F646470

@@ -14,7 +14,7 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.torch import discovery, models, stack_answers, training_begins
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import data as data_hooks
-from otel_ddp.torch.hooks import garbage
+from otel_ddp.torch.hooks import garbage, graphs
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.hooks.called import Called
@@ -102,6 +102,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
         garbage.attach(stepper)
+        graphs.attach(stepper)
     stack_answers.start(
         progress.recorder.writer.path,
         lambda: progress.thread,
@@ -155,7 +156,7 @@ def _take_off(but_of_optimizers: bool = False) -> None:
         *ours,
         *(discovery.detach, model_hooks.detach, data_hooks.detach),
         *(() if but_of_optimizers else (optimizer_hooks.detach,)),
-        *(garbage.detach, compile_hooks.detach, stack_answers.stop),
+        *(garbage.detach, graphs.detach, compile_hooks.detach, stack_answers.stop),
     ):
         errors.contained()(act)()
     if current is not None:

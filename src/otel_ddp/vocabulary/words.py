@@ -48,6 +48,10 @@ _PHASES = (
     Phase("eval", 7, "unusual", "#37CAD3"),
     Phase("compile", 8, "unusual", "#9AA02C"),
     Phase("unmeasured", 9, "unmeasured", "#D8D8D8", "steps that were not measured"),
+    Phase(
+        *("graph", 10, "compute", "#3D71D9", "replaying a CUDA graph"),
+        "Look at what this rank's graph contains that the others' do not.",
+    ),
 )
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
 PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
@@ -56,7 +60,7 @@ PHASE_CODE = 0x3F
 _OF_CODE = {each.code: each.word for each in _PHASES}
 
 # In the order in which people think of a step: what its tables and sums go by.
-WORK_PHASES = ("data", "forward", "backward", "optimizer", "other")
+WORK_PHASES = ("data", "forward", "backward", "optimizer", "graph", "other")
 # Python's collections of garbage: they happen in any phase, and are none themselves.
 GARBAGE = "garbage"
 COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")

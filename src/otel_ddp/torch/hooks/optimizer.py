@@ -176,6 +176,10 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
         if stepper is None and _told is not None and not is_dynamo_compiling():
             _told()
         return
+    if stepper.captures():
+        if _owned(optimizer):
+            stepper.optimizer_captured(optimizer)
+        return
     if not stepper.measured and stepper.count_step(optimizer):
         return
     stepper.act("after the optimizer", _step_ended, optimizer, stepper)

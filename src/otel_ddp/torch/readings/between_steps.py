@@ -241,6 +241,7 @@ class Readings:
             or not self._warned
             or (clock_failed and not self._known.get("device_clock"))
             or stepper.group_calls.noted != ("calls" in self._known)
+            or stepper.replays != (self._known.get("forward") == "replayed")
         )
         if self._steps.count >= _STEPS_TO_KNOW and watching:
             self.report()

@@ -28,6 +28,8 @@ REASONS: Mapping[str, str] = {
     "": "",
     "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
     "last, or what is called is a method of it",
+    "replayed": "the step is replayed as one CUDA graph: its time on the device is measured as the "
+    "phase graph, and what is inside is not seen",
     "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find, or "
     "backward is compiled",
     "no_optimizer": "no step is counted, as no optimizer of torch's steps the parameters of this "
@@ -81,6 +83,8 @@ def measured(
     found["comm_wait"] = (
         _comm_wait(models, world_size, hidden_waits) if backward else found["backward"]
     )
+    if stepper.replays:
+        found |= dict.fromkeys(("forward", "backward", "comm_wait"), "replayed")
     if stepper.group_calls.noted:
         found["calls"] = ""
     # The first batch may be wanted before it is known which thread trains.

@@ -98,6 +98,7 @@ class Stepper:
         self._optimizer = progress.phases.of_hooks("optimizer")
         self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
         self._compile = progress.phases.of_hooks("compile")
+        self._graph = progress.phases.of_hooks("graph")
         self._queue_callback = Variable._execution_engine.queue_callback
         # The optimizer whose step is open, by its id; and whether that step was given a closure,
         # which calls the model.
@@ -114,6 +115,11 @@ class Stepper:
         """How many batches were asked for, and the thread that asked for the last one."""
         self.compiles = False
         """Whether anything was compiled."""
+        self.replays = False
+        """Whether the last step was replayed from a graph of the device."""
+        # Whether a graph is being captured, and how many of our steps it has so far.
+        self._captures = False
+        self._captured = 0
         self._failures = 0
         self.measured = True
         """Whether the phases of the present step are measured. Where they are not, hooks are off
@@ -149,6 +155,8 @@ class Stepper:
 
     def act(self, where: str, act: Callable[..., _T], *given: Any) -> _T | None:
         """Do what a hook is for, contain what it raises, and note what that took of its thread."""
+        if self._captures and self.captures():
+            return None
         began_ns = thread_time_ns()
         try:
             return act(*given)
@@ -232,8 +240,7 @@ class Stepper:
             sampled.begin(following, measures)
         self.group_calls.begin(now, measures)
         self.cost.step_ended(self.measured)
-        if self.cost.budget is not None:
-            self._measure_next(measures)
+        self._measure_next(measures)
 
     def _flush(self, now: int) -> None:
         """Write the words of the last steps, and read what is read now and then."""
@@ -669,6 +676,7 @@ class Stepper:
             self._sample_optimizer(optimizer)
         self._optimizing = None
         self._closure = False
+        self.replays = False
         ours = self.end.ended_by(optimizer, self._steps.count)
         self.batches.optimizer_stepped(id(optimizer), ours)
         if not ours:
@@ -706,6 +714,57 @@ class Stepper:
     def compile_ended(self) -> None:
         """It is compiled."""
         self._phases.leave(self._compile)
+
+    # -- graphs of a device: what is captured does not run, and each replay runs all of it
+
+    def capture_began(self) -> None:
+        """From here on the training thread captures."""
+        if self.progress.thread not in (0, _get_ident()):
+            return
+        self.progress.go_on_uncounted()
+        self.go_on_measured()
+        self._phases.enter(self._compile)
+        self._captures, self._captured = True, 0
+
+    def captures(self) -> bool:
+        """Whether what hooks see now is captured. A capture that fails may have no end."""
+        if self._captures and not torch.cuda.is_current_stream_capturing():
+            self.capture_ended()
+        return self._captures
+
+    def optimizer_captured(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer of a watched model was captured: its step is a part of each replay."""
+        self._captured += self.end.is_of(optimizer) or not self.end.known
+
+    def capture_ended(self) -> int:
+        """The graph is captured; returns how many training steps it contains."""
+        self._captures, steps, self._captured = False, self._captured, 0
+        self._phases.leave(self._compile)
+        return steps
+
+    def replay_began(self) -> None:
+        """A graph that contains a step is about to be launched."""
+        self.progress.thread = self.progress.thread or _get_ident()
+        if self.progress.thread != _get_ident() or not self.measured:
+            return
+        if not self._steps.in_step or self.end.backwards:
+            self._begin()
+        self._steps.model_called = True
+        self._phases.enter(self._graph)
+
+    def replay_ended(self, steps: int) -> None:
+        """It is launched. Its steps are taken to have the work of the last measured one."""
+        if _get_ident() != self.progress.thread:
+            return
+        self.replays = True
+        if not self.measured:
+            for _ in range(steps):
+                self._end_unseen(self._phases.clock(), False)
+            return
+        self._missed, self._whole = steps, False
+        if steps > 1:
+            self.progress.count_missed(steps - 1)
+        self._finish(False, self._graph, between=not self.calls.forwards)
 
 
 # Private, and looked up by name: a torch without it loses only what needs it.
