@@ -33,10 +33,10 @@ _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layo
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
 # Of one step. An evaluation may be a part of it, and call without end.
 _MOST_CALLS = 10_000
+# What noting one call takes of the thread; the budget finds by what factor that is wrong.
+_EACH_NS = 4_000
 # So many a second, of all ranks, are 2 MB for their lead and an eighth of one of its cores.
 _MOST_OF_ALL = 250_000
-# In place of how many calls there are at the next look.
-_OFF = -1
 # Different ones, each of which is written down: one for so many bytes of room for definitions.
 _ROOM_BYTES = 1024
 # What torch knows of a call, and takes 2 us to tell.
@@ -69,8 +69,8 @@ class GroupCalls:
         # The groups that have theirs; and whether the end of the process waits for that.
         self._on = WeakSet[Any]()
         self._guarded = False
-        # At the call after so many the hooks look what to do; _OFF: the step is not noted.
-        self._look_at = _OFF
+        # How many calls of this step are noted at most; 0: none is.
+        self._most = 0
         # Whether all calls of the step so far are noted, and when it began.
         self._complete, self._began_ns = False, 0
         # Wall and thread time at the last call, or at the beginning of the step.
@@ -78,8 +78,6 @@ class GroupCalls:
         self._have_been = False
         self._left = progress.recorder.writer.areas.definitions[1] // _ROOM_BYTES
         self._given_up = False
-        # What noting one call takes.
-        self._each_ns = 5_000
         # The calls of the last step that was noted, and the ranks of the largest group.
         self._count = self._ranks = 0
 
@@ -106,8 +104,8 @@ class GroupCalls:
             self._progress.phases.pending.extend(words)
             self._have_been, self._count = True, count
         words.clear()
-        self._complete, self._look_at = False, _OFF
-        return count * self._each_ns
+        self._complete, self._most = False, 0
+        return count * _EACH_NS
 
     def begin(self, now: int, measured: bool) -> None:
         """A step begins."""
@@ -117,8 +115,7 @@ class GroupCalls:
             elif self._put_on():
                 self._complete, self._began_ns = True, now
                 self._last_ns, self._last_cpu_ns = now, thread_time_ns()
-                # Another call of each step is timed.
-                self._look_at = now % 16
+                self._most = _MOST_CALLS
         except errors.ANY_ERROR:
             self._given_up = True
             errors.record_failure("hooks of process groups")
@@ -133,7 +130,7 @@ class GroupCalls:
 
     def leave_to_parent(self) -> None:
         """In a forked child: nothing is noted, and torch's map is left as it is."""
-        self._given_up, self._look_at = True, _OFF
+        self._given_up, self._most = True, 0
 
     def _at_exit(self) -> None:
         """Torch lets its groups go once there is no Python left, which their hooks need then."""
@@ -186,8 +183,9 @@ class GroupCalls:
 
         def called(call: Any) -> None:
             try:
-                if len(words) >= self._look_at:
-                    self._look(called, call)
+                if len(words) >= self._most:
+                    # Without the rest of them those before are of no use.
+                    self._complete = False
                     return
                 now = clock()
                 if get_ident() != progress.thread:
@@ -202,19 +200,6 @@ class GroupCalls:
                 errors.record_failure("a call to a process group")
 
         return called
-
-    def _look(self, called: Callable[[Any], None], call: Any) -> None:
-        """Time the noting of this call, unless none is noted here, or no more."""
-        if self._look_at == _OFF:
-            return
-        if self._look_at == _MOST_CALLS:
-            self._complete, self._look_at = False, _OFF
-            return
-        self._look_at = _MOST_CALLS
-        began_ns = thread_time_ns()
-        called(call)
-        took_ns = min(thread_time_ns() - began_ns, 2 * self._each_ns)
-        self._each_ns += (took_ns - self._each_ns) // 8
 
     def _idle(self, now: int) -> int:
         """The share of the time since the last call in which this thread did not run."""
@@ -240,7 +225,7 @@ class GroupCalls:
             number = self._progress.recorder.names.of_text(json.dumps(content))
         if 0 < number < 1 << (layout.CODE_SHIFT - _SHIFT):
             return _CALL | number << _SHIFT
-        self._complete, self._look_at = False, _OFF
+        self._complete, self._most = False, 0
         return 0
 
 
