@@ -6,7 +6,6 @@ All of it is private to torch and looked up by name: what a version lacks is lef
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import sys
 import threading
@@ -167,20 +166,11 @@ def _number(text: Any) -> int | None:
     return None if number < 0 else number
 
 
-# The steps in which collectives are counted: before any rank is judged, then now and then. No round
-# numbers: every tenth or hundredth step may have a collective that the others do not have.
-_COUNTED = (5, 11, 23, 47, 71)
-_THEN_EVERY = 101
 # The phases in which DDP starts its own collectives: of gradients, and of buffers.
 _GRADIENTS = "backward"
 _OF_DDP = (_GRADIENTS, "comm_wait")
 # Found beside phases: sends and receives. NCCL's groups do not number them.
 SENDS = "sends"
-
-
-def counted_steps() -> Iterator[int]:
-    """The numbers of those steps."""
-    return itertools.chain(_COUNTED, itertools.count(_THEN_EVERY, _THEN_EVERY))
 
 
 class OwnCollectives:
@@ -192,7 +182,6 @@ class OwnCollectives:
     def __init__(self) -> None:
         self.counts = False
         """Whether the present step is one in which they are counted."""
-        self._numbers = counted_steps()
         self._steps = 0
         self._steps_with: Counter[str] = Counter()
         self._phases: set[str] = set()
@@ -206,10 +195,6 @@ class OwnCollectives:
         self._counts: dict[int, int] = {}
         self._sends: list[Called] = []
         self._thread = 0
-
-    def next_step(self, done: int) -> int:
-        """The next step after this one in which they are counted."""
-        return next(step for step in self._numbers if step > done)
 
     def begin(self, models: list[nn.Module]) -> None:
         """A step begins in which collectives are counted."""

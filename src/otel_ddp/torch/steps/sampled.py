@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,10 @@ _FAILURES_ALLOWED = 3
 _NEVER = 2**63
 # Fewer than the first steps, which are all measured.
 _FIRST_WITHIN = 32
+# The steps in which collectives are counted: before any rank is judged, then now and then. No round
+# numbers: every tenth or hundredth step may have a collective that the others do not have.
+_COUNTED = (5, 11, 23, 47, 71)
+_THEN_EVERY = 101
 
 
 class SampledSteps:
@@ -22,8 +27,9 @@ class SampledSteps:
     def __init__(self) -> None:
         self._failures: dict[str, int] = {}
         self._every, self._rarely = 100, 1
+        self._counted = itertools.chain(_COUNTED, itertools.count(_THEN_EVERY, _THEN_EVERY))
         # The next of these steps. The first measured one from there on is it.
-        self._sample_at = self._count_at = _NEVER
+        self._sample_at, self._count_at = _NEVER, next(self._counted)
         self.sampling = self.counting = False
         """What the present step is."""
         self.wants_loss = False
@@ -43,11 +49,6 @@ class SampledSteps:
         """Sample no more than one of so many steps, from the next sampled one on."""
         self._rarely = steps
 
-    def count_in(self, step: int) -> None:
-        """Count collectives in this step, or in the next measured one, once."""
-        self._count_at = step
-        self.next_change = 0
-
     def call_after_steps(self, act: Callable[[], None] | None) -> None:
         """Call this after each step from now on; None: no more. Any thread may say so."""
         self._after_step = act
@@ -65,7 +66,7 @@ class SampledSteps:
         if self.counting:
             self.run(self.readings.counted_step_ended)
         if counting:
-            self._count_at = _NEVER
+            self._count_at = next(step for step in self._counted if step > following)
             self.run(self.readings.counted_step_begins)
         every = self._every
         if not self._sample_at:
