@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from make import is_measured, labels_of, step_facts
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.hardware import Cores
 from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
@@ -64,7 +63,6 @@ class Job:
     def __init__(
         self,
         ranks: int = 4,
-        cores: Callable[[], Cores] = dict,
         *,
         nodes: int = 1,
         slower: float = 1.0,
@@ -76,7 +74,7 @@ class Job:
         *slower*: a step takes so many times as long. *vary*: by this share at most, phases differ.
         """
         self.slower, self.vary = slower, vary
-        self.detector = Stragglers(cores)
+        self.detector = Stragglers()
         self.told = Told(self.detector, **known)
         self.ranks = list(range(ranks))
         for rank in self.ranks if nodes > 1 else []:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from make import labels_of
-from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.hardware import core_hint, with_gpus
-from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.diagnosis.hardware import with_cores, with_gpus
+from otel_ddp.diagnosis.straggler.finding import sentence_of
+from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
 
 SENTENCE = "rank 1 keeps the others waiting."
 
@@ -136,30 +136,34 @@ def test_what_most_gpus_of_a_late_node_have_is_told(
 
 # -- its core
 
-EVIDENCE = {"step_s": 0.1, "excess_s": 0.03}
-
-
-def ranks(has_device: bool) -> list[RankState]:
-    return [RankState(labels_of(1), device_clock=True if has_device else None)]
-
-
+EVIDENCE = {
+    "step_s": 0.1,
+    "step_without_s": 0.07,
+    "excess_s": 0.03,
+    "lost_per_s": 0.9,
+    "others": 3,
+    "excess_by_phase": {"data": 0.3},
+    "clock": "device",
+}
+RANK = labels_of(1)
 OTHERS = {labels_of(0): 0.02, labels_of(2): 0.04}
 
 
-@pytest.mark.parametrize("has_device", [False, True])
-@pytest.mark.parametrize("phase", ["compute", "data"])
-def test_a_rank_that_waits_for_its_core_is_advised_to_look_there(
-    phase: str, has_device: bool
-) -> None:
-    cores = {**OTHERS, labels_of(1): 0.4}
+def waiting(who: Labels = RANK, **more: Any) -> Verdict:
+    verdict = Verdict("straggler", who, "data", "", {**EVIDENCE, **more})
+    return verdict._replace(sentence=sentence_of(verdict))
 
-    advice, more = core_hint(ranks(has_device), phase, EVIDENCE, cores)
 
-    assert advice.startswith(
-        "Its core is taken: in each step it is ready to run and has no core for 40 ms, the others "
-        "for 3 ms."
+def test_a_rank_that_waits_for_its_core_is_advised_to_look_there() -> None:
+    found = with_cores(waiting(), {**OTHERS, labels_of(1): 0.4})
+
+    assert found.sentence.startswith("rank 1 (n1) keeps the others waiting: ")
+    assert found.sentence.endswith(
+        " Its core is taken: in each step it is ready to run and has no core for 40 ms, the others "
+        "for 3 ms. Look at what else runs on its cores, and how it is bound to them."
     )
-    assert more == {"waited_for_core_s": 0.04, "others_waited_for_core_s": 0.003}
+    more = {"waited_for_core_s": 0.04, "others_waited_for_core_s": 0.003}
+    assert found.evidence == {**EVIDENCE, **more}
 
 
 @pytest.mark.parametrize(
@@ -176,28 +180,27 @@ def test_a_rank_that_waits_for_its_core_is_advised_to_look_there(
 def test_where_that_does_not_explain_the_excess_nothing_is_said_of_it(
     cores: dict[Labels, float],
 ) -> None:
-    assert core_hint(ranks(True), "compute", EVIDENCE, cores) == ("", {})
+    assert with_cores(waiting(), cores) == waiting()
 
 
 def test_the_cores_of_a_late_node_are_told_though_those_of_others_are_not_known() -> None:
-    node = [RankState(labels_of(rank)) for rank in range(2)]
-    cores = {labels_of(0): 0.3, labels_of(1): 0.5}
+    late = waiting(node_of(labels_of(0)), ranks=["0", "1"])
 
-    advice, more = core_hint(node, "backward", EVIDENCE, cores)
+    found = with_cores(late, {labels_of(0): 0.3, labels_of(1): 0.5})
 
-    assert advice == (
-        "Its cores are taken: in each step its typical rank is ready to run and has no core for "
+    assert found.sentence.endswith(
+        " Its cores are taken: in each step its typical rank is ready to run and has no core for "
         "40 ms. Look at what else runs on this node."
     )
-    assert more == {"waited_for_core_s": 0.04}
-    assert core_hint(node, "backward", EVIDENCE, {labels_of(0): 0.3}) == ("", {})
+    assert found.evidence["waited_for_core_s"] == 0.04
+    assert with_cores(late, {labels_of(0): 0.3}) == late
 
 
 @pytest.mark.parametrize("phase", ["compute", "mixed"])
 def test_a_rank_without_a_device_is_not_advised_to_look_at_one(phase: str) -> None:
-    advice, _ = core_hint(ranks(False), phase, EVIDENCE, {})
+    late = waiting(clock="host")._replace(phase=phase)
 
-    assert "cores" in advice
-    assert "device" not in advice
-    assert core_hint(ranks(True), phase, EVIDENCE, {}) == ("", {})
-    assert core_hint(ranks(False), "forward", EVIDENCE, {}) == ("", {})
+    assert "this rank's cores" in sentence_of(late)
+    assert "device" not in sentence_of(late)
+    on_device = late._replace(evidence={**late.evidence, "clock": "device"})
+    assert "device" in sentence_of(on_device)

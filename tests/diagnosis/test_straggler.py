@@ -455,14 +455,6 @@ def test_each_rank_is_compared_with_the_median_of_the_others(
     assert [each.excess["data"] for each in ranks] == [0.0] * len(ranks)
 
 
-def test_a_core_that_is_taken_is_part_of_the_verdict() -> None:
-    job = Job(cores=lambda: {labels_of(0): 0.0, labels_of(1): 0.4})
-    (change,) = job.steps(200, {1: {"backward": 0.03}})
-
-    assert "Its core is taken" in change.verdict.sentence
-    assert change.verdict.evidence["waited_for_core_s"] == pytest.approx(0.4 * 0.13, rel=0.1)
-
-
 # --- Too little to say anything -------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.say import duration
+from otel_ddp.diagnosis.straggler.finding import is_about, sentence_of
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 
 Cores = Mapping[Labels, float]
@@ -17,35 +17,26 @@ Cores = Mapping[Labels, float]
 # A core is taken where the rank waits for it so much longer than the others that this explains so
 # much of its excess.
 _EXPLAINS = 0.5
-_ADVICE = {
-    "compute": "Look at this rank's cores: what else runs on them, how it is bound to them, their "
-    "clocks.",
-    "mixed": "Look at what else runs on this rank's cores.",
-}
 
 
-def core_hint(
-    ranks: Sequence[RankState], phase: str, evidence: Mapping[str, Any], cores: Cores
-) -> tuple[str, Mapping[str, Any]]:
-    """Advice, if cores are what to look at, and more evidence.
-
-    *ranks*: a late rank, or all ranks of a late node. *evidence*: that of the verdict.
-    """
-    run, late = run_labels(ranks[0].labels), {each.labels for each in ranks}
-    is_node = len(ranks) > 1
-    usual_advice = ""
-    if not is_node and ranks[0].device_clock is None:
-        usual_advice = _ADVICE.get(phase, "")
-    mine = [cores[labels] for labels in late if labels in cores]
-    others = [each for one, each in cores.items() if one not in late and run_labels(one) == run]
+def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
+    """The same verdict, with the advice to look at cores if a lack of them explains it."""
+    evidence, run = verdict.evidence, run_labels(verdict.labels)
+    is_node = "ranks" in evidence
+    mine = [each for labels, each in cores.items() if is_about(verdict, labels)]
+    others = [
+        each
+        for labels, each in cores.items()
+        if run_labels(labels) == run and not is_about(verdict, labels)
+    ]
     # The cores of other nodes are known to the agents there alone.
-    if len(mine) < len(late) or not (others or is_node):
-        return usual_advice, {}
+    if len(mine) < len(evidence.get("ranks", [verdict])) or not (others or is_node):
+        return verdict
     step_s = evidence["step_s"]
     mine_s = median(mine) * step_s
     others_s = median(others) * step_s if others else 0.0
     if mine_s - others_s < _EXPLAINS * evidence["excess_s"]:
-        return usual_advice, {}
+        return verdict
     more = {"waited_for_core_s": round(mine_s, 6)}
     compared = ""
     if others:
@@ -61,7 +52,7 @@ def core_hint(
         f"{is_taken} is ready to run and has no core for {duration(mine_s)}{compared}. Look at "
         f"what else runs {where}."
     )
-    return advice, more
+    return verdict._replace(sentence=sentence_of(verdict, advice), evidence={**evidence, **more})
 
 
 Gpu = Mapping[str, Any]

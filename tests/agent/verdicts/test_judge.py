@@ -58,11 +58,13 @@ class Bench:
         self.ledger.keep_history = True
         self.now_ns = time.monotonic_ns()
         self.gpus: list[dict[str, Any]] = []
+        self.cores: dict[Labels, float] = {}
         self.judge = Judge(
             *(self.ledger, FLOOR_S, self.folder / "incidents"),
             grafana="https://g.example",
             clock=lambda: self.now_ns,
             gpus=lambda: list(self.gpus),
+            cores=lambda: self.cores,
         )
         self.causes = ExitCauses()
         self.led: dict[Labels, Judgement] = {}
@@ -276,6 +278,18 @@ def test_a_verdict_has_the_address_of_the_board_that_shows_it_in_each_record(
     boards = [each["otel_ddp.board.url"] for each in attributes if each["verdict"] == "straggler"]
     assert boards == [verdict["board"]]
     assert f"{verdict['sentence']} · {verdict['board']}" in caplog.messages
+
+
+def test_a_core_that_is_taken_is_part_of_the_verdict(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.poll()
+    first, second = (rank.process.labels for rank in bench.ranks)
+    bench.cores = {first: 0.0, second: 0.8}
+    bench.train(150, late_ms=30)
+
+    verdict = bench.verdict("straggler")
+    assert "Its core is taken" in verdict["sentence"]
+    assert verdict["evidence"]["waited_for_core_s"] == pytest.approx(0.8 * 0.0665, rel=0.1)
 
 
 @pytest.mark.parametrize("own", [["backward"], ["no phase", 7]])

@@ -46,12 +46,11 @@ class Judge:
         self._clock = clock
         self._floor_s = floor_s
         self._cases: dict[Labels, RunCase] = {}
-        self._cores = cores
         self._present: Sequence[Process] = []
         self._poll_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
-        self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus)
+        self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus, cores)
         self._series: dict[Labels, VerdictSeries] = {}
 
     @errors.contained()
@@ -92,7 +91,7 @@ class Judge:
     def _case(self, run: Labels) -> RunCase:
         case = self._cases.get(run)
         if case is None:
-            case = self._cases[run] = RunCase(run, self._floor_s, self._origin_ns, self._cores)
+            case = self._cases[run] = RunCase(run, self._floor_s, self._origin_ns)
             self._series[run] = VerdictSeries(self._ledger, self._origin_ns)
         return case
 

@@ -15,7 +15,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
-from otel_ddp.diagnosis.hardware import Gpu, with_gpus
+from otel_ddp.diagnosis.hardware import Cores, Gpu, with_cores, with_gpus
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
@@ -90,12 +90,14 @@ class VerdictReporter:
         postmortems: Path,
         grafana: str,
         gpus: Callable[[], Sequence[Gpu]],
+        cores: Callable[[], Cores],
     ) -> None:
-        """*gpus*: the node's devices as known now."""
+        """*gpus*: the node's devices as known now. *cores*: for how long the ranks have waited for
+        a core lately."""
         self._ledger = ledger
         self._postmortems = postmortems
         self._grafana = grafana
-        self._gpus = gpus
+        self._gpus, self._cores = gpus, cores
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
     @errors.contained()
@@ -163,7 +165,7 @@ class VerdictReporter:
     def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:
         incident.found = verdict
         if opened and verdict.kind == "straggler":
-            verdict = with_gpus(verdict, self._gpus())
+            verdict = with_gpus(with_cores(verdict, self._cores()), self._gpus())
         incident.shown = verdict
 
     def _record(

@@ -14,7 +14,6 @@ from otel_ddp.agent.verdicts.ras import Ras, remark
 from otel_ddp.agent.verdicts.reports import Judgement, RunReports
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.hardware import Cores
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Evidence
@@ -141,16 +140,11 @@ class RunCase:
         run: Labels,
         floor_s: float,
         origin_ns: int,
-        cores: Callable[[], Cores] = dict,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """*floor_s*: the shortest stall limit; *origin_ns*: when the monotonic clock was 0.
-
-        *cores*: for how long the ranks have waited for a core lately.
-        """
+        """*floor_s*: the shortest stall limit; *origin_ns*: when the monotonic clock was 0."""
         self.run = run
         self._floor_s = floor_s
-        self._cores = cores
         self._origin_ns = origin_ns
         self._processes = _Processes()
         self._ras = Ras(env)
@@ -166,7 +160,7 @@ class RunCase:
         self._deaths = Deaths()
         self._silence = Silence()
         self.stalls = Stalls(self._floor_s)
-        self.stragglers = Stragglers(self._cores)
+        self.stragglers = Stragglers()
         self._others: Sequence[Detector] = (self.stragglers.bounds, Nonfinite())
         self._detectors: Sequence[Detector] = (
             self._deaths,

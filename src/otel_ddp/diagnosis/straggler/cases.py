@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
-from otel_ddp.diagnosis.detector import RankState
-from otel_ddp.diagnosis.hardware import Cores, core_hint
 from otel_ddp.diagnosis.straggler import limits, rule
 from otel_ddp.diagnosis.straggler.finding import evidence_of, sentence_of
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
@@ -100,8 +98,8 @@ class _Look:
 class Cases:
     """The late ranks and nodes of one run."""
 
-    def __init__(self, cores: Callable[[], Cores], where: Where) -> None:
-        self._cores, self._where = cores, where
+    def __init__(self, where: Where) -> None:
+        self._where = where
         self.window = Window()
         self.ranks = ExcessHistory(self.window)
         # Without units where there is nothing to say of nodes.
@@ -113,7 +111,6 @@ class Cases:
         """Seconds that the others have lost to each rank. They stay when its verdict is over."""
         self._world_size = 0
         self._steps_since_look, self._ns_since_look = 0, 0.0
-        self._states: Mapping[Labels, RankState] = {}
         self._changes: list[Change] = []
 
     def __len__(self) -> int:
@@ -137,19 +134,13 @@ class Cases:
         for labels in self._open.keys() - compared:
             self.close(labels)
 
-    def feed(
-        self,
-        step: Compared,
-        works_ns: Sequence[int],
-        states: Mapping[Labels, RankState],
-        world_size: int,
-    ) -> list[float]:
+    def feed(self, step: Compared, works_ns: Sequence[int], world_size: int) -> list[float]:
         """One step of all ranks; the excess of each.
 
         *works_ns*: what is usual, for a rank that did something unusual. *world_size*: how many
         ranks of the whole job wait for each other.
         """
-        self._states, self._world_size = states, world_size
+        self._world_size = world_size
         self.window.append(step)
         excesses_ns = self.ranks.append(works_ns, step.step_ns)
         if self._nodes.units:
@@ -344,13 +335,10 @@ class Cases:
             evidence["late_ones"] = len(look.late)
         if waits_in := self._where(late.members):
             evidence["waits_in"] = waits_in
-        states = [self._states[labels] for labels in ranks]
-        advice, more = core_hint(states, phase, evidence, self._cores())
         step = self.window.last(1)[0].number
         since_ns = self.window.last(late.history.late_for(late.i, length))[0].first_ended_ns
         verdict = Verdict(kind, late.labels, phase, "", evidence, step, since_ns)
-        sentence = sentence_of(verdict, advice if kind == "straggler" else "")
-        return verdict._replace(sentence=sentence, evidence={**evidence, **more})
+        return verdict._replace(sentence=sentence_of(verdict))
 
     def close(self, labels: Labels, *, is_over: bool = False) -> None:
         """The verdict on this rank or node is over, if there is one.

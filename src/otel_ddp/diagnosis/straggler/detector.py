@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.hardware import Cores
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import rank_numbers, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
@@ -40,12 +39,11 @@ class _Present(NamedTuple):
 class Stragglers(Detector):
     """The ranks of one run."""
 
-    def __init__(self, cores: Callable[[], Cores] = dict) -> None:
-        """*cores*: for how long the ranks have waited for a core lately."""
+    def __init__(self) -> None:
         self._recurring = RecurringStalls()
         self._recurs = False
         self._waits = Waits()
-        self._cases = Cases(cores, self._waits.where)
+        self._cases = Cases(self._waits.where)
         self.bounds = Bounds()
         """Fed with the steps that are put side by side; polled by itself."""
         self._ranks: dict[Labels, RankState] = {}
@@ -208,7 +206,7 @@ class Stragglers(Detector):
                 if stage == self._stages[i]
             ]
             usual_ns[i] = round(median(alike_ns))
-        excesses_ns = self._cases.feed(step, usual_ns, self._ranks, self._world_size)
+        excesses_ns = self._cases.feed(step, usual_ns, self._world_size)
         if alike and steps == 1:
             self._recurs = True
             self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)

@@ -41,6 +41,12 @@ _ADVICE_WHERE_IT_WAITS = (
     "Its host alone waits for its device in each step, as `.item()`, printing a loss or a "
     "synchronisation makes it, and its device idles until more is launched: ask more rarely."
 )
+# Better advice where no device works for the rank.
+_ADVICE_WITHOUT_DEVICE = {
+    "compute": "Look at this rank's cores: what else runs on them, how it is bound to them, their "
+    "clocks.",
+    "mixed": "Look at what else runs on this rank's cores.",
+}
 # Of a node: what its ranks have in common.
 _NODE_ADVICE = {
     "data": "Look at this node's storage and network, and at the cores that its loaders have.",
@@ -157,7 +163,11 @@ def _advice(verdict: Verdict) -> str:
         return by_side.get(side or word, _USUAL_NODE_ADVICE)
     if side in ("host", "unclear") and "waits_for_device" in verdict.evidence:
         return _ADVICE_WHERE_IT_WAITS
-    return _ADVICE_BY_SIDE[side] if side else _ADVICE[word]
+    if side:
+        return _ADVICE_BY_SIDE[side]
+    usual = _ADVICE[word]
+    on_device = verdict.evidence["clock"] == "device"
+    return usual if on_device else _ADVICE_WITHOUT_DEVICE.get(word, usual)
 
 
 def _size(verdict: Verdict) -> str:
