@@ -13,7 +13,7 @@ from tools.stack.server import free_port
 from agent.link import linked
 from agent.link.linked import Links, until
 from otel_ddp.agent.link import addresses
-from otel_ddp.agent.link.door import Door
+from otel_ddp.agent.link.server import Door
 
 
 @pytest.fixture
