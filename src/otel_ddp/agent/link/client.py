@@ -36,6 +36,7 @@ from otel_ddp.agent.link.link_thread import LinkThread, within
 log = logging.getLogger("otel_ddp.agent")
 
 _CONNECT_WITHIN_S = 2.0
+_NOT_REACHED = f"no answer within {_CONNECT_WITHIN_S:g} s"
 _ANSWER_WITHIN_S = 5.0
 _NO_ANSWER = f"no answer within {_ANSWER_WITHIN_S:g} s"
 _CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
@@ -194,71 +195,42 @@ class LinkClient:
             except OSError as error:
                 why.setdefault(_text(error), []).append(host)
                 continue
-            # The likeliest address first.
-            places = [Place(address, port) for port in self._ports for address in found]
-            if await self._tried(places, why):
-                return
+            for address in found:
+                for place in (Place(address, port) for port in self._ports):
+                    ended = await self._tried(place)
+                    if self._link is not None:
+                        self._link, self.state = None, f"lost {place}: {ended}"
+                        log.info("the link to the lead of a run: %s", self.state)
+                        return
+                    why.setdefault(ended, []).append(str(place))
+                    if ended == _NOT_REACHED:
+                        # An address that lets nothing through answers on none of its ports.
+                        break
         reasons = [f"{', '.join(where)}: {text}" for text, where in why.items()]
         self.state = f"cannot reach the lead: {'; '.join(reasons) or 'no host is known'}"
 
-    async def _tried(self, places: Sequence[Place], why: dict[str, list[str]]) -> bool:
-        """Whether one of them was the lead; else why not, by reason."""
-        # Together: an address that lets nothing through answers on none of its ports. The first
-        # that is proved is greeted at once: the lead closes a link that waits for the others.
-        reaching = [asyncio.ensure_future(self._reached(each)) for each in places]
-        reasons: dict[Place, str] = {}
-        try:
-            for first in asyncio.as_completed(reaching):
-                place, link = await first
-                ended = link if isinstance(link, str) else await self._converse(place, link)
-                if self._link is not None:
-                    self._link = None
-                    self.state = f"lost {place}: {ended}"
-                    log.info("the link to the lead of a run: %s", self.state)
-                    return True
-                reasons[place] = ended
-        finally:
-            for each in reaching:
-                each.cancel()
-            for found in await asyncio.gather(*reaching, return_exceptions=True):
-                if isinstance(found, tuple) and isinstance(found[1], _Link):
-                    found[1].transport.abort()
-        for place in places:
-            why.setdefault(reasons[place], []).append(str(place))
-        return False
-
-    async def _reached(self, place: Place) -> tuple[Place, _Link | str]:
-        """A connection to the lead of this run, or why there is none."""
+    async def _tried(self, place: Place) -> str:
+        """Receive from this place until the link breaks; why it did, or why there was none."""
         connected = asyncio.get_running_loop().create_connection(
             lambda: _Link(self._context), place.address, place.port
         )
         try:
             _, link = await within(_CONNECT_WITHIN_S, connected)
         except asyncio.TimeoutError:
-            return place, f"no answer within {_CONNECT_WITHIN_S:g} s"
+            return _NOT_REACHED
         except OSError as error:
-            return place, _text(error)
+            return _text(error)
         try:
             await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)
-        except _Unreachable as why:
-            link.transport.abort()
-            return place, str(why)
-        except asyncio.CancelledError:
-            link.transport.abort()
-            raise
-        return place, link
-
-    async def _converse(self, place: Place, link: _Link) -> str:
-        """Receive until the link breaks; why it did, or why there was none."""
-        greeting = Report(version=__version__, sent_ns=time.monotonic_ns(), **self._sender)
-        link.send(greeting.SerializeToString())
-        try:
+            greeting = Report(version=__version__, sent_ns=time.monotonic_ns(), **self._sender)
+            link.send(greeting.SerializeToString())
             self._begin(place, link, _parsed(await link.next(_ANSWER_WITHIN_S, _NO_ANSWER)))
             while True:
-                message = await link.next(DEAD_AFTER_S, "no longer heard")
-                self._received(_parsed(message))
+                self._received(_parsed(await link.next(DEAD_AFTER_S, "no longer heard")))
         except _Unreachable as why:
             return str(why)
+        finally:
+            link.transport.abort()
 
     def _begin(self, place: Place, link: _Link, answer: Any) -> None:
         now = time.strftime("%H:%M:%S")
