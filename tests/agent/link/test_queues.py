@@ -11,13 +11,13 @@ from otel_ddp.agent.link.server import WaitingReports
 S = 1_000_000_000
 
 
-def test_where_reports_wait_too_long_the_node_with_most_loses_its_oldest() -> None:
+def test_where_reports_wait_too_long_the_oldest_are_dropped() -> None:
     waiting = WaitingReports(most_bytes=10)
 
-    for node, text in (("a", "1"), ("b", "2"), ("b", "3"), ("b", "4"), ("a", "5"), ("b", "6")):
-        waiting.add(node, text, 2)
+    for node, text in (("a", "1"), ("b", "2"), ("a", "3"), ("b", "4")):
+        waiting.add(node, text, 4)
 
-    assert waiting.take() == [("a", "1"), ("b", "3"), ("b", "4"), ("a", "5"), ("b", "6")]
+    assert waiting.take() == [("a", "3"), ("b", "4")]
     assert not waiting.take()
 
 

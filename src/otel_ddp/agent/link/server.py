@@ -15,7 +15,7 @@ import resource
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -213,14 +213,12 @@ class _Peer(Channel):
 class WaitingReports:
     """Reports that wait for the judge, bounded: what is dropped is in the journals still.
 
-    One thread adds to it, and another one takes all. Of too many the node that has most loses its
-    oldest.
+    One thread adds to it, and another one takes all. Of too many the oldest are dropped.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._waiting: list[tuple[str, int, Any]] = []
-        self._bytes_of: Counter[str] = Counter()
+        self._waiting: deque[tuple[str, int, Any]] = deque()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -228,21 +226,14 @@ class WaitingReports:
         """*size*: its length in bytes."""
         with self._lock:
             self._waiting.append((node, size, report))
-            self._count(node, size)
+            self._bytes += size
             while self._bytes > self._most_bytes:
-                ((most, _),) = self._bytes_of.most_common(1)
-                oldest = next(at for at, each in enumerate(self._waiting) if each[0] == most)
-                self._count(most, -self._waiting.pop(oldest)[1])
-
-    def _count(self, node: str, size: int) -> None:
-        self._bytes += size
-        self._bytes_of[node] += size
+                self._bytes -= self._waiting.popleft()[1]
 
     def take(self) -> list[tuple[str, Any]]:
         """All, as they came; they no longer wait."""
         with self._lock:
-            taken, self._waiting = self._waiting, []
-            self._bytes_of.clear()
+            taken, self._waiting = self._waiting, deque()
             self._bytes = 0
         return [(node, report) for node, _, report in taken]
 
