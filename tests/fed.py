@@ -12,7 +12,7 @@ from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.agent.reading.journals import NodeNames
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.process import Host, Process
-from otel_ddp.agent.verdicts.ends import Here, Parents
+from otel_ddp.agent.verdicts.ends import Here
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
@@ -50,7 +50,7 @@ class ReadRank(WrittenRank):
         super().__init__(folder, rank, **identity)
         self.alive = True
         reader = JournalReader(self.writer.path)
-        host = Host(reader) if causes is None else _OfTest(reader, causes, Parents(causes))
+        host = Host(reader) if causes is None else _OfTest(reader, causes)
         self.process, self.reader = Process(host, lambda _: node), reader
 
     def poll(self) -> None:

@@ -12,7 +12,7 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.link.links import Links
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals, Marks
-from otel_ddp.agent.verdicts.ends import Here, Parents
+from otel_ddp.agent.verdicts.ends import Here
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.verdict import run_labels
@@ -30,13 +30,12 @@ class NodeWatch:
         """*of_platform*: as in Artifacts. *keeps_found*: as in Journals."""
         self.ledger = Ledger()
         self.exit_causes = ExitCauses()
-        self._parents = Parents(self.exit_causes)
         self.sampling = Sampling(self.ledger, node, conf.sources)
         self.journals = Journals(
             place,
             self.ledger,
             conf.node,
-            host=lambda reader: Here(reader, self.exit_causes, self._parents),
+            host=lambda reader: Here(reader, self.exit_causes),
             keeps_found=keeps_found,
             devices=self.sampling.describe,
         )
@@ -67,7 +66,10 @@ class NodeWatch:
         self.journals.poll()
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
-        self._parents.watch(processes)
+        for each in processes:
+            # At once: it may end before its rank is known.
+            if each.is_at_work and not each.life.gone_ns:
+                each.host.watch()
         here = [each for each in processes if each.labels]
         self.links.poll(here)
         if self.histories.keeps:

@@ -51,23 +51,6 @@ def last_step(reader: Journal, of_values: int | None) -> int | None:
 _OTHER = words.PHASES["other"]
 
 
-class End(NamedTuple):
-    """What is known of the end of a process that recorded no end; all of it may be unknown."""
-
-    cause: Mapping[str, Any] = {}
-    """From the kernel: `signal` or `exit_code`, `out_of_memory`."""
-    parent_lives: bool | None = None
-    parent_was_killed: bool = False
-    """A signal killed the parent: then it did not end its workers on purpose."""
-    others_live: bool = False
-    """Another child of that parent is still at work."""
-    others_failed: bool = False
-    """Another child failed before, or the parent afterwards."""
-
-
-NOTHING_KNOWN = End()
-
-
 def parent(reader: Journal) -> int | None:
     """The process that started this one by multiprocessing, as this one sees it; None: none did."""
     return plain.whole(reader.facts.get("parent"))
@@ -95,22 +78,25 @@ def is_idle(reader: Journal) -> bool:
     return in_pool(reader) or not made_steps(reader)
 
 
-def ended_by_parent(reader: Journal, end: End = NOTHING_KNOWN) -> bool:
-    """Whether this process, which recorded no end, was ended after its work."""
-    if not is_idle(reader) or end.parent_was_killed or "out_of_memory" in end.cause:
+def ended_by_parent(
+    reader: Journal, cause: Mapping[str, Any] | None = None, parent_lives: bool | None = None
+) -> bool:
+    """Whether this process, which recorded no end, was ended after its work.
+
+    *cause*: from the kernel: `signal` or `exit_code`, `out_of_memory`. *parent_lives*: None:
+    unknown.
+    """
+    known = cause or {}
+    if not is_idle(reader) or "out_of_memory" in known:
         return False
-    if "exit_code" in end.cause:
-        return bool(end.cause["exit_code"] == 0)
-    if end.cause.get("signal", "SIGTERM") != "SIGTERM":
-        return False
-    known = "signal" in end.cause
-    if in_pool(reader):
-        # A pool ends all of its workers at once; a worker that crashes ends alone.
-        return known or not end.others_live
-    # Without the kernel's answer, only the end of its parent shows that a child did not crash. And
-    # that shows nothing for ranks of one run: the first of them may have crashed.
-    alone = (reader.identity.get("world_size") or 1) == 1 and end.parent_lives is False
-    return (known or alone) and not end.others_failed
+    if "exit_code" in known:
+        return bool(known["exit_code"] == 0)
+    if "signal" in known:
+        return bool(known["signal"] == "SIGTERM")
+    # Without the kernel's answer, only the end of its parent shows that a child outside of pools
+    # did not crash. And that shows nothing for ranks of one run: the first may have crashed.
+    alone = (reader.identity.get("world_size") or 1) == 1 and parent_lives is False
+    return in_pool(reader) or alone
 
 
 # -- how many of its steps are measured

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.process_state import End, ended_by_parent
+from otel_ddp.journal.process_state import ended_by_parent
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.vocabulary.catalog import TRAINING_STEPS
@@ -18,13 +18,13 @@ from otel_ddp.vocabulary.words import PHASES, STATES
 WORKER: Mapping[str, Any] = {"parent": 1234, "pool": False}
 POOLED: Mapping[str, Any] = {"parent": 1234, "pool": True}
 SIGTERM = {"signal": "SIGTERM", "resident_bytes": 1}
-GONE = End(parent_lives=False)
+LIVES, GONE = {"parent_lives": True}, {"parent_lives": False}
 
 
 def ended(
     folder: Path,
     facts: Mapping[str, Any],
-    end: End,
+    end: Mapping[str, Any],
     *,
     phase: str = "other",
     name: str = "",
@@ -41,7 +41,7 @@ def ended(
     writer.close()
     reader = JournalReader(writer.path)
     reader.read_definitions()
-    answer = ended_by_parent(reader, end)
+    answer = ended_by_parent(reader, **end)
     reader.close()
     return answer
 
@@ -50,17 +50,17 @@ def ended(
     ("facts", "end"),
     [
         # The kernel reports the signal that a parent sends.
-        (WORKER, End(SIGTERM, parent_lives=True, others_live=True)),
-        (POOLED, End(SIGTERM, parent_lives=True, others_live=True, others_failed=True)),
-        (WORKER, End({"exit_code": 0})),
-        # It reports nothing: all workers of a pool have ended, or the parent as well.
-        (POOLED, End(parent_lives=True)),
-        (POOLED, End()),
+        (WORKER, {"cause": SIGTERM, **LIVES}),
+        (POOLED, {"cause": SIGTERM, **LIVES}),
+        (WORKER, {"cause": {"exit_code": 0}}),
+        # It reports nothing of a worker of a pool; or of another child whose parent has ended too.
+        (POOLED, LIVES),
+        (POOLED, {}),
         (WORKER, GONE),
     ],
 )
 def test_an_idle_worker_was_ended_by_its_parent(
-    facts: Mapping[str, Any], end: End, tmp_path: Path
+    facts: Mapping[str, Any], end: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert ended(tmp_path, facts, end)
 
@@ -68,20 +68,16 @@ def test_an_idle_worker_was_ended_by_its_parent(
 @pytest.mark.parametrize(
     ("facts", "end"),
     [
-        ({}, End(SIGTERM)),
-        (POOLED, End({"signal": "SIGKILL"})),
-        (POOLED, End({**SIGTERM, "out_of_memory": "cgroup events"})),
-        (POOLED, End({"exit_code": 1})),
-        (POOLED, End(SIGTERM, parent_was_killed=True)),
-        (POOLED, End(parent_lives=True, others_live=True)),
-        (WORKER, End(SIGTERM, others_failed=True)),
-        (WORKER, End(parent_lives=True)),
-        (WORKER, End()),
-        (WORKER, GONE._replace(others_failed=True)),
+        ({}, {"cause": SIGTERM}),
+        (POOLED, {"cause": {"signal": "SIGKILL"}}),
+        (POOLED, {"cause": {**SIGTERM, "out_of_memory": "cgroup events"}}),
+        (POOLED, {"cause": {"exit_code": 1}}),
+        (WORKER, LIVES),
+        (WORKER, {}),
     ],
 )
 def test_a_process_that_something_else_has_ended_was_killed(
-    facts: Mapping[str, Any], end: End, tmp_path: Path
+    facts: Mapping[str, Any], end: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert not ended(tmp_path, facts, end)
 
@@ -90,19 +86,19 @@ def test_a_process_that_something_else_has_ended_was_killed(
 def test_a_worker_with_a_phase_under_way_was_killed(
     facts: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    assert not ended(tmp_path, facts, End(SIGTERM), phase="forward")
-    assert not ended(tmp_path, facts, End(SIGTERM), name="my own")
+    assert not ended(tmp_path, facts, {"cause": SIGTERM}, phase="forward")
+    assert not ended(tmp_path, facts, {"cause": SIGTERM}, name="my own")
 
 
 def test_of_processes_that_train_only_a_worker_of_a_pool_may_be_idle(tmp_path: Path) -> None:
-    assert ended(tmp_path, POOLED, End(SIGTERM), steps=3)
-    assert ended(tmp_path, POOLED, End(SIGTERM), steps=3, phase="unmeasured")
-    assert not ended(tmp_path, WORKER, End(SIGTERM), steps=3)
+    assert ended(tmp_path, POOLED, {"cause": SIGTERM}, steps=3)
+    assert ended(tmp_path, POOLED, {"cause": SIGTERM}, steps=3, phase="unmeasured")
+    assert not ended(tmp_path, WORKER, {"cause": SIGTERM}, steps=3)
 
 
 def test_one_of_several_ranks_may_have_crashed_if_the_signal_is_unknown(
     tmp_path: Path,
 ) -> None:
-    assert ended(tmp_path, WORKER, End(SIGTERM), world=2)
+    assert ended(tmp_path, WORKER, {"cause": SIGTERM}, world=2)
     assert not ended(tmp_path, WORKER, GONE, world=2)
     assert ended(tmp_path, WORKER, GONE, world=1)

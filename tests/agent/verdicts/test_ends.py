@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.ends import Here, Parents
+from otel_ddp.agent.verdicts.ends import Here
 from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -42,18 +43,17 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.causes = FakeExitCauses()
         self.now = 100.0
-        self.parents = Parents(self.causes, clock=lambda: self.now)
         self.writers: list[JournalWriter] = []
         self.journals: list[Process] = []
         self.folder = folder
 
-    def worker(self, pool: bool) -> Process:
+    def worker(self, pool: bool, parent: int = 1) -> Process:
         writer = JournalWriter(self.folder, 128 * 1024, {"run": "r", "settled": True})
-        writer.document(layout.FACTS, {"parent": 1, "pool": pool})
+        writer.document(layout.FACTS, {"parent": parent, "pool": pool})
         writer.phase(PHASES["other"], 0, 5)
         writer.state(STATES["running"], 6)
         reader = JournalReader(writer.path)
-        journal = Process(Here(reader, self.causes, self.parents), lambda who: "n")
+        journal = Process(Here(reader, self.causes, lambda: self.now), lambda who: "n")
         self.writers.append(writer)
         self.journals.append(journal)
         self.poll({})
@@ -66,11 +66,9 @@ class Bench:
         for each in self.journals:
             each.life.gone_ns = each.life.gone_ns or (1 if each in gone else 0)
             each.poll(1, each not in gone)
-        self.parents.watch(self.journals)
         return [each.life.state for each in gone]
 
     def close(self) -> None:
-        self.parents.watch([])
         self.causes.close()
         for writer, journal in zip(self.writers, self.journals, strict=True):
             journal.reader.close()
@@ -88,15 +86,14 @@ RUNNING, FINISHED, KILLED = ([STATES[word]] for word in ("running", "finished", 
 
 
 @pytest.mark.parametrize("pool", [False, True])
-def test_a_child_counts_as_running_until_the_kernel_has_reported_its_end_and_its_parent_went_on(
+def test_a_child_counts_as_running_until_the_kernel_has_reported_its_end(
     pool: bool, bench: Bench
 ) -> None:
     child = bench.worker(pool=pool)
 
     assert bench.poll({}, child) == RUNNING
-    assert bench.poll(SIGTERM, child, later_s=1.0) == RUNNING
     assert child.ended_at is None
-    assert bench.poll(SIGTERM, child, later_s=1.1) == FINISHED
+    assert bench.poll(SIGTERM, child, later_s=1.9) == FINISHED
     assert child.ended_at is not None
     assert bench.poll({"signal": "SIGKILL"}, child, later_s=9.0) == FINISHED
 
@@ -109,15 +106,19 @@ def test_a_worker_that_died_is_killed_at_once(word: dict[str, Any], bench: Bench
     assert bench.poll(word, worker, later_s=0.1) == KILLED
 
 
-def test_without_the_kernels_report_a_pool_has_ended_all_of_its_workers_or_none(
-    bench: Bench,
+@pytest.mark.parametrize(
+    ("pool", "parent", "expected"),
+    [(True, os.getpid(), FINISHED), (False, os.getpid(), KILLED), (False, 1 << 22, FINISHED)],
+    ids=["of a pool", "its parent lives", "its parent has ended too"],
+)
+def test_without_the_kernels_report_a_pool_or_a_parent_that_ended_has_ended_its_worker(
+    pool: bool, parent: int, expected: list[int], bench: Bench
 ) -> None:
-    one, other = bench.worker(pool=True), bench.worker(pool=True)
+    worker = bench.worker(pool=pool, parent=parent)
 
-    assert bench.poll({}, one) == RUNNING
-    assert bench.poll({}, one, later_s=2.1) == KILLED
-    assert bench.poll({}, one, other, later_s=1.0) == KILLED + RUNNING
-    assert bench.poll({}, one, other, later_s=2.1) == KILLED + FINISHED
+    assert bench.poll({}, worker) == RUNNING
+    assert bench.poll({}, worker, later_s=1.9) == RUNNING
+    assert bench.poll({}, worker, later_s=0.2) == expected
 
 
 # Becomes another program; or closes what it has open, its journal's lock too, as a daemon does.
@@ -146,7 +147,7 @@ def test_a_process_that_leaves_its_journal_and_goes_on_is_not_dead(
         process.stdout.readline()
         (path,) = tmp_path.glob(f"*{layout.SUFFIX}")
         causes, reader = ExitCauses(), JournalReader(path)
-        journal = Process(Here(reader, causes, Parents(causes)), lambda _: "n")
+        journal = Process(Here(reader, causes), lambda _: "n")
         assert not reader.writer_is_alive()
 
         journal.poll(1, alive=False)

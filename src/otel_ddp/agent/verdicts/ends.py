@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from otel_ddp import errors
+from otel_ddp import errors, files
 from otel_ddp.agent.reading.process import Host, Process
 from otel_ddp.agent.verdicts.answers import Answers
-from otel_ddp.agent.verdicts.observe import ExitCauses, exit_status, has_ended, open_pidfd
-from otel_ddp.diagnosis.death.cause import FOLLOWS_S, EndedProcess
+from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import process_state
-from otel_ddp.journal.parser import Journal
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.vocabulary.words import STATES
 
-# The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
-# ranks has failed as well.
+# The kernel reports how a worker ended once its parent has asked; by then that may end as well.
 _PATIENCE_S = 2.0
 # The kernel drops the locks of a dying process a moment before it says how that ended.
 _KERNEL_FOLLOWS_S = 0.5
@@ -29,117 +25,6 @@ _KERNEL_FOLLOWS_S = 0.5
 # once the process has left, which takes Python seconds, and once its launcher has looked, which may
 # take 5 s more.
 _LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
-
-
-class _Ended(NamedTuple):
-    """A child that has ended."""
-
-    parent: int
-    at: float
-    state: int
-    process: tuple[int, int]
-    """Its process id and start."""
-
-
-class Parents:
-    """One per node. Called from the agent's loop alone."""
-
-    def __init__(self, causes: ExitCauses, clock: Callable[[], float] = time.monotonic) -> None:
-        self._causes = causes
-        self._clock = clock
-        # By parent; -1 if it was dead already.
-        self._handles: dict[int, int] = {}
-        # The parent of each worker that was alive at the last call of `watch`.
-        self._living: list[int] = []
-        # By journal: when the end of this worker was seen.
-        self._seen_ended: dict[Path, float] = {}
-        self._ended: dict[Path, _Ended] = {}
-
-    @errors.contained()
-    def watch(self, processes: Collection[Process]) -> None:
-        """Open handles of workers and of their parents while they live."""
-        now = self._clock()
-        wanted: set[int] = set()
-        self._living = []
-        for each in processes:
-            reader = each.reader
-            parent = process_state.parent(reader)
-            if parent is None:
-                continue
-            if each.is_at_work:
-                # In another PID namespace the number belongs to some other process.
-                wanted |= {parent} if each.pid == reader.pid else set()
-                # At once: it may end before its rank is known.
-                if not each.life.gone_ns:
-                    self._living.append(parent)
-                    each.host.watch()
-            elif reader.path not in self._ended:
-                process = each.pid, reader.start_ticks
-                self._ended[reader.path] = _Ended(parent, now, each.life.state, process)
-        here = {each.reader.path for each in processes}
-        self._seen_ended = {path: at for path, at in self._seen_ended.items() if path in here}
-        self._ended = {
-            path: each
-            for path, each in self._ended.items()
-            if path in here or now - each.at < FOLLOWS_S
-        }
-        self._hold(wanted)
-
-    def _hold(self, wanted: set[int]) -> None:
-        for parent in self._handles.keys() - wanted:
-            handle = self._handles.pop(parent)
-            if handle >= 0:
-                os.close(handle)
-        for parent in wanted - self._handles.keys():
-            if (opened := open_pidfd(parent)) is not None:
-                self._handles[parent] = opened
-
-    @errors.contained(default=False)
-    def ended_well(self, host: Host) -> bool | None:
-        """Whether this process, which recorded no end, has ended well; None: not known yet.
-
-        It left with exit code 0, replaced its program, or is a worker that its parent ended.
-        """
-        reader = host.reader
-        process = host.pid, reader.start_ticks
-        if self._causes.goes_on(*process):
-            return True
-        waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
-        cause = self._causes.why(*process)
-        if not process_state.is_idle(reader):
-            known = cause.keys() & {"signal", "exit_code", "out_of_memory"}
-            if not known and self._causes.watches(*process) and waited_s < _KERNEL_FOLLOWS_S:
-                return None
-            return cause.get("exit_code") == 0
-        requested = cause.get("signal") == "SIGTERM"
-        settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
-        if not settled and waited_s < _PATIENCE_S:
-            return None
-        return process_state.ended_by_parent(reader, self._end(reader, cause))
-
-    def _end(self, reader: Journal, cause: Mapping[str, Any]) -> process_state.End:
-        parent = process_state.parent(reader) or 0
-        now = self._clock()
-        handle = self._handles.get(parent)
-        status = None if handle is None else exit_status(handle)
-        code = 0 if status is None or not os.WIFEXITED(status) else os.WEXITSTATUS(status)
-        failed = any(
-            each.parent == parent and now - each.at < FOLLOWS_S and self._failed(each)
-            for path, each in self._ended.items()
-            if path != reader.path
-        )
-        return process_state.End(
-            cause=cause,
-            parent_lives=None if handle is None else handle >= 0 and not has_ended(handle),
-            parent_was_killed=status is not None and os.WIFSIGNALED(status),
-            others_live=parent in self._living,
-            others_failed=failed or code > 0,
-        )
-
-    def _failed(self, ended: _Ended) -> bool:
-        if ended.state == STATES["killed"]:
-            return self._causes.why(*ended.process).get("signal") != "SIGTERM"
-        return ended.state == STATES["failed"]
 
 
 class _Exit:
@@ -204,14 +89,46 @@ class Here(Host):
 
     reader: JournalReader
 
-    def __init__(self, reader: JournalReader, causes: ExitCauses, parents: Parents) -> None:
+    def __init__(
+        self,
+        reader: JournalReader,
+        causes: ExitCauses,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(reader)
-        self._causes, self._parents = causes, parents
+        self._causes, self._clock = causes, clock
         self._process = self.pid, reader.start_ticks
         self._answers = Answers(reader.path, *self._process)
+        # When its end was seen.
+        self._ended_s: float | None = None
 
+    @errors.contained(default=False)
     def ended_well(self) -> bool | None:
-        return self._parents.ended_well(self)
+        """Whether this process, which recorded no end, has ended well; None: not known yet.
+
+        It left with exit code 0, replaced its program, or is a worker that its parent ended.
+        """
+        if self._causes.goes_on(*self._process):
+            return True
+        now_s = self._clock()
+        self._ended_s = now_s if self._ended_s is None else self._ended_s
+        cause, is_idle = self.cause(), process_state.is_idle(self.reader)
+        known = cause.keys() & {"signal", "exit_code", "out_of_memory"}
+        may_follow = is_idle or self._causes.watches(*self._process)
+        patience_s = _PATIENCE_S if is_idle else _KERNEL_FOLLOWS_S
+        if not known and may_follow and now_s - self._ended_s < patience_s:
+            return None
+        if not is_idle:
+            return cause.get("exit_code") == 0
+        return process_state.ended_by_parent(self.reader, cause, self._parent_lives())
+
+    def _parent_lives(self) -> bool | None:
+        parent = process_state.parent(self.reader)
+        # In another PID namespace the number belongs to some other process.
+        if parent is None or self.pid != self.reader.pid:
+            return None
+        fields = files.stat_fields(Path("/proc") / str(parent))
+        return bool(fields) and fields[0] not in ("Z", "X")
 
     def watch(self) -> None:
         self._causes.watch(*self._process)

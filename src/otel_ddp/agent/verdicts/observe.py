@@ -90,8 +90,7 @@ class ExitCauses:
         """Remember what cannot be read any more once the process has ended; cheap, every round."""
         watched = self._watched.get((pid, start_ticks))
         if watched is None:
-            pidfd = open_pidfd(pid) if self._root == Path("/") else None
-            watched = _Watched(-1 if pidfd is None else pidfd)
+            watched = _Watched(open_pidfd(pid) if self._root == Path("/") else -1)
             self._watched[pid, start_ticks] = watched
             # Checked after it was opened: until then the number may have had another owner.
             if self._started(pid) != start_ticks:
@@ -331,15 +330,13 @@ def _open(path: Path) -> int:
 # -- its descriptor: it becomes readable when the process ends, and tells how it ended
 
 
-def open_pidfd(pid: int) -> int | None:
-    """A descriptor of this process; -1: there is no such process; None: it cannot be had."""
+def open_pidfd(pid: int) -> int:
+    """A descriptor of this process; -1: it cannot be had."""
     opened: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     try:
-        return None if opened is None else opened(pid)
-    except ProcessLookupError:
-        return -1
+        return -1 if opened is None else opened(pid)
     except OSError:
-        return None
+        return -1
 
 
 def has_ended(pidfd: int) -> bool:
