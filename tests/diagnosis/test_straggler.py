@@ -419,21 +419,6 @@ def test_fast_steps_are_looked_at_about_as_often_as_the_agent_reads() -> None:
 # --- The present ----------------------------------------------------------------------------------
 
 
-def test_the_report_has_the_excess_by_phase_and_the_work_of_the_node() -> None:
-    job = Job()
-    job.steps(300, {1: {"backward": 0.03}})
-    report = job.report()
-    one = report.ranks[1]
-
-    assert one.excess["backward"] == pytest.approx(0.03 / 0.13, rel=0.05)
-    assert one.excess["all"] == pytest.approx(0.03 / 0.13, rel=0.05)
-    assert one.excess["data"] == pytest.approx(0, abs=0.01)
-    assert [each.work_s for each in report.ranks] == pytest.approx(
-        [0.095, 0.125, 0.095, 0.095], rel=0.02
-    )
-    assert report.insufficient == ""
-
-
 @pytest.mark.parametrize(
     ("work_ms", "excess"),
     [

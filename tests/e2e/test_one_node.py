@@ -5,21 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from node import Node, finished, until
-
-TRAIN = """
-import sys, time
-from pathlib import Path
-import torch.distributed
-import otel_ddp
-torch.distributed.init_process_group("gloo")
-run = otel_ddp.init(run="r")
-until = Path(sys.argv[1])
-while not until.exists():
-    run.log({"loss": 0.5})
-    time.sleep(0.02)
-run.finish()
-"""
+from node import Node, until
+from trainings import PROGRAM
 
 
 def listened_on(pid: int) -> list[str]:
@@ -36,17 +23,13 @@ def listened_on(pid: int) -> list[str]:
 def test_the_agent_of_a_run_on_one_node_opens_no_port_for_others_and_loads_nothing_for_it(
     tmp_path: Path,
 ) -> None:
-    script, stop = tmp_path / "train.py", tmp_path / "stop"
-    script.write_text(TRAIN)
     with Node() as node:
-        training = node.torchrun(2, str(script), str(stop))
+        node.torchrun(2, str(PROGRAM), str(tmp_path))
         pid = int(node.agent()["pid"])
-        until(lambda: len(node.series("training_scalar", name="loss")) == 2, "both ranks")
+        until(lambda: len(node.series("training_scalar", name="samples")) == 2, "both ranks")
 
         ends = listened_on(pid)
         loaded = Path(f"/proc/{pid}/maps").read_text()
-        stop.touch()
-        finished(training)
 
     # Its endpoint, on 127.0.0.1.
     assert [end.partition(":")[0] for end in ends] == ["0100007F"]

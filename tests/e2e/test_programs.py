@@ -122,8 +122,8 @@ class Launch:
         told = self.events(catalog.ARTIFACT_EVENT)
         return [each for each in told if "artifact.digest" in each]
 
-    def assert_calm(self) -> None:
-        """Nothing is told that is not so, and nothing warns.
+    def assert_well(self) -> None:
+        """Nothing is told that is not so, and nothing warns; each curve goes to the right.
 
         But for the pace of ranks, which is not even where other tests take their cores.
         """
@@ -133,8 +133,6 @@ class Launch:
         assert "  ! " not in self.status
         assert {value for _, value in self.series("training_stalled")} <= {0.0}
 
-    def assert_steps(self) -> None:
-        """Each value has a step, and a curve goes to the right."""
         curves = {
             tuple(sorted(point.attributes.items()))
             for point in self.points
@@ -225,8 +223,7 @@ def test_processes_under_roles_of_their_own_are_one_run_with_curves() -> None:
         assert {"forward", "backward", "optimizer"} <= launch.phases(rank)
     assert {value for _, value in launch.series("training_world_size")} == {2}
     assert [each for each in launch.spans if each.name == "step"]
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()
 
 
 def test_a_role_for_each_rank_of_two_nodes_is_one_run_in_the_group_of_the_variable() -> None:
@@ -239,8 +236,7 @@ def test_a_role_for_each_rank_of_two_nodes_is_one_run_in_the_group_of_the_variab
     assert {each["job_type"] for each in labels} == {"node_0_rank_0", "node_1_rank_1"}
     assert len({each["node"] for each in labels}) == 2
     assert [each["local_rank"] for each in labels] == ["0", "0"]
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()
 
 
 def test_flags_of_the_program_decide_how_many_processes_are_recorded_and_their_group() -> None:
@@ -266,8 +262,7 @@ def test_flags_of_the_program_decide_how_many_processes_are_recorded_and_their_g
     assert artifact["rank"] == "0"
     assert artifact["artifact.size"] > 1000
     assert artifact["artifact.metadata.loss"] > 0
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()
 
 
 def test_a_launcher_that_passes_the_local_rank_is_understood_and_the_results_are_the_same() -> None:
@@ -291,8 +286,7 @@ def test_a_launcher_that_passes_the_local_rank_is_understood_and_the_results_are
         values = launch.history("loss", rank=rank, local_rank=rank)
         assert [each.step for each in values] == list(range(1, 81))
         assert [each.epoch for each in values] == sorted([0, 1, 2, 3] * 20)
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()
 
 
 def test_what_children_log_into_a_shared_run_or_hand_to_their_parent_has_their_names() -> None:
@@ -303,8 +297,7 @@ def test_what_children_log_into_a_shared_run_or_hand_to_their_parent_has_their_n
     for number in (1, 2, 3):
         values = launch.history(f"worker-{number}/loss")
         assert [each.value for each in values] == [number / (step + 1) for step in range(20)]
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()
 
 
 def test_settings_and_types_of_values_arrive_as_they_were_named() -> None:
@@ -326,8 +319,7 @@ def test_settings_and_types_of_values_arrive_as_they_were_named() -> None:
     assert launch.value("training_steps_total", rank="0") == 96
     assert launch.value("training_checkpoint_duration_seconds_count", rank="0") == 1
     assert [each["artifact.name"] for each in launch.artifacts()] == ["pictures_saved_model"]
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()
 
 
 def test_a_trainer_that_builds_its_model_is_measured_from_one_line() -> None:
@@ -357,5 +349,4 @@ def test_a_trainer_that_builds_its_model_is_measured_from_one_line() -> None:
     assert (info["model"], info["world_size"]) == ("Sequential", "2")
     assert info["config_training_optimizer_kwargs_lr"] == "0.03"
     assert info["config_criterion"] == "<function compute_loss>"
-    launch.assert_steps()
-    launch.assert_calm()
+    launch.assert_well()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,20 @@ class Source:
         self.committed.update(marks)
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger()
+    ledger.keep_history = True
+    series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
+    ledger.log(series, 0.5, 10**18)
+    return ledger
+
+
+def exporter_of(env: Mapping[str, str], spool: Path, ledger: Ledger, source: Source) -> Exporter:
+    conf, place = settings.read(env, spool_directory=str(spool)), Place(spool / "place")
+    return Exporter(conf, place, ledger, source.marks, source.commit, list, "n", "h", env)
+
+
 @pytest.mark.parametrize(
     ("signals", "why"),
     [
@@ -43,10 +58,7 @@ class Source:
 def test_an_agent_that_sends_nothing_says_why(
     tmp_path: Path, signals: dict[str, str], why: str
 ) -> None:
-    conf, place = settings.read(signals), Place(tmp_path / "place")
-    exporter = Exporter(
-        conf, place, Ledger(), Source().marks, Source().commit, list, "n", "h", signals
-    )
+    exporter = exporter_of(signals, tmp_path, Ledger(), Source())
 
     exporter.connect()
 
@@ -54,23 +66,19 @@ def test_an_agent_that_sends_nothing_says_why(
 
 
 def test_an_error_at_the_start_keeps_everything_until_the_next_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:
     monkeypatch.setattr(errors, "raise_failures", False)
+    source = Source()
     with Receiver() as receiver:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
-        conf = settings.read(env, spool_directory=str(tmp_path / "spool"))
-        ledger, source = Ledger(), Source()
-        place = Place(tmp_path / "place")
-        exporter = Exporter(conf, place, ledger, source.marks, source.commit, list, "n", "h", env)
+        exporter = exporter_of(env, tmp_path, ledger, source)
         with monkeypatch.context() as broken:
             broken.setitem(sys.modules, "otel_ddp.agent.export.otlp.transport", None)
             exporter.connect()
         described = exporter.describe()
         connected = exporter.connected
         exporter.export_at_once()
-        series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
-        ledger.log(series, 0.5, 10**18)
 
         exporter.connect()
         exporter.export()
@@ -83,21 +91,9 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
     assert source.committed == source.read
 
 
-@pytest.fixture
-def ledger() -> Ledger:
-    ledger = Ledger()
-    ledger.keep_history = True
-    series = ledger.series(catalog.TRAINING_SCALAR, (("run", "r"), ("name", "loss")))
-    ledger.log(series, 0.5, 10**18)
-    return ledger
-
-
 def connected(receiver: Receiver, spool: Path, ledger: Ledger, source: Source) -> Exporter:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
-    conf = settings.read(env, spool_directory=str(spool))
-    exporter = Exporter(
-        conf, Place(spool / "place"), ledger, source.marks, source.commit, list, "n", "h", env
-    )
+    exporter = exporter_of(env, spool, ledger, source)
     exporter.connect()
     return exporter
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 from tools.stack.server import free_port
 
-from agent.link import linked
 from agent.link.linked import Links, until
 from otel_ddp.agent.link import addresses
 from otel_ddp.agent.link.server import Door
-
-
-@pytest.fixture
-def links() -> Iterator[Links]:
-    with linked.links() as made:
-        yield made
 
 
 def listened_on(*hosts: str) -> str:

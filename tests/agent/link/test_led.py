@@ -98,14 +98,16 @@ def test_a_verdict_is_told_once_however_often_the_link_breaks(agents: TwoAgents)
     assert "straggler" not in [each["kind"] for each in agents.led.judge.past()]
 
 
-def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
-    agents: TwoAgents,
+@pytest.mark.parametrize("told", [True, False])
+def test_a_death_is_told_here_once_the_lead_is_gone_unless_the_lead_has_told_it(
+    agents: TwoAgents, told: bool
 ) -> None:
     agents.train(50, late=-1)
+    agents.cable.is_cut = not told
     agents.led.ranks[1].alive = False
     for _ in range(5):
         agents.poll()
-    assert len(agents.led.of_kind("death")) == 1
+    assert len(agents.led.of_kind("death")) == told
 
     agents.cable.is_cut = True
     for _ in range(15):
@@ -113,7 +115,7 @@ def test_a_death_that_the_lead_has_told_is_not_told_again_once_the_lead_is_gone(
 
     assert "is judged here" in agents.following.describe()
     assert len(agents.led.of_kind("death")) == 1
-    assert "death" not in agents.led.reported()
+    assert ("death" in agents.led.reported()) is not told
 
 
 def test_a_death_is_told_once_where_the_run_is_started_again_with_another_link(
@@ -140,16 +142,6 @@ def test_a_death_is_told_once_where_the_run_is_started_again_with_another_link(
     assert [each.records() for each in (agents.lead, agents.led)] == [[("death", "closed")], []]
     assert [len(each.judge.past()) for each in (agents.lead, agents.led)] == [1, 1]
     assert agents.led.judge.verdicts() == []
-
-
-def test_a_death_that_no_lead_has_told_is_told_here(agents: TwoAgents) -> None:
-    agents.train(50, late=-1)
-    agents.cable.is_cut = True
-    agents.led.ranks[1].alive = False
-    for _ in range(15):
-        agents.poll()
-
-    assert ("death", "opened") in agents.led.records()
 
 
 def test_a_node_whose_link_is_cut_is_left_out_and_comes_back(agents: TwoAgents) -> None:

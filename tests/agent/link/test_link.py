@@ -6,7 +6,6 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,6 @@ from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.link_thread import within
 from otel_ddp.agent.link.server import LinkServer
-
-
-@pytest.fixture
-def links() -> Iterator[Links]:
-    with linked.links() as made:
-        yield made
 
 
 def send(follower: LinkClient, *texts: bytes) -> None:

@@ -29,12 +29,6 @@ OTHER = b"another run's secret, 32 bytes.."
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
-    with linked.links() as made:
-        yield made
-
-
-@pytest.fixture
 def lead(links: Links) -> LinkServer:
     lead = links.lead()
     until(lambda: lead.state.startswith("listens"))

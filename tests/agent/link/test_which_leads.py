@@ -265,13 +265,26 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
     assert kept == ["node-5"] * 4 + ["node-6"] * 4 + ["node-7"] * 2
 
 
-def test_a_node_with_the_name_of_the_leads_own_is_told_of(process: Made) -> None:
+@pytest.mark.parametrize(
+    ("run", "node", "sender", "told"),
+    [
+        ("r", "localhost", "localhost", "OTEL_DDP_NODE"),
+        ("r", "node-0", "node-1", ""),
+        ("another", "node-1", "node-1", ""),
+    ],
+    ids=["a node with the lead's name", "another node for the lead's ranks", "another run"],
+)
+def test_processes_of_the_lead_itself_or_of_another_run_are_not_taken_from_others(
+    process: Made, run: str, node: str, sender: str, told: str
+) -> None:
     end: Any = Wire()
-    led = Leading(RUN, "localhost", end, None)
-    end.reports.append(report(process(0, 4), "localhost", 1))
+    own = "localhost" if sender == "localhost" else "node-0"
+    led = Leading((("group", "g"), ("run", run)), own, end, None)
+    _, made = report(process(0, 4), node, 1)
+    end.reports.append((sender, made))
     led.poll([], 1)
 
-    assert "OTEL_DDP_NODE" in led.describe()
+    assert told in led.describe()
     assert list(led.sources()) == []
 
 
@@ -283,25 +296,6 @@ def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
     end.refused = {"second agent": 2, "unreadable": 1}
 
     assert led.describe().endswith("; refused of what others sent: second agent 2, unreadable 1")
-
-
-def test_another_node_does_not_speak_for_the_leads_own_ranks(process: Made) -> None:
-    end: Any = Wire()
-    led = Leading(RUN, "node-0", end, None)
-    _, made = report(process(0, 4), "node-0", 1)
-    end.reports.append(("node-1", made))
-    led.poll([], 1)
-
-    assert list(led.sources()) == []
-
-
-def test_a_process_of_another_run_is_none_of_this_one(process: Made) -> None:
-    end: Any = Wire()
-    led = Leading((("group", "g"), ("run", "another")), "node-0", end, None)
-    end.reports.append(report(process(0, 4), "node-1", 1))
-    led.poll([], 1)
-
-    assert list(led.sources()) == []
 
 
 def test_an_agent_of_another_version_is_told_of_in_one_line(

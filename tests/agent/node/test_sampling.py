@@ -25,7 +25,6 @@ from otel_ddp.vocabulary import catalog
 
 BOARD = h100()
 OF_BOARD = {"hw.id": BOARD.uuid, "hw.type": "gpu", "hw.model": BOARD.name, "gpu": "0"}
-POWER_W = 412.345
 FIRST = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": "0", "local_rank": "0"}
 # Of one run, though with another role.
 SECOND = {**FIRST, "job_type": "worker", "rank": "1", "local_rank": "1"}

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed import Fed
+from make import step_of
 from otel_ddp.agent.reading.phase_shares import PhaseShares
-from otel_ddp.diagnosis.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.vocabulary.words import PHASES, UNMEASURED, phase_word
 
 MS = 1_000_000
@@ -20,14 +21,10 @@ NEVER_ESTIMATED = ("checkpoint", "eval", "compile")
 
 def step(number: int, *pieces: tuple[str, int], began_ms: int = 0, rest: int = 0) -> Step:
     """*rest*: how many of the pieces are known by their sums alone."""
-    codes, spans_ns = bytes([PHASES[word] for word, _ in pieces]), [ms * MS for _, ms in pieces]
-    began_ns, parts = began_ms * MS, len(pieces) - rest
-    return Step(
-        *(number, began_ns, began_ns + sum(spans_ns)),
-        Parts(began_ns, codes[:parts], spans_ns[:parts]),
-        tuple(zip(codes[parts:], spans_ns[parts:], strict=True)),
-        *(0.0, False, 0),
-    )
+    spans = [(PHASES[word], ms * MS) for word, ms in pieces]
+    parts = len(pieces) - rest
+    made = step_of(number, began_ms * MS, spans[:parts], rest=tuple(spans[parts:]))
+    return made._replace(ended_ns=made.began_ns + sum(span_ns for _, span_ns in spans))
 
 
 def spent(step: Step) -> dict[str, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from make import labels_of
+from make import labels_of, step_of
 from otel_ddp.agent.reading.documents import StepSpans
-from otel_ddp.diagnosis.steps import Parts, Step
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES
 
@@ -25,19 +25,8 @@ def made(
     **said: Any,
 ) -> Step:
     """A step of phases and milliseconds."""
-    at = began_ns if began_ns is not None else NOW + (number or 0) * 10 * S
-    codes = bytes([code for code, _ in pieces])
-    spans_ns = [took_ms * MS for _, took_ms in pieces]
-    return Step(
-        number=number,
-        began_ns=at,
-        ended_ns=at + sum(spans_ns),
-        parts=Parts(at, codes, spans_ns),
-        rest=(),
-        gc_s=said.get("gc_s", 0.0),
-        skipped=False,
-        retries=said.get("retries", 0),
-    )
+    at_ns = NOW + (number or 0) * 10 * S if began_ns is None else began_ns
+    return step_of(number, at_ns, [(code, ms * MS) for code, ms in pieces], **said)
 
 
 def slow(number: int | None, began_ns: int) -> Step:
@@ -54,9 +43,7 @@ def known() -> StepSpans:
 
 
 def took(number: int, nanoseconds: int) -> Step:
-    step = made(number)
-    parts = Parts(step.began_ns, bytes([PHASES["forward"]]), [nanoseconds])
-    return step._replace(ended_ns=step.began_ns + nanoseconds, parts=parts)
+    return step_of(number, NOW + number * 10 * S, [(PHASES["forward"], nanoseconds)])
 
 
 def reason(spans: list[dict[str, Any]]) -> str | None:

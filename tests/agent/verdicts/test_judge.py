@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -690,20 +689,6 @@ def test_calls_do_not_tell_who_waits_for_another_replica_group(
     bench.poll()
 
     assert rank.process.state().calls_noted is noted
-
-
-def test_a_loss_that_is_lost_with_the_last_value_of_a_process_is_told(bench: Bench) -> None:
-    bench.join(0)
-    for step in range(200):
-        bench.ranks[0].log({"loss": 1.0 / (step + 1)}, step)
-    bench.ranks[0].log({"loss": math.nan}, 200)
-    bench.poll()
-    assert bench.open() == []
-    bench.ranks[0].state("failed")
-    bench.poll()
-
-    verdict = bench.verdict("nonfinite")
-    assert (verdict["step"], verdict["evidence"]["value"]) == (200, "NaN")
 
 
 @pytest.mark.parametrize("method", ["feed", "poll"])

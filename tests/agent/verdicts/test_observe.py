@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agent.node.node_trees import NodeTree
 from otel_ddp.agent.verdicts import observe
 from otel_ddp.agent.verdicts.observe import ExitCauses
 
@@ -25,26 +26,19 @@ KILLED = (
 )
 
 
-class Machine:
-    """A root directory with what we read of a machine, and a clock."""
+class Machine(NodeTree):
+    """What we read of a machine on which one process runs, and a clock."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.now = 1000.0
-        self.write("proc/meminfo", "MemTotal:       67108864 kB\nMemFree: 1 kB\n")
+        super().__init__(root)
         self.write("dev/kmsg", "6,1,1,-;Linux version\n")
         self.first_namespace(True)
-        self.process(PID)
+        self.one_process(PID)
 
-    def write(self, path: str, content: str) -> Path:
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-        return file
-
-    def process(self, pid: int, ticks: int = TICKS, pages: int = 1000, cgroup: str = "") -> None:
-        fields = " ".join(str(number) for number in range(4, 22))
-        self.write(f"proc/{pid}/stat", f"{pid} (py) S 1) S {fields} {ticks} 23 24\n")
+    def one_process(
+        self, pid: int, ticks: int = TICKS, pages: int = 1000, cgroup: str = ""
+    ) -> None:
+        self.process(pid, name="py) S 1", start=ticks, pages=pages)
         self.write(f"proc/{pid}/statm", f"9999 {pages} 3 4 0 6 0\n")
         self.write(f"proc/{pid}/cgroup", cgroup)
 
@@ -54,11 +48,8 @@ class Machine:
         link.unlink(missing_ok=True)
         link.symlink_to("pid:[4026531836]" if true else "pid:[4026532001]")
 
-    def version_2(self, path: str = "/job/rank", top: str = "/", kills: int = 0) -> None:
-        self.write(
-            "proc/self/mountinfo",
-            f"31 23 0:28 {top} /sys/fs/cgroup rw shared:4 - cgroup2 none rw\n",
-        )
+    def in_version_2(self, path: str = "/job/rank", top: str = "/", kills: int = 0) -> None:
+        self.version_2(path, top=top)
         self.write(f"proc/{PID}/cgroup", f"0::{path}\n")
         self.events(kills, path.removeprefix(top.rstrip("/")))
 
@@ -69,12 +60,7 @@ class Machine:
         )
 
     def says(self, line: str) -> None:
-        with (self.root / "dev/kmsg").open("a") as file:
-            file.write(line)
-
-    def end_process(self) -> None:
-        for name in ("stat", "statm", "cgroup"):
-            (self.root / f"proc/{PID}/{name}").unlink()
+        self.add("dev/kmsg", line)
 
 
 @pytest.fixture
@@ -87,7 +73,7 @@ def start() -> Iterator[Callable[[Machine], ExitCauses]]:
     made: list[ExitCauses] = []
 
     def begin(machine: Machine) -> ExitCauses:
-        made.append(ExitCauses(machine.root, lambda: machine.now))
+        made.append(ExitCauses(machine.root, machine.clock))
         made[-1].watch(PID, TICKS)
         return made[-1]
 
@@ -135,7 +121,7 @@ def test_the_kernels_log_names_the_process_that_it_killed(
 def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
     machine: Machine, start: Start
 ) -> None:
-    machine.version_2()
+    machine.in_version_2()
     found = start(machine)
 
     machine.says(KILLED.format("Memory cgroup out of memory", PID + 1))
@@ -166,7 +152,7 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
     machine.says(KILLED.format("Out of memory", PID))
     assert findings(found.why(PID, TICKS))
 
-    machine.process(PID, ticks=TICKS + 1)
+    machine.one_process(PID, ticks=TICKS + 1)
     found.watch(PID, TICKS + 1)
 
     assert findings(found.why(PID, TICKS + 1)) == set()
@@ -178,11 +164,11 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
 def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start: Start) -> None:
     blind(machine)
     # A container sees its part of the tree under a longer path.
-    machine.version_2(path="/docker/abc", top="/docker/abc", kills=2)
+    machine.in_version_2(path="/docker/abc", top="/docker/abc", kills=2)
     found = start(machine)
 
-    machine.now += 4
-    machine.end_process()
+    machine.clock.now += 4
+    machine.ends(PID)
     machine.events(3, "")
     why = found.why(PID, TICKS)
 
@@ -193,8 +179,8 @@ def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start:
 
 def test_a_cgroup_that_cannot_be_read_gives_no_evidence(machine: Machine, start: Start) -> None:
     blind(machine)
-    machine.version_2()
-    machine.process(PID, cgroup="0::/gone\n")
+    machine.in_version_2()
+    machine.one_process(PID, cgroup="0::/gone\n")
     found = start(machine)
 
     machine.events(5)
@@ -206,17 +192,17 @@ def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
     machine: Machine, start: Start
 ) -> None:
     blind(machine)
-    machine.version_2(kills=1)
+    machine.in_version_2(kills=1)
     found = start(machine)
     machine.events(2)
     # It takes some seconds to die, and is looked at meanwhile.
     for _ in range(5):
-        machine.now += 1
+        machine.clock.now += 1
         found.watch(PID, TICKS)
     assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
 
     for _ in range(60):
-        machine.now += 1
+        machine.clock.now += 1
         found.watch(PID, TICKS)
 
     assert findings(found.why(PID, TICKS)) == set()
@@ -228,14 +214,14 @@ def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
 def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
     machine: Machine, start: Start
 ) -> None:
-    machine.version_2()
+    machine.in_version_2()
     machine.write("sys/fs/cgroup/job/rank/memory.max", "max\n")
     machine.write("sys/fs/cgroup/job/memory.max", f"{8 << 30}\n")
-    machine.process(PID, pages=2000, cgroup="0::/job/rank\n")
+    machine.one_process(PID, pages=2000, cgroup="0::/job/rank\n")
     found = start(machine)
 
-    machine.end_process()
-    machine.now += 2.5
+    machine.ends(PID)
+    machine.clock.now += 2.5
     why = found.why(PID, TICKS)
 
     assert (why["resident_bytes"], why["resident_age_s"]) == (2000 * PAGE, 2.5)
@@ -249,8 +235,8 @@ def test_a_reading_of_memory_stays(
     pages: int, later_s: float, machine: Machine, start: Start
 ) -> None:
     found = start(machine)
-    machine.process(PID, pages=pages)
-    machine.now += later_s
+    machine.one_process(PID, pages=pages)
+    machine.clock.now += later_s
     found.watch(PID, TICKS)
 
     why = found.why(PID, TICKS)
@@ -268,10 +254,10 @@ def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_pr
     xid = "3,9,9,-;NVRM: Xid (PCI:0000:65:00): {}, {}\n"
     found = start(machine)
     machine.says(xid.format(13, f"pid={PID}, name=python"))
-    machine.now += 2
+    machine.clock.now += 2
     found.watch(PID, TICKS)
 
-    machine.now += 31
+    machine.clock.now += 31
     machine.says(xid.format(31, f"pid={PID}, name=python"))
     machine.says(xid.format(43, f"pid={PID + 1}, name=python"))
     machine.says(xid.format(79, "GPU has fallen off the bus."))
@@ -365,7 +351,7 @@ def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
     machine: Machine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind(machine)
-    machine.version_2()
+    machine.in_version_2()
     found = start(machine)
     machine.events(1)
 
