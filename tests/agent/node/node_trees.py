@@ -163,6 +163,14 @@ def rows(section: str) -> set[str]:
     return {metric.name for metric in catalog.METRICS if metric.section == section}
 
 
+def shown(measurements: Iterable[Measurement]) -> list[str]:
+    """A line each."""
+    return sorted(
+        " ".join([each.metric.name, *(value for _, value in each.attributes), f"{each.value:.10g}"])
+        for each in measurements
+    )
+
+
 def values(measurements: Iterable[Measurement], metric: Metric) -> dict[str, float]:
     """What was read of one metric, by the values of its attributes."""
     found: dict[str, float] = {}
