@@ -1,4 +1,4 @@
-"""What wakes the agent, and which journals it reads where files run short."""
+"""What wakes the agent, which journals it reads where files run short, and its log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,3 +185,19 @@ def test_a_journal_stays_until_the_span_of_its_run_was_fetched(place: Place) -> 
     assert span.content["name"] == "run"
     assert journals.done() == [writer.path]
     delete_done(journals)
+
+
+LOGS = r"""
+import logging
+from otel_ddp.agent import service
+service.log_to_stderr()
+logging.getLogger("otel_ddp.agent").warning("%s is damaged", "a\x1b[31m\nb\udcff")
+"""
+
+
+def test_no_text_of_a_journal_controls_the_terminal_that_shows_the_log() -> None:
+    logged = subprocess.run(
+        [sys.executable, "-c", LOGS], capture_output=True, text=True, check=True, timeout=300
+    )
+
+    assert logged.stderr.endswith(r" otel-ddp agent: a\x1b[31m\nb\udcff is damaged" + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tools import diagnosis_cases as tool
+from tools import parallel_cases as parallel
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,33 @@ def test_one_late_rank_of_which_one_in_several_steps_is_measured(
     assert all(tool.right_rank(*each) for each in found)
     assert sum(tool.right_phase(*each) for each in found) >= 0.95 * len(found)
     assert all(s < 20 for _, each in found for s in each.after_s)
+
+
+by_kind = pytest.mark.parametrize("kind", parallel.KINDS, ids=lambda kind: str(kind.title))
+
+
+@by_kind
+def test_the_late_rank_is_named_with_the_calls_in_which_others_wait_for_it(
+    kind: parallel.Kind,
+) -> None:
+    of_phase = {
+        case.phase: case._replace(steps=parallel.BEGINS + 110) for case in parallel.late(kind, 0.2)
+    }
+    found = [(case, parallel.replayed(case)) for case in of_phase.values()]
+
+    assert set(of_phase) == {"forward", "backward"}
+    for case, each in found:
+        assert parallel.is_right(case, each), each
+        named = each.named[case.late]
+        assert named.phase == case.phase
+        assert named.waits_in.startswith(kind.where[case.phase])
+
+
+@by_kind
+def test_balanced_steps_lead_to_no_verdict_on_a_rank(kind: parallel.Kind) -> None:
+    found = [
+        parallel.replayed(case) for case in parallel.balanced(kind, 4 * len(kind.ranks) * 200)[::2]
+    ]
+
+    assert [each.named for each in found] == [{}] * len(found)
+    assert [each.insufficient for each in found] == [""] * len(found)

@@ -57,24 +57,6 @@ def trained() -> Iterator[Trained]:
             yield Trained(node, port)
 
 
-def test_what_a_process_logged_is_on_the_endpoint_after_it_ended(trained: Trained) -> None:
-    node = trained.node
-
-    assert node.value("training_scalar", name="loss", split="train") == 0.1
-    assert node.value("training_scalar_step", name="loss", split="train") == 9.0
-    assert node.value("training_scalar", name="loss", split="val") == 0.5
-    assert node.value("training_scalar_epoch", name="acc") == 0.0
-    assert node.value("training_nonfinite_total", name="loss", split="val") == 0.0
-    assert node.value("training_checkpoint_duration_seconds_count") == 1.0
-    assert node.value("training_step") == 9.0
-    assert node.value("training_world_size") == 1.0
-    ((info, one),) = node.series("training_run_info")
-    assert one == 1.0
-    assert (info["config_lr"], info["config_net_depth"]) == ("0.1", "3")
-    labels = [info[name] for name in ("group", "run", "job_type", "rank", "local_rank")]
-    assert labels == ["g", "r", "train", "0", "0"]
-
-
 def test_a_port_that_is_taken_is_no_error_and_is_said(trained: Trained) -> None:
     said = trained.node.agent()
 

@@ -1,4 +1,4 @@
-"""That the messages of agents were made from their .proto file as it stands there."""
+"""Messages of agents: from their .proto file, whatever is sent, and while they wait."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from agent.link.linked import SECRET
+from otel_ddp import __version__
 from otel_ddp.agent.link import link_pb2
+from otel_ddp.agent.link.client import ClockOffset
+from otel_ddp.agent.link.link_pb2 import Answer, Process, Report, Stretch
+from otel_ddp.agent.link.link_thread import LinkThread
+from otel_ddp.agent.link.server import LinkServer, WaitingReports
 
 
 def of_field(told: FieldDescriptorProto) -> tuple[str, str, str, str]:
@@ -36,3 +44,171 @@ def test_the_generated_messages_are_those_of_the_proto_file() -> None:
 
 def test_the_generated_code_takes_every_runtime_that_opentelemetrys_takes() -> None:
     assert "# Protobuf Python Version: 5.26" in Path(str(link_pb2.__file__)).read_text()
+
+
+QUIET = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+class Peer:
+    """A connection whose other end has the secret: what it was answered, and why it was ended."""
+
+    greeting: Any = None
+    is_writable = True
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.ended = ""
+
+    def send(self, message: bytes) -> None:
+        self.answers.append(Answer.FromString(message))
+
+    def end(self, message: bytes) -> None:
+        self.ended = Answer.FromString(message).refused
+
+
+def lead_of_four() -> LinkServer:
+    return LinkServer(LinkThread(), SECRET, node="node-0", hosts=[], ports=[], most_nodes=4)
+
+
+def serve(lead: LinkServer, *messages: bytes) -> Peer:
+    """A connection that sends these, and then is gone."""
+    peer: Any = Peer()
+    for each in messages:
+        if not peer.ended:
+            lead.heard(peer, each)
+    lead.gone(peer)
+    return peer
+
+
+def report(text: bytes = b"", *, node: str = "node-1", agent: int = 1, **more: Any) -> bytes:
+    sender = {"node": node, "agent": agent, "agent_began_ns": agent, "version": __version__}
+    return bytes(Report(**sender, readings=text, **more).SerializeToString())
+
+
+NODES = st.sampled_from(["", "node-1", "node-2", "n" * 300, "\u2603\n"])
+REPORTS = st.builds(
+    report,
+    st.binary(max_size=9),
+    node=NODES,
+    agent=st.integers(0, 2),
+    sent_ns=st.integers(-(2**63), 2**63 - 1),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(REPORTS))
+    for _ in range(draw(st.integers(0, 3))):
+        if data:
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))])
+
+
+@QUIET
+@given(st.lists(st.lists(REPORTS | damaged() | st.binary(max_size=40), max_size=6), max_size=6))
+def test_whatever_comes_is_a_report_or_is_refused(all_messages: list[list[bytes]]) -> None:
+    lead = lead_of_four()
+
+    peers = [serve(lead, *messages) for messages in all_messages]
+    taken = lead.take()
+
+    for node, each in taken:
+        assert node == each.node
+        assert 0 < len(node) <= 253
+        assert node.isprintable()
+    assert len(taken) <= sum(max(len(messages) - 1, 0) for messages in all_messages)
+    assert len([peer for peer in peers if peer.ended]) <= sum(lead.refused.values())
+
+
+def test_each_refusal_is_counted_by_its_reason() -> None:
+    lead = lead_of_four()
+
+    serve(lead, report(), report(b"a"), report(b"b"))
+    serve(lead, report(node="node\n1"))
+    serve(lead, report(), b"\xff")
+    serve(lead, report(), report(b"c", node="node-2"))
+
+    assert [each.readings for _, each in lead.take()] == [b"a", b"b"]
+    assert lead.refused == {"no name": 1, "unreadable": 1, "other node": 1}
+
+
+def test_what_waits_takes_no_more_memory_than_it_may_whatever_it_is_made_of() -> None:
+    lead = lead_of_four()
+    pieces = report(processes=[Process(records=Stretch(content=[b""] * 100_000))])
+    parts = report(processes=[Process()] * 8000)
+
+    # Each part takes 160 bytes and each piece 32.
+    serve(lead, report(), *[pieces] * 40)
+    assert 0 < len(lead.take()) * 100_000 * 32 <= 32 << 20
+    serve(lead, report(), *[parts] * 40)
+    assert 0 < len(lead.take()) * 8000 * 160 <= 32 << 20
+    many = serve(lead, report(), report(processes=[Process()] * 8193))
+    assert many.ended == "a report of too many parts"
+
+
+S = 1_000_000_000
+
+
+def test_where_reports_wait_too_long_the_oldest_are_dropped() -> None:
+    waiting = WaitingReports(most_bytes=10)
+
+    for node, text in (("a", "1"), ("b", "2"), ("a", "3"), ("b", "4")):
+        waiting.add(node, text, 4)
+
+    assert waiting.take() == [("a", "3"), ("b", "4")]
+    assert not waiting.take()
+
+
+DELAYS = st.integers(0, 30_000_000)
+
+
+@settings(deadline=None, database=None, derandomize=True)
+@given(
+    st.integers(-10 * S, 10 * S),
+    st.integers(-10 * S, 10 * S),
+    st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=80),
+    st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=80),
+)
+def test_the_offset_is_right_within_its_uncertainty_also_after_a_clock_was_set(
+    offset_ns: int,
+    later_offset_ns: int,
+    exchanges: list[tuple[int, int, int]],
+    later: list[tuple[int, int, int]],
+) -> None:
+    clock, now = ClockOffset(), 1_000 * S
+    for true_ns, each in [(offset_ns, exchanges), (later_offset_ns, later)]:
+        for there, in_between, back in each:
+            arrived, left = now + there, now + there + in_between
+            clock.add(now, arrived + true_ns, left + true_ns, left + back)
+            now += S
+
+        assert clock.ns is not None
+        # A small step may hide in what messages need, until they need less.
+        worst = max(sum(one) for one in (*exchanges, *later)) + 10_000_000
+        assert abs(clock.ns - true_ns) <= max(clock.uncertainty_ns, worst)
+
+
+def test_of_many_exchanges_the_quickest_counts() -> None:
+    clock = ClockOffset()
+
+    clock.add(0, 50 + 400, 50 + 401, 101)
+    clock.add(1000, 1005 + 400, 1006 + 400, 1011)
+    clock.add(2000, 2070 + 400, 2070 + 400, 2080)
+
+    assert clock.ns == 400
+    assert clock.uncertainty_ns == 5
+    # It drifts since then.
+    clock.add(30 * S, 30 * S + 500, 30 * S + 500, 30 * S + 1000)
+    assert clock.uncertainty_ns == 5 + 2_999_999
+
+
+def test_an_exchange_in_which_a_clock_was_set_back_or_that_a_lead_invents_counts_as_none() -> None:
+    clock = ClockOffset()
+
+    clock.add(1000, 1500, 1400, 1010)
+    clock.add(1000, 1500, 1501, 990)
+    clock.add(1000, 2**63 - 2, 2**63 - 1, 1010)
+
+    assert clock.ns is None
