@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -256,27 +255,6 @@ class Times:
 
     def add_device_words(self, words: Sequence[int]) -> None:
         self.words += words
-
-
-def test_what_a_mark_costs_is_told_and_the_pool_stays_small() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    times = Times()
-    clock = DeviceClock(device, module=torch.cuda, times=times)
-    work = inputs()
-    took = 0.0
-    for number in range(2000):
-        work.mul_(1.0)
-        began = time.perf_counter()
-        for code in range(10):
-            clock.mark(code % 9 << 56 | time.monotonic_ns())
-        clock.step_finished(number, time.monotonic_ns())
-        took += time.perf_counter() - began
-    sys.stderr.write(f"a step of 10 marks: {took / 2000 * 1e6:.1f} us\n")
-
-    assert not clock.failed
-    assert times.charges
-    assert times.words
-    assert len(clock._pool) <= 257 * 10
 
 
 def test_the_distance_of_the_two_clocks_is_known_to_a_tenth_of_a_millisecond(

@@ -309,48 +309,30 @@ def test_what_is_taken_at_once_touches_no_disk(queue: Queue) -> None:
     delivery.stop(0.0, PATIENCE_S)
 
 
-def test_what_a_hanging_collector_does_not_take_is_put_on_disk_and_sent_once(
-    gate: Gate, queue: Queue
-) -> None:
-    delivery = Bench(queue, gate.send)
-    delivery.start()
-    delivery.put(requests("a", "b", "c"))
-    assert gate.entered.wait(60)
-    assert delivery.is_under_way()
-
-    # It returns although the receiver does not: the gate is still closed.
-    delivery.secure(0.0)
-
-    assert not delivery.is_under_way()
-    # What the next agent finds after a kill.
-    after_a_kill = Queue(SIGNALS, queue.folder, PLENTY)
-    assert [each.read() for each in after_a_kill.lanes["metrics"]] == [b"a", b"b", b"c"]
-
-    gate.let_go.set()
-    delivery.stop(PATIENCE_S, PATIENCE_S)
-    # The copy of what arrived after all is gone, so it is not sent again.
-    assert gate.sent == [b"a", b"b", b"c"]
-    assert files_of(queue) == []
-
-
-@pytest.mark.parametrize(("outcome", "left"), [(DOWN, 1), (BAD, 0)])
-def test_a_request_that_was_put_on_disk_in_flight_and_then_failed_is_handled_once(
+@pytest.mark.parametrize(("outcome", "left"), [(DELIVERED, 1), (DOWN, 2), (BAD, 1)])
+def test_what_a_hanging_collector_does_not_take_is_put_on_disk_and_handled_once(
     gate: Gate, queue: Queue, outcome: Outcome, left: int
 ) -> None:
     gate.outcome = outcome
     delivery = Bench(queue, gate.send)
     delivery.start()
-    delivery.put(requests("a"))
+    delivery.put(requests("a", "b"))
     assert gate.entered.wait(60)
-    # At the agent's end, which does not wait for it.
+    assert delivery.is_under_way()
+
+    # At the agent's end, which does not wait for it: the gate is still closed.
     delivery.stop(0.0, 0.0)
-    assert len(files_of(queue)) == 1
+
+    assert not delivery.is_under_way()
+    # What the next agent finds after a kill.
+    after_a_kill = Queue(SIGNALS, queue.folder, PLENTY)
+    assert [each.read() for each in after_a_kill.lanes["metrics"]] == [b"a", b"b"]
 
     gate.let_go.set()
     for thread in delivery.threads():
         assert thread.join(PATIENCE_S)
-
     assert gate.sent == [b"a"]
+    # The copy of what arrived after all is gone, so it is not sent again.
     assert len(files_of(queue)) == left
 
 

@@ -630,21 +630,6 @@ def test_of_a_stall_that_another_agent_finds_the_ranks_here_stand_and_hold_up(
         assert bench.series(catalog.TRAINING_STALL_CULPRIT) == culprits
 
 
-def test_a_stall_whose_rank_is_killed_is_not_reported_as_solved(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stall(bench, monkeypatch)
-    opened = bench.verdict("stall")
-    bench.ranks[1].alive = False
-    bench.poll()
-    # It has lost its peer, and cleans up.
-    bench.ranks[0].enter("other")
-    bench.poll()
-
-    (past,) = [each for each in bench.judge.past() if each["kind"] == "stall"]
-    assert (past["ended_with"], past["sentence"]) == ("rank 1", opened["sentence"])
-
-
 def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted(
     bench: Bench,
 ) -> None:

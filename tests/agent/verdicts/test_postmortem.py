@@ -157,17 +157,6 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
     assert left == {*kept, *new, "notes.txt", "postmortem-.json"}
 
 
-def test_a_directory_that_is_not_ours_alone_is_not_used(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder.mkdir()
-    folder.chmod(0o755)
-
-    assert written(folder) is None
-    assert list(folder.iterdir()) == []
-    assert "no post-mortem in" in caplog.text
-
-
 def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
