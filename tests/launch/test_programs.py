@@ -92,28 +92,6 @@ def test_a_script_for_wandb_has_its_curves_here_on_the_rank_that_logs(tmp_path: 
     }
 
 
-WITH_OUR_LINE = """
-import torch
-import otel_ddp
-
-model = torch.nn.Linear(4, 1)
-otel_ddp.instrument(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(8):
-    model(torch.ones(8, 4)).square().mean().backward()
-    optimizer.step()
-"""
-
-
-def test_the_loss_is_read_where_the_run_comes_before_the_optimizer(tmp_path: Path) -> None:
-    # As a trainer's callback has it: what waits for a training is still in torch's place then.
-    (tmp_path / "train.py").write_text(WITH_OUR_LINE)
-
-    (only,) = journals(str(tmp_path / "train.py"), env={"OTEL_DDP_SAMPLE_STEPS": "1"})
-
-    assert only.steps_of("loss") == list(range(2, 9))
-
-
 POOL = """
 import multiprocessing, sys
 import torch
@@ -172,33 +150,11 @@ rpc.shutdown()
 """
 
 
-COMPILED = """
-import torch
-
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-@torch.compile(backend="eager")
-def step(batch):
-    optimizer.zero_grad()
-    loss = model(batch).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-for _ in range(110):
-    step(torch.ones(8, 4))
-"""
-
-
-@pytest.mark.parametrize("program", [COMPILED, SERVED], ids=["compiled step", "RPC"])
 def test_a_training_of_which_backwards_alone_are_seen_is_a_run_and_one_line_says_why(
-    program: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(program)
+    script.write_text(SERVED)
     with Node(MASTER_PORT=str(free_port()), OTEL_DDP_AGENT="off") as node:
         command = (sys.executable, "-m", "otel_ddp", "run", "--", sys.executable, str(script))
         output = finished(node.start(*command))

@@ -457,52 +457,6 @@ def test_threads_that_log_at_once_lose_nothing(place: Here) -> None:
     assert len(journal.names) == 9, "a name that two threads meet first is one name"
 
 
-def test_a_signal_handler_that_logs_tears_nothing_and_blocks_nothing(
-    place: Here, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Nothing is overwritten in it, on a fast machine either.
-    monkeypatch.setenv("OTEL_DDP_JOURNAL_BYTES", str(64 << 20))
-    run = otel_ddp.init()
-    came = 0
-
-    def handler(number: int, frame: Any) -> None:
-        nonlocal came
-        came += 1
-        # On a busy machine the next one comes in the middle of this one.
-        mine = came
-        # A new name every time: it must not tear what is being defined either.
-        run.log({f"handled{mine}": 1.0, "handled": float(mine)}, step=mine)
-        run.event(f"came{mine}")
-        if came >= 400:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    before = signal.signal(signal.SIGALRM, handler)
-    logged = 0
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-        while came < 400:
-            run.log({"loss": float(logged), f"new{logged % 400}": 1.0}, step=logged)
-            logged += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-    # What came in the middle is counted at the next look around, and not in the handler.
-    journal = finished(place)
-    assert journal.unreadable == 0
-    kept = [value for name, value in journal.points if name == "loss"]
-    # The ring is as long as it is; what is there is whole and in order.
-    assert list(map(float, range(logged - len(kept), logged))) == kept
-    handled = [value for name, value in journal.points if name == "handled"]
-    assert len(set(handled)) == len(handled)
-    assert refused(journal, "reentered") + len(journal.events) + len(handled) >= 400
-    # Besides it may be said that the ring is full, as no agent reads it.
-    said = [each for each in caplog.messages if "overwritten from now on" not in each]
-    assert len(said) <= 1
-    for name in journal.names.values():
-        assert name.text.startswith(("loss", "new", "handled")), name
-
-
 @pytest.mark.parametrize("name", ["loss", "new"])
 def test_a_call_of_a_handler_that_interrupts_a_write_is_counted(name: str, place: Here) -> None:
     run = otel_ddp.init()

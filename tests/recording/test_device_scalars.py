@@ -13,6 +13,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
+from fake_device import FakeDevice
 from odd_values import DeviceTensor, on_device, waited
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
@@ -24,54 +25,10 @@ torch = pytest.importorskip("torch")
 from otel_ddp.recording.device_scalars import DeviceScalars  # noqa: E402
 
 
-class FakeDevice:
-    """What torch.cuda offers, with a device that is as slow as the test wants it."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.recorded: list[Any] = []
-        self.capturing = False
-        self.broken = False
-        self.interrupt: Callable[[], None] = lambda: None
-        device = self
-
-        class Event:
-            def record(self, stream: Any) -> None:
-                device.interrupt()
-                self.number = len(device.recorded)
-                self.stream = stream
-                device.recorded.append(self)
-
-            def query(self) -> bool:
-                assert not device.capturing, "a query spoils the graph"
-                if device.broken:
-                    raise RuntimeError("CUDA error: device-side assert triggered")
-                arrived = bool(self.number < device.done)
-                device.interrupt()
-                return arrived
-
-            def synchronize(self) -> None:
-                raise AssertionError("this would have waited for the device")
-
-        self.Event = Event
-
-    def current_stream(self, device: Any) -> str:
-        return f"the stream of {device}"
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
-
-    def synchronize(self) -> None:
-        raise AssertionError("this would have waited for the device")
-
-    def finish_all(self) -> None:
-        self.done = len(self.recorded)
-
-
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
     waited.clear()
-    yield FakeDevice()
+    yield FakeDevice(late=True)
     assert waited == []
 
 
@@ -120,7 +77,7 @@ def test_the_journal_says_while_a_copy_waits_for_a_place_in_the_launch_queue(
     recorder: Recorder, device: FakeDevice
 ) -> None:
     at, seen = layout.IN_MARK // 8, []
-    device.interrupt = lambda: seen.append(recorder.writer.words[at])
+    device.during = lambda _: seen.append(recorder.writer.words[at])
 
     log(recorder, {"loss": on_device(0.5)})
 
@@ -224,7 +181,7 @@ def test_a_device_that_failed_costs_its_tensors_and_nothing_else(
 ) -> None:
     for step in range(3):
         log(recorder, {"loss": on_device(1.0), "lr": 0.1}, step=step)
-    device.broken = True
+    device.broken = "query"
 
     recorder.poll_copies()
     log(recorder, {"lr": 0.2})
@@ -374,18 +331,14 @@ def test_what_a_handler_raises_in_the_middle_reaches_the_loop_and_costs_no_tenso
     def handle(*_: Any) -> None:
         raise WorkerDied
 
-    def signal_comes() -> None:
-        device.interrupt = lambda: None
-        signal.raise_signal(signal.SIGUSR1)
-
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        device.interrupt = signal_comes
+        device.interrupt("record")
         with pytest.raises(WorkerDied):
             log(recorder, {"loss": on_device(1.0)}, step=1)
         log(recorder, {"loss": on_device(2.0)}, step=2)
         device.finish_all()
-        device.interrupt = signal_comes
+        device.interrupt("query")
         with pytest.raises(WorkerDied):
             recorder.poll_copies()
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +13,7 @@ from otel_ddp.vocabulary.words import PHASES
 
 torch = pytest.importorskip("torch")
 
+from fake_device import FakeDevice  # noqa: E402
 from loops import in_a_thread  # noqa: E402
 from otel_ddp.agent.reading.steps import StepStream  # noqa: E402
 from otel_ddp.diagnosis.steps import Step  # noqa: E402
@@ -28,87 +29,6 @@ OTHER, DATA, FORWARD, BACKWARD, WAIT, OPTIMIZER = (
 # begins.
 STEP = {DATA: 2, FORWARD: 8, BACKWARD: 16, WAIT: 4, OPTIMIZER: 32, OTHER: 1}
 STEP_S = sum(STEP.values()) / 1000
-
-
-class FakeDevice:
-    """What torch.cuda offers; it works off what the host has launched, as the test says."""
-
-    def __init__(self) -> None:
-        self.host_ms = 0.0
-        self.busy_until_ms = 0.0  # when it will have done all that was launched
-        self.late = False  # whether it is still busy with all of it
-        self.capturing = False
-        self.broken = ""  # the one call that fails
-        self.interrupted = ""  # the one call in which a signal comes
-        self.seen: Callable[[], None] = lambda: None  # called in each record
-        self.made = 0
-        self.streams: list[Any] = []
-        self.waiting: list[Any] = []
-        device = self
-
-        class Event:
-            def __init__(self, enable_timing: bool = False) -> None:
-                assert enable_timing
-                device.made += 1
-
-            def record(self, stream: Any) -> None:
-                assert not device.capturing, "the graph would record it again and again"
-                device.seen()
-                device.fails("record")
-                device.streams.append(stream)
-                self.at_ms = max(device.busy_until_ms, device.host_ms)
-                self.waits = device.late
-                if device.late:
-                    device.waiting.append(self)
-
-            def query(self) -> bool:
-                assert not device.capturing, "a query spoils the graph"
-                device.fails("query")
-                return self.passed
-
-            @property
-            def passed(self) -> bool:
-                return device.host_ms >= self.at_ms and not self.waits
-
-            def elapsed_time(self, end: Any) -> float:
-                device.fails("elapsed_time")
-                if not (self.passed and end.passed):
-                    raise RuntimeError("Both events must be completed")
-                return float(end.at_ms - self.at_ms)
-
-            def synchronize(self) -> None:
-                raise AssertionError("this would have waited for the device")
-
-        self.Event = Event
-
-    def fails(self, call: str) -> None:
-        if self.interrupted == call:
-            self.interrupted = ""
-            signal.raise_signal(signal.SIGUSR1)
-        if self.broken == call:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-    def launch(self, host_ms: float, device_ms: float) -> None:
-        """The host launches for so long; the device needs so long for it."""
-        began_ms = max(self.busy_until_ms, self.host_ms)
-        self.host_ms += host_ms
-        # The last of it is launched at the end.
-        self.busy_until_ms = max(began_ms + device_ms, self.host_ms if device_ms else 0.0)
-
-    def catch_up(self) -> None:
-        self.late = False
-        self.host_ms = max(self.host_ms, self.busy_until_ms)
-        for event in self.waiting:
-            event.waits = False
-
-    def current_stream(self, index: Any) -> str:
-        return f"the stream of {index}"
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
-
-    def synchronize(self, *_: Any) -> None:
-        raise AssertionError("this would have waited for the device")
 
 
 class Book:
@@ -178,7 +98,7 @@ def test_the_phases_are_charged_in_order_and_add_up(
 ) -> None:
     step(device, clock, 5)
 
-    assert set(device.streams) == {"the stream of 3"}
+    assert {each.stream for each in device.recorded} == {"the stream of 3"}
     # The last phase of a step ends with the first mark of the next one.
     once = [(code, took_ms / 1000) for code, took_ms in STEP.items()]
     assert book.charges == (5 * once)[:-1]
@@ -190,7 +110,7 @@ def test_the_journal_says_while_an_event_is_being_recorded(
     device: FakeDevice, clock: DeviceClock, book: Book, broken: str
 ) -> None:
     at, seen = layout.IN_MARK // 8, []
-    device.seen = lambda: seen.append(book.present_words[at])
+    device.during = lambda _: seen.append(book.present_words[at])
     device.broken = broken
 
     work(device, clock, FORWARD, 8)
@@ -206,7 +126,8 @@ def test_what_the_device_has_not_done_is_charged_later_and_whole(
     step(device, clock, 10)
     assert book.charges == []
 
-    device.catch_up()
+    device.late = False
+    device.finish_all()
     step(device, clock)
 
     assert book.all() == pytest.approx(11 * STEP_S - STEP[OTHER] / 1000)
@@ -299,12 +220,12 @@ def test_a_device_that_fails_is_left_alone_for_good(
     device.broken = call
     step(device, clock)
     device.broken = ""
-    recorded = len(device.streams)
+    recorded = len(device.recorded)
     step(device, clock, 5)
 
     assert clock.failed
     assert book.charges == told
-    assert len(device.streams) == recorded
+    assert len(device.recorded) == recorded
     assert held(clock) == 0
 
 
@@ -331,7 +252,7 @@ def test_what_a_handler_raises_is_no_failure_of_the_device(
     step(device, clock, 4)
     told = len(book.charges)
 
-    device.interrupted = call
+    device.interrupt(call)
     with pytest.raises(WorkerDied):
         step(device, clock)
     step(device, clock, 4)
@@ -408,7 +329,7 @@ def paced_ms(step: Step) -> dict[str, float]:
 def test_steps_are_told_by_the_devices_clock_whoever_is_ahead() -> None:
     trained = Trained(FakeDevice())
     trained.step(Phases(), 40)
-    trained.device.catch_up()
+    trained.device.finish_all()
     trained.step(Phases())
 
     steps = trained.steps()
@@ -423,7 +344,7 @@ def test_steps_are_told_by_the_devices_clock_whoever_is_ahead() -> None:
 def test_a_device_that_is_behind_keeps_up_in_no_phase() -> None:
     trained = Trained(FakeDevice())
     trained.step(Phases(), 40)
-    trained.device.catch_up()
+    trained.device.finish_all()
     trained.step(Phases())
 
     steps = trained.steps()[5:39]
@@ -463,7 +384,7 @@ def test_steps_that_are_not_measured_are_one_stretch_and_the_device_is_as_late_a
     trained.step(Phases(), 7)
     trained.clock.resume(12, word(OTHER, trained.device.host_ms))
     trained.step(Phases(), 3)
-    trained.device.catch_up()
+    trained.device.finish_all()
     trained.step(Phases())
 
     steps = {each.number: each for each in trained.steps()}
@@ -479,13 +400,13 @@ def test_where_the_device_is_is_known_while_the_host_stands_still() -> None:
     device = FakeDevice()
     trained = Trained(device)
     trained.step(Phases(), 20)
-    device.catch_up()
+    device.finish_all()
     trained.step(Phases())
     # Forward takes it 10 ms and backward 20 ms.
     device.host_ms = device.busy_until_ms - 3 - 5 - 1
     assert trained.clock.position() == (BACKWARD, 20)
 
-    device.catch_up()
+    device.finish_all()
     assert trained.clock.position() == (OTHER, None)
 
     trained.clock.close()

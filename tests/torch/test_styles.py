@@ -213,11 +213,11 @@ def half_precision() -> Any:
     return model
 
 
-def gan(**wishes: Any) -> Any:
+def gan(named: bool = False) -> Any:
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     first, second = sgd(critic), sgd(generator)
     otel_ddp.instrument(generator)
-    otel_ddp.instrument(critic, **({"step_optimizer": second} if wishes else {}))
+    otel_ddp.instrument(critic, step_optimizer=second if named else None)
     for number, batch in enumerate(batches(4)):
         critic(generator(batch).detach()).sum().backward()
         first.step()
@@ -241,21 +241,6 @@ def wgan() -> Any:
         if number % 5 == 4:
             critic(generator(batch)).sum().backward()
             second.step()
-    return generator, critic
-
-
-def dcgan() -> Any:
-    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-    first, second = sgd(critic), sgd(generator)
-    otel_ddp.instrument(generator)
-    otel_ddp.instrument(critic)
-    for batch in batches():
-        critic(batch).sum().backward()
-        fake = generator(batch)
-        critic(fake.detach()).sum().backward()
-        first.step()
-        critic(fake).sum().backward()
-        second.step()
     return generator, critic
 
 
@@ -516,7 +501,6 @@ ALONE = [
     Style("GAN", gan, steps=4, micro_batches=6, samples=32),
     Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=32),
     Style("WGAN", wgan, steps=20, micro_batches=24, samples=160),
-    Style("GAN, two backwards of the critic", dcgan, micro_batches=9),
     Style("siamese", siamese),
     Style("pipeline by hand", micro_batched, micro_batches=12),
     Style("validation in training mode", validated_in_training_mode),
@@ -620,7 +604,7 @@ def no_sync() -> Any:
     return model
 
 
-def ddp_checkpointed(reentrant: bool, **wishes: Any) -> Callable[[], Any]:
+def ddp_checkpointed(reentrant: bool) -> Callable[[], Any]:
     def trained() -> Any:
         model = wrapped(Checkpointed(reentrant, wrap=lambda x: {"loss": x.sum()}))
         optimizer = sgd(model)

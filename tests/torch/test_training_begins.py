@@ -140,19 +140,25 @@ def test_a_model_that_trains_in_evaluation_mode_is_found_by_its_optimizer(place:
     assert journal.total(catalog.TRAINING_PHASE_TIME, phase="eval") == 0
 
 
+@pytest.mark.parametrize(("whole", "steps"), [(False, STEPS), (True, 110)])
 def test_a_training_of_which_no_call_is_seen_is_a_run_and_one_line_says_what_to_do(
-    place: Here, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture, whole: bool, steps: int
 ) -> None:
     model, counter = net(), CompileCounter()
     optimizer = SGD(model.parameters(), lr=0.01)
     loss = torch.compile(lambda x: model(x).sum(), backend=counter)
 
-    for _ in range(STEPS):
+    def train() -> None:
         loss(INPUT).backward()
         optimizer.step()
+
+    # Of a compiled optimizer no step is seen either.
+    train = torch.compile(train, backend="eager") if whole else train
+    for _ in range(steps):
+        train()
     otel_ddp.finish()
 
-    assert counter.frame_count == 1
+    assert whole or counter.frame_count == 1
     assert place.only().total(catalog.TRAINING_STEPS) == 0
     assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
 
@@ -192,7 +198,10 @@ def test_compiling_something_else_first_hides_no_step(place: Here) -> None:
 
 
 @pytest.mark.parametrize("where", ["before the optimizer", "after it", "after a first call"])
-def test_the_line_of_a_program_wins(place: Here, where: str) -> None:
+def test_the_line_of_a_program_wins(
+    place: Here, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
     model, other = net(), net()
     if where == "before the optimizer":
         otel_ddp.instrument(model, group="mine")
@@ -210,6 +219,8 @@ def test_the_line_of_a_program_wins(place: Here, where: str) -> None:
     journal = place.only()
     assert journal.identity["group"] == "mine"
     assert journal.config == ({} if where == "before the optimizer" else {"lr": 0.01})
+    # Also where the run comes before the optimizer, and what waits for a training is in place.
+    assert journal.steps_of("loss") == [*range(2, STEPS + 1)]
     assert totals(place)["training.steps"] == STEPS
 
 

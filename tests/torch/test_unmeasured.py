@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -183,31 +184,19 @@ def test_a_model_that_is_copied_meanwhile_is_a_model_of_its_own(training: Traini
     assert training.count == len(training.steps())
 
 
-def log_after(training: Training, number: int) -> None:
-    training.step()
-    training.recorder.log({"loss": float(number)})
-
-
-def log_within(training: Training, number: int, step: int | None = None) -> None:
+def log_around(
+    training: Training, number: int, *, within: bool, after: bool, named: bool = False
+) -> None:
+    """A step that logs in its middle or after its end; named: under a number of the loop's."""
+    step = 10 + number if named else None
     training.optimizer.zero_grad()
     loss = training.model(BATCH).sum()
-    training.recorder.log({"loss": float(number)}, step=step)
+    if within:
+        training.recorder.log({"loss": float(number)}, step=step)
     loss.backward()
     training.optimizer.step()
-
-
-def log_step_within(training: Training, number: int) -> None:
-    log_within(training, number, step=10 + number)
-
-
-def log_step_after(training: Training, number: int) -> None:
-    training.step()
-    training.recorder.log({"loss": float(number)}, step=10 + number)
-
-
-def log_both(training: Training, number: int) -> None:
-    log_within(training, number)
-    training.recorder.log({"lr": float(number)})
+    if after:
+        training.recorder.log({"lr": float(number)}, step=step)
 
 
 def log_while_accumulating(training: Training, number: int) -> None:
@@ -221,7 +210,11 @@ def log_while_accumulating(training: Training, number: int) -> None:
 @pytest.mark.parametrize(
     "log",
     [
-        *(log_after, log_within, log_step_within, log_step_after, log_both),
+        partial(log_around, within=False, after=True),
+        partial(log_around, within=True, after=False),
+        partial(log_around, within=True, after=False, named=True),
+        partial(log_around, within=False, after=True, named=True),
+        partial(log_around, within=True, after=True),
         log_while_accumulating,
     ],
 )
@@ -243,7 +236,7 @@ def test_values_have_the_steps_that_they_have_where_all_are_measured(
 def test_values_have_their_steps_where_a_thread_trains_for_each_epoch(training: Training) -> None:
     def epoch(first: int) -> None:
         for number in range(first, first + 50):
-            log_after(training, number)
+            log_around(training, number, within=False, after=True)
 
     for first in range(0, 250, 50):
         thread = threading.Thread(target=epoch, args=(first,))
