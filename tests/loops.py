@@ -13,32 +13,22 @@ from torch import nn
 
 import otel_ddp
 from conftest import Journal
+from measured import Slow as SlowByClock
 from otel_ddp.journal.place import Place
 
 PAUSE_S = 0.02
 
 
-class Slow(nn.Module):
+class _Sleeps:
+    def spend(self, pauses: int) -> None:
+        time.sleep(pauses * PAUSE_S)
+
+
+class Slow(SlowByClock):
     """Takes PAUSE_S in forward and twice that in backward."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 1)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(PAUSE_S)
-        return _SlowBackward.apply(self.inner(inputs))
-
-
-class _SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(2 * PAUSE_S)
-        return gradient
+        super().__init__(_Sleeps())
 
 
 INPUT = torch.ones(8, 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -48,10 +48,14 @@ class Measured:
         self.recorder.close()
 
 
+class _Spends(Protocol):
+    def spend(self, seconds: int, /) -> None: ...
+
+
 class Slow(nn.Module):
     """Takes a second in forward and two in backward."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: _Spends) -> None:
         super().__init__()
         self.measured = measured
         self.inner = nn.Linear(4, 1)
@@ -63,7 +67,7 @@ class Slow(nn.Module):
 
 class _SlowBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, measured: Measured) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, measured: _Spends) -> torch.Tensor:
         ctx.measured = measured
         return value.clone()
 

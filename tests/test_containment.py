@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import commands
 from otel_ddp import errors
 
 
@@ -99,9 +99,7 @@ print(errors.attempt(raised_here(ValueError), "default"))
 
 
 def test_an_error_that_another_thread_raises_in_the_middle_of_our_code_passes_through() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", RAISED_HERE], capture_output=True, text=True, check=True, timeout=300
-    )
+    ran = commands.python(RAISED_HERE)
 
     # A known limit: a class that our own code could raise may be the one or the other, and ours
     # must not end a training.

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+import commands
 import otel_ddp
 from extras import needed
 from otel_ddp.identity.addresses import BOARDS
@@ -37,8 +37,8 @@ class Built(NamedTuple):
 
 def build(kind: str, folder: Path, into: Path) -> Path:
     """Build without a network: the tool of the build is in the extra `dev`."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(into)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    command = (sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into)
+    done = commands.run(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     (made,) = into.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return made
@@ -142,10 +142,7 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
     )
 
     def python(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=True
-        )
+        done = commands.run(sys.executable, *arguments, cwd=tmp_path, env=env, check=True)
         return done.stdout.strip()
 
     assert python("-c", code) == str(built.wheel / "otel_ddp" / "__init__.py")

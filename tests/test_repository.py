@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import commands
 import go_modules
 from extras import needed_command
 from otel_ddp.torch.models import OLDEST
@@ -49,9 +49,8 @@ def test_the_workflow_calls_what_is_there() -> None:
 
 @in_a_checkout
 def test_the_workflows_have_no_flaw_that_their_auditor_knows() -> None:
-    command = [needed_command("zizmor", "dev"), "--offline", "--persona=pedantic", "--quiet"]
-    command.append(str(ROOT / ".github" / "workflows"))
-    audited = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    zizmor = needed_command("zizmor", "dev"), "--offline", "--persona=pedantic", "--quiet"
+    audited = commands.run(*zizmor, ROOT / ".github" / "workflows")
 
     assert audited.returncode == 0, audited.stdout + audited.stderr
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import commands
 import otel_ddp
 from conftest import Here
 from otel_ddp.cli import main
@@ -316,14 +317,7 @@ def test_where_no_agent_runs_status_tells_how_one_is_started(
 
 def status(how: str) -> subprocess.CompletedProcess[str]:
     command = f"{sys.executable} -m otel_ddp status {how}"
-    return subprocess.run(
-        ["/bin/bash", "-o", "pipefail", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ,
-        check=False,
-    )
+    return commands.run("/bin/bash", "-o", "pipefail", "-c", command)
 
 
 def test_a_full_disk_is_one_sentence_and_a_closed_pipe_or_missing_letters_no_error(

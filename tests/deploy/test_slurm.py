@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from deploy.files import DEPLOY, tool
 from node import Node, finished, until
 from otel_ddp.journal.place import Place
@@ -38,13 +39,8 @@ NAMED = {
 def prolog(tmp_path: Path, site: str = "", /, *, quiet: bool = True, **env: str) -> dict[str, str]:
     """What the task prolog has Slurm set."""
     (tmp_path / "site.sh").write_text(site)
-    said = subprocess.run(
-        [SLURM / "task-prolog.sh", tmp_path / "site.sh"],
-        env={"PATH": os.environ["PATH"], **JOB, **env},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    env = {"PATH": os.environ["PATH"], **JOB, **env}
+    said = commands.run(SLURM / "task-prolog.sh", tmp_path / "site.sh", env=env, check=True)
     assert not (quiet and said.stderr)
     lines = said.stdout.splitlines()
     assert all(line.startswith("export ") for line in lines), lines

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import commands
 from deploy.files import DEPLOY, tool
 
 UNIT = DEPLOY / "systemd" / "otel-ddp-agent@.service"
@@ -44,15 +44,8 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "otel-ddp-agent@alice.service"
     unit.write_text(text)
 
-    verified = subprocess.run(
-        [analyze, "verify", unit], capture_output=True, text=True, check=False
-    )
-    judged = subprocess.run(
-        [analyze, "security", "--offline=true", "--threshold=25", unit],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = commands.run(analyze, "verify", unit)
+    judged = commands.run(analyze, "security", "--offline=true", "--threshold=25", unit)
 
     assert (verified.returncode, verified.stderr) == (0, "")
     assert judged.returncode == 0, judged.stdout

@@ -11,14 +11,15 @@ from extras import needed
 from integrations.launch import snippet
 from node import Node, until
 
-PROGRAM = """
+BEGIN = """
 import sys
-import ray, torch
+import ray, ray.train.torch, torch
 from ray import train
 from ray.train import RunConfig, ScalingConfig, report
 from ray.train.torch import TorchTrainer, prepare_model
-
-def loop(config):
+"""
+WITHOUT_A_LINE = """
+def train_loop(config):
     model = prepare_model(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
@@ -29,22 +30,8 @@ def loop(config):
         report({"reported": float(step + train.get_context().get_world_rank()), "epoch": step})
     if config["raises"]:
         raise ValueError("no more data")
-
-ray.init(num_cpus=2, include_dashboard=False)
-TorchTrainer(
-    loop,
-    train_loop_config={"raises": "raises" in sys.argv},
-    scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(name="experiment", storage_path=sys.argv[1]),
-).fit()
 """
-
-OF_THE_PAGE = f"""
-import sys
-import ray, ray.train.torch, torch
-from ray.train import RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
-
+OF_THE_PAGE = """
 def build(config):
     return torch.nn.Linear(4, 1)
 
@@ -52,12 +39,12 @@ def train_epoch(model):
     loss = model(torch.ones(8, 4)).square().mean()
     loss.backward()
     return loss.item()
-
-{snippet("Ray Train")}
+"""
+FIT = """
 ray.init(num_cpus=2, include_dashboard=False)
 TorchTrainer(
     train_loop,
-    train_loop_config={{"epochs": 2}},
+    train_loop_config={"epochs": 2, "raises": "raises" in sys.argv},
     scaling_config=ScalingConfig(num_workers=2),
     run_config=RunConfig(name="experiment", storage_path=sys.argv[1]),
 ).fit()
@@ -68,7 +55,7 @@ RAY = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 @pytest.mark.stress
 def test_the_function_of_the_page_is_a_run_of_both_workers(tmp_path: Path) -> None:
     needed("ray", "ray")
-    (tmp_path / "train.py").write_text(OF_THE_PAGE)
+    (tmp_path / "train.py").write_text(BEGIN + OF_THE_PAGE + snippet("Ray Train") + FIT)
     with Node() as node:
         ran = node.start(sys.executable, str(tmp_path / "train.py"), str(tmp_path), env=RAY)
         said, _ = ran.communicate(timeout=900)
@@ -85,7 +72,7 @@ def test_the_run_of_its_workers_ends_as_the_function_and_has_what_is_reported(
     tmp_path: Path, how: str, state: str
 ) -> None:
     needed("ray", "ray")
-    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "train.py").write_text(BEGIN + WITHOUT_A_LINE + FIT)
     with Node() as node:
         ran = node.start(
             *(sys.executable, "-m", "otel_ddp", "run", "--", sys.executable),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import sys
-import threading
-import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -163,27 +160,6 @@ def test_the_import_of_each_tracker_is_noticed() -> None:
     assert {name for name, call in NAMES.items() if call == "trackers.listen"} == {
         *trackers.TRACKERS
     }
-
-
-def test_a_thread_that_begins_with_the_method_has_no_error(
-    place: Here, writer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Value(float):
-        """The thread lets go of it at its end."""
-
-    raised: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: raised.append(str(args.exc_value)))
-    for_frameworks.instrument(run="one")
-    value, ended = Value(1.0), threading.Event()
-    weakref.finalize(value, ended.set)
-
-    _thread.start_new_thread(writer.add_scalar, ("loss", value, 1))
-    del value
-
-    assert ended.wait(60.0)
-    otel_ddp.finish()
-    assert raised == []
-    assert points(place.only()) == [("loss", 1.0, 1)]
 
 
 # What each tracker writes: its points, and what else it has kept.

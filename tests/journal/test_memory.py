@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import commands
+
 PREAMBLE = """
 import errno, json, math, os, sys
 from pathlib import Path
@@ -94,7 +96,7 @@ class Elsewhere:
         lines += [also, 'exec "$@"']
         command = [*self._namespace, "sh", "-c", "\n".join(lines), "sh"]
         command += [sys.executable, "-c", PREAMBLE + code, str(self._root), *points]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+        return commands.run(*command)
 
     def ask(self, code: str, *mounts: str, also: str = "true") -> Any:
         done = self.run(code, *mounts, also=also)

@@ -7,13 +7,12 @@ import fcntl
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+import commands
 from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.files import private_directory
@@ -136,9 +135,7 @@ def test_a_named_directory_that_is_not_writable_is_refused() -> None:
         os.chmod(above, 0o711)
         closed = f"{above}/closed"
 
-        done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, closed], capture_output=True, text=True
-        )
+        done = commands.python(AS_NOBODY, closed)
 
     assert done.stdout == (
         f"OTEL_DDP_DIR must be a directory that this user can write to, got {closed!r} "
@@ -267,9 +264,7 @@ def test_a_doorbell_without_a_listener_does_not_kill(tmp_path: Path) -> None:
         "here.wake_agent(); write(1, b'alive')\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
-    )
+    done = commands.python(code, tmp_path)
 
     assert (done.stdout, done.returncode) == ("alive", 0)
 

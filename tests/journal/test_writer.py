@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, Scalars
 from otel_ddp.journal.place import open_journal
@@ -385,13 +386,8 @@ os._exit(0)
 
 
 def test_no_message_of_a_library_goes_into_the_journal(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-c", WITHOUT_STANDARD_STREAMS, str(tmp_path), *("0", "1", "2")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=True,
-        timeout=300,
-    )
+    streams = ("0", "1", "2")
+    commands.python(WITHOUT_STANDARD_STREAMS, tmp_path, *streams, stdin=subprocess.DEVNULL)
     (path,) = tmp_path.glob("*.journal")
 
     reader = JournalReader(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from otel_ddp.cli import main
 from otel_ddp.integrations import launch
 from otel_ddp.integrations.launch.startup.sitecustomize import Finder
@@ -29,13 +30,6 @@ found = {
 }
 print(json.dumps(found))
 """
-
-
-def run(
-    *command: str, env: dict[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    env = os.environ | (env or {})
-    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def below(env: dict[str, str]) -> dict[str, str]:
@@ -58,13 +52,14 @@ def test_the_command_takes_the_place_of_ours_with_its_status() -> None:
 
     # Python itself ignores the second one.
     for number in (signal.SIGTERM, signal.SIGPIPE):
-        killed = run(*RUN, "--", "sh", "-c", f"kill -{number} $$")
+        killed = commands.run(*RUN, "--", "sh", "-c", f"kill -{number} $$")
 
         assert killed.returncode == -number
 
 
 def test_the_two_dashes_are_needed_by_nobody_but_those_who_read_it() -> None:
-    assert run(*RUN, "--", "echo", "-n", "r").stdout == run(*RUN, "echo", "-n", "r").stdout == "r"
+    for dashes in ((), ("--",)):
+        assert commands.run(*RUN, *dashes, "echo", "-n", "r").stdout == "r"
 
 
 def test_pythons_path_keeps_what_it_had() -> None:
@@ -84,9 +79,9 @@ def test_pythons_path_keeps_what_it_had() -> None:
 @pytest.mark.parametrize("flags", [["-W", "error"], ["-I"], ["-S"]])
 def test_a_python_that_does_not_import_torch_is_as_without_us(flags: list[str]) -> None:
     command = (sys.executable, *flags, "-c", LOOK)
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "/nowhere")}
+    env = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", "/nowhere")}
 
-    bare, ours = run(*command, env=env), run(*RUN, "--", *command, env=env)
+    bare, ours = commands.run(*command, env=env), commands.run(*RUN, "--", *command, env=env)
 
     assert ours.stderr == bare.stderr == ""
     plain, found = json.loads(bare.stdout), json.loads(ours.stdout)
@@ -109,7 +104,7 @@ def test_a_sitecustomize_of_the_programs_own_is_imported_as_ever(
     command = (sys.executable, "-c", LOOK.replace('"finders": len(sys.meta_path),', ""))
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(tmp_path)}
 
-    bare, ours = run(*command, env=env), run(*command, env=below(env))
+    bare, ours = commands.run(*command, env=env), commands.run(*command, env=below(env))
 
     assert (ours.stdout, ours.stderr) == (bare.stdout, bare.stderr)
     assert "mine" in bare.stdout + bare.stderr
@@ -121,7 +116,7 @@ def test_where_otel_ddp_cannot_be_imported_nothing_happens(tmp_path: Path) -> No
     command = (str(tmp_path / "venv/bin/python"), "-c", "import torch; print(torch.__loader__)")
     env = below({"PYTHONPATH": str(tmp_path)})
 
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = commands.run(*command, env=env)
 
     assert done.stderr == ""
     assert done.stdout.startswith("imported\n<_frozen_importlib_external.SourceFileLoader")
@@ -212,8 +207,6 @@ def test_a_module_that_is_only_called_torch_is_left_alone(tmp_path: Path) -> Non
     code = (
         "import sys, torch; print(torch.sys is sys, 'otel_ddp.integrations.launch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
-    )
+    done = commands.python(code, env=env)
 
     assert (done.stdout, done.stderr) == ("True True\n", "")

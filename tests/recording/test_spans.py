@@ -89,10 +89,6 @@ def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
         await asyncio.gather(task("one"), task("two"))
         async for _ in batches("generator"):
             pass
-        # Left half way, and closed in another context than the one it was opened in.
-        abandoned = batches("abandoned")
-        await anext(abandoned)
-        await asyncio.create_task(abandoned.aclose())  # type: ignore[arg-type]
 
     asyncio.run(main())
     run.finish()
@@ -100,7 +96,6 @@ def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
     spans = place.only().spans
     for name in ("one", "two", "generator"):
         assert spans[name]["id"] == spans[f"in {name}"]["parent"]
-    assert spans["abandoned"]["error"] == "GeneratorExit"
 
 
 def test_an_exception_is_written_down_and_goes_on_untouched(place: Here) -> None:

@@ -128,6 +128,7 @@ def test_a_generator_that_is_closed_elsewhere_leaves_the_users_context_alone(
     asyncio.run(main())
     run.finish()
 
+    assert place.only().spans["batches"]["error"] == "GeneratorExit"
     assert "Failed to detach" not in caplog.text
     assert not trace.get_current_span().get_span_context().is_valid
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
+import commands
 import otel_ddp
 from conftest import Here
 
 FORBIDDEN = ("torch", "opentelemetry", "prometheus_client", "pynvml", "requests", "grpc")
-
-
-def python(code: str) -> str:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def test_every_public_name_is_there_and_nothing_else_is_listed() -> None:
@@ -28,9 +23,9 @@ def test_every_public_name_is_there_and_nothing_else_is_listed() -> None:
 
 
 def test_a_star_import_gives_the_public_names() -> None:
-    names = python("from otel_ddp import *; print(*[n for n in dir() if n[:2] != '__'])").split()
+    names = commands.python("from otel_ddp import *; print(*[n for n in dir() if n[:2] != '__'])")
 
-    assert set(otel_ddp.__all__) - {"__version__"} == set(names)
+    assert set(otel_ddp.__all__) - {"__version__"} == set(names.stdout.split())
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
@@ -39,10 +34,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_a_bare_import_loads_nothing_of_ours_and_nothing_heavy() -> None:
-    new = python(
+    done = commands.python(
         "import sys; before = set(sys.modules); import otel_ddp; "
         "print(*sorted(set(sys.modules) - before))"
-    ).split()
+    )
+    new = done.stdout.split()
 
     assert [name for name in new if name.startswith("otel_ddp")] == ["otel_ddp"]
     heavy = {"dataclasses", "inspect", "json", "logging", "asyncio", "typing_extensions"}

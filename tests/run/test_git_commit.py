@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+import commands
 from otel_ddp.run.opening import revision
 
 
 def git(folder: Path, *words: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    done = subprocess.run(
-        ("git", *who, *words), cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    return commands.run("git", *who, *words, cwd=folder, check=True).stdout.strip()
 
 
 @pytest.fixture

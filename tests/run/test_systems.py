@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 import warm
 from conftest import Here
 from node import Node, until
@@ -62,8 +63,7 @@ SAID = (
 
 def python(*code: str) -> subprocess.CompletedProcess[str]:
     executable = warm.python().executable if TORCH in code else sys.executable
-    command = [executable, "-c", "\n".join(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return commands.run(executable, "-c", "\n".join(code))
 
 
 @pytest.mark.parametrize(
