@@ -12,6 +12,7 @@ import pytest
 import warm
 from node import Node, until
 from otel_ddp.cli import main
+from otel_ddp.cli.demo.injection import Injection, parse
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey
 
@@ -104,3 +105,22 @@ def test_an_injection_into_what_is_missing_is_refused_with_what_there_is(
     assert capsys.readouterr().err == (
         "otel-ddp demo: There is no rank 1 among 1: ranks are 0 to 0.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("backward:1:30ms", Injection("backward", 1, 0.03)),
+        ("data:3:0.5s", Injection("data", 3, 0.5)),
+        ("forward", Injection("forward", 1, 0.03)),
+        (" Hang:2 ", Injection("hang", 2)),
+    ],
+)
+def test_what_is_asked_for_is_understood(text: str, meant: Injection) -> None:
+    assert parse(text) == meant
+
+
+@pytest.mark.parametrize("text", ["sideways:1:30ms", "backward:1:30", "hang:1:3s", "backward:-1"])
+def test_what_means_nothing_is_answered_with_what_does(text: str) -> None:
+    with pytest.raises(ValueError, match=r"30ms|hang:1"):
+        parse(text)

@@ -335,19 +335,6 @@ def test_a_full_disk_is_one_sentence_and_a_closed_pipe_or_missing_letters_no_err
     assert r"run \xf1, train, world 1" in ascii_alone.stdout
 
 
-def test_json_for_programs_has_all_of_a_process(
-    place: Here, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = {f"key{number}": "x" * 500 for number in range(101)}
-    told = process(state="finished", description="d" * 500, tags="a,b", config=config)
-    agent_wrote(place, told)
-
-    assert main(["status", "--json"]) == 0
-
-    (found,) = json.loads(capsys.readouterr().out)["processes"]
-    assert found == told.to_json()
-
-
 # --- what is wrong, and who waits
 
 

@@ -1,4 +1,4 @@
-"""The record of a run's lead: what journals and stores hold of it, and what is refused."""
+"""The record of a run's lead: what journals and stores hold of it, and whether one is sought."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from otel_ddp.identity import lead
+from otel_ddp.run.opening import LeadSearch
+from otel_ddp.settings import Settings
 
 SECRET = "0123456789abcdef" * 4
 RECORD = {"secret": SECRET, "hosts": ["node-0", "10.0.0.5", "fd00::2%eth0"], "ports": [23456, 1]}
@@ -77,3 +79,18 @@ def test_what_is_no_lead_is_none(content: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[" * 4000, "\ufffd", json.dumps(RECORD) + " " * 4096])
 def test_a_text_that_another_program_has_written_is_no_lead(text: str) -> None:
     assert lead.parse_text(text) is None
+
+
+def test_a_lead_that_is_off_is_not_sought() -> None:
+    assert not LeadSearch(Settings(lead="off")).is_sought
+
+
+def test_replica_groups_of_torchft_seek_no_lead_in_stores_that_do_not_know_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LeadSearch(Settings()).is_sought
+    monkeypatch.setenv("REPLICA_GROUP_ID", "0")
+    monkeypatch.setenv("NUM_REPLICA_GROUPS", "2")
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://localhost:29510")
+
+    assert not LeadSearch(Settings()).is_sought

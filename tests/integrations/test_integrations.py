@@ -18,6 +18,7 @@ from conftest import Here
 from extras import needed
 from integrations import programs
 from integrations.launch import Frameworks, Ran, Value, imported, snippet
+from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.vocabulary import catalog
 
 
@@ -87,6 +88,28 @@ def test_what_an_accelerator_is_not_given_is_left_to_its_version(
         (3, [("loss", 1.0)])
     ]
     assert place.only().config == {"lr": 0.1}
+
+
+def test_an_argument_that_instrument_does_not_take_raises_where_it_is_given() -> None:
+    assert checked({"group": "one", "strategy": "all"}) == {"group": "one", "strategy": "all"}
+    with pytest.raises(TypeError, match="grup"):
+        checked({"grup": "one"})
+
+
+def test_a_phase_ends_when_the_next_one_begins(place: Here) -> None:
+    run = otel_ddp.init()
+    phase = OpenPhase()
+
+    phase.begin("eval")
+    phase.begin("checkpoint")
+    during = place.only().phase
+    phase.end()
+    phase.end()
+    run.finish()
+
+    assert during == "checkpoint"
+    assert place.only().span_names == ["eval", "checkpoint"]
+    assert place.only().phase == "other"
 
 
 def test_what_a_tracker_is_given_once_an_epoch_lies_at_its_number_and_steps_go_on(

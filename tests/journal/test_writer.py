@@ -307,15 +307,6 @@ def test_counters_of_names_leave_places_for_the_others(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_name_that_is_no_text_for_others_still_gets_its_number(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    assert writer.name("half \ud800", "\udfff") == 1
-    reader.read_definitions()
-
-    assert reader.names == {1: ("half ?", "?")}
-
-
 def test_a_long_reason_is_cut_between_two_characters(
     writer: JournalWriter, reader: JournalReader
 ) -> None:
@@ -325,19 +316,6 @@ def test_a_long_reason_is_cut_between_two_characters(
 
     writer.reason("\ud800 gone")
     assert reader.reason() == "? gone"
-
-
-def test_running_numbers_go_round_after_four_billion(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    # Nobody logs four billion values in a test: the counter is wound forward.
-    writer.number = 2**32 - 3
-    reader.ring.expected = 2**32 - 2
-    for step in range(6):
-        log(writer, Shape((1,)), step, 1.0)
-
-    assert len(reader.read()) == 6
-    assert reader.lost == 0
 
 
 # -- what it costs the process

@@ -171,29 +171,6 @@ def test_more_values_than_a_record_holds_become_several(run: Run, place: Here) -
 
 @pytest.mark.parametrize(
     "step",
-    [-1, 1.5, "3", 2**63, math.nan, Rude(), np.zeros(2)],
-    ids=lambda step: type(step).__name__,
-)
-def test_a_step_that_is_no_whole_number_costs_only_the_step(
-    step: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    run.log({"loss": 0.5}, step=1)
-    run.log({"loss": 0.25}, step=step)
-    run.log({"loss": 0.125}, step=step)
-
-    journal = finished(place)
-    assert [(call.step, call.values[0][1]) for call in journal.calls] == [
-        (1, 0.5),
-        (None, 0.25),
-        (None, 0.125),
-    ]
-    assert refused(journal) == 2
-    (said,) = caplog.messages
-    assert "the step was not recorded: a whole number from 0 on was expected, got " in said
-
-
-@pytest.mark.parametrize(
-    "step",
     [True, 1.0, np.int64(1), np.float32(1), np.array([1]), np.int64(2**60 + 1)],
     ids=repr,
 )
@@ -206,32 +183,36 @@ def test_a_step_that_means_a_whole_number_is_accepted(step: Any, run: Run, place
     assert refused(journal) == 0
 
 
+WRONG: list[tuple[str, Any]] = [
+    *(("step", each) for each in (-1, 1.5, "3", 2**63, math.nan, Rude(), np.zeros(2))),
+    *(("epoch", each) for each in ("one", Rude(), math.inf, 2**2000, 1j)),
+    *(("split", each) for each in ("", 1j, ["val"], Rude(), b"val")),
+]
+
+
 @pytest.mark.parametrize(
-    "epoch",
-    ["one", Rude(), math.inf, 2**2000, 1j],
-    ids=lambda epoch: type(epoch).__name__,
+    ("what", "wrong"), WRONG, ids=[f"{what} {type(each).__name__}" for what, each in WRONG]
 )
-def test_an_epoch_that_is_no_number_costs_only_the_epoch(
-    epoch: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+def test_what_is_no_step_epoch_or_split_costs_only_itself(
+    what: str, wrong: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run.log({"loss": 0.5}, step=1, epoch=1.5)
-    run.log({"loss": 0.25}, step=2, epoch=epoch)
+    good: dict[str, Any] = {"step": 1, "epoch": 1.5, "split": "val"}
 
-    journal = finished(place)
-    assert [(call.step, call.epoch) for call in journal.calls] == [(1, 1.5), (2, None)]
-    assert 1 == refused(journal) == len(caplog.messages)
-
-
-@pytest.mark.parametrize("split", ["", 1j, ["val"], Rude(), b"val"], ids=str.__class__)
-def test_a_split_that_is_no_text_costs_only_the_split(
-    split: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
+    run.log({"loss": 0.5}, **good)
     for _ in range(2):
-        run.log({"val/loss": 0.5}, split=split)
+        run.log({"loss": 0.25}, **{**good, what: wrong})
 
     journal = finished(place)
-    assert journal.splits() == {"val/loss": "val"}
-    assert (len(journal.points), refused(journal, "name"), len(caplog.messages)) == (2, 2, 1)
+    assert journal.points == [("loss", 0.5), ("loss", 0.25), ("loss", 0.25)]
+    found = [(call.step, call.epoch) for call in journal.calls]
+    splits = [name.split for name, _, _ in journal.logged]
+    without = {"step": None, "epoch": None, "split": "train"}[what]
+    left = {**good, what: without}
+    assert found == [(1, 1.5), *[(left["step"], left["epoch"])] * 2]
+    assert splits == ["val", *[left["split"]] * 2]
+    assert refused(journal) == 2
+    (said,) = caplog.messages
+    assert what != "step" or "a whole number from 0 on was expected, got " in said
 
 
 @pytest.mark.parametrize(

@@ -397,39 +397,32 @@ def test_a_run_has_the_address_of_its_board_where_a_grafana_is_named(place: Here
 
 
 @pytest.mark.parametrize(
-    ("first", "script"),
+    ("first", "is_gone", "script"),
     [
-        ("/home/me/mnist/train.py", "mnist/train.py"),
-        ("train.py", "here/train.py"),
-        ("-c", "-c"),
+        ("/home/me/mnist/train.py", False, "mnist/train.py"),
+        ("train.py", False, "here/train.py"),
+        ("train.py", True, "train.py"),
+        ("-c", False, "-c"),
     ],
 )
 def test_a_run_tells_its_script_with_the_folder_that_it_is_in(
-    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, script: str
+    place: Here,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+    is_gone: bool,
+    script: str,
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "argv", [first])
+    if is_gone:
+        (tmp_path / "here").rmdir()
 
     with otel_ddp.init() as run:
         run.log({"loss": 1.0}, step=1)
 
     assert place.only().facts["script"] == script
-
-
-def test_a_run_opens_in_a_working_directory_that_is_gone(
-    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    gone.rmdir()
-
-    with otel_ddp.init() as run:
-        run.log({"loss": 1.0}, step=1)
-
-    assert place.only().facts["script"] == "train.py"
 
 
 def test_other_arguments_of_a_second_init_give_a_warning(

@@ -298,23 +298,6 @@ def test_hooks_of_the_users_on_every_module_are_warned_of_as_ever(place: Here) -
     handle.remove()
 
 
-class NotCompiled(nn.Linear):
-    @torch._dynamo.disable
-    def __call__(self, inputs: torch.Tensor) -> Any:
-        return super().__call__(inputs)
-
-
-def test_what_a_model_compiled_in_place_calls_uncompiled_is_a_part_of_it(place: Here) -> None:
-    otel_ddp.instrument()
-    model = nn.Sequential(nn.Linear(4, 4), NotCompiled(4, 1))
-    model.compile(backend="eager")
-
-    train(model, sgd(model))
-
-    assert hooks(model) == 2
-    assert hooks(model[1]) == 0
-
-
 def test_arguments_by_name_are_counted_in_the_first_call_too(place: Here) -> None:
     class Words(nn.Embedding):
         def forward(self, *, input_ids: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,20 +52,31 @@ def answer(journal: Path, number: int) -> dict[str, Any]:
     return dict(until(there, "an answer"))
 
 
-def test_an_answer_has_the_stack_of_each_thread_the_main_one_first(journal: Path) -> None:
+@contextmanager
+def waiting(*names: str, levels: int = 0) -> Iterator[dict[str, threading.Thread]]:
+    """Threads of these names that wait, so many calls below their first one."""
     held = threading.Event()
 
-    def helper_waits() -> None:
-        held.wait()
+    def helper_waits(levels: int) -> None:
+        held.wait() if levels == 0 else helper_waits(levels - 1)
 
-    helper = threading.Thread(target=helper_waits, name="a helper")
-    helper.start()
+    threads = {
+        name: threading.Thread(target=helper_waits, args=(levels,), name=name) for name in names
+    }
+    for each in threads.values():
+        each.start()
     try:
-        ask(journal, "7 where\n")
-        said = answer(journal, 7)
+        yield threads
     finally:
         held.set()
-        helper.join()
+        for each in threads.values():
+            each.join()
+
+
+def test_an_answer_has_the_stack_of_each_thread_the_main_one_first(journal: Path) -> None:
+    with waiting("a helper"):
+        ask(journal, "7 where\n")
+        said = answer(journal, 7)
 
     main, *others = said["threads"]
     assert main["main"]
@@ -83,23 +95,13 @@ def test_an_answer_names_the_training_thread_second(
 ) -> None:
     journal, training = tmp_path / "1-00000000.journal", 0
     stack_answers.start(journal, lambda: training, lambda: None)
-    held = threading.Event()
-    helpers = {
-        name: threading.Thread(target=held.wait, name=name) for name in ("uploads", "trains")
-    }
-    for each in helpers.values():
-        each.start()
-    try:
+    with waiting("uploads", "trains") as helpers:
         ask(journal, "1 where\n")
         before = answer(journal, 1)["threads"]
         training = helpers["trains"].ident or 0
         ask(journal, "2 where\n")
         said = answer(journal, 2)
-    finally:
-        stack_answers.stop()
-        held.set()
-        for each in helpers.values():
-            each.join()
+    stack_answers.stop()
 
     assert not any(each["trains"] for each in before)
     assert [each["name"] for each in said["threads"][:2]] == ["MainThread", "trains"]
@@ -128,21 +130,9 @@ def test_several_questions_get_one_answer_with_the_most_that_was_asked(journal: 
 
 
 def test_an_answer_is_bounded_whatever_the_threads_do(journal: Path) -> None:
-    held = threading.Event()
-
-    def deep(levels: int) -> None:
-        held.wait() if levels == 0 else deep(levels - 1)
-
-    helpers = [threading.Thread(target=deep, args=(100,)) for _ in range(70)]
-    for each in helpers:
-        each.start()
-    try:
+    with waiting(*map(str, range(70)), levels=100):
         ask(journal, "1 where\n")
         threads = answer(journal, 1)["threads"]
-    finally:
-        held.set()
-        for each in helpers:
-            each.join()
 
     assert len(threads) == 64
     assert max(len(each["frames"]) for each in threads) == 64
