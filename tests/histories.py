@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.history.buckets import Row, StepBucket, step_row, value_row
 from otel_ddp.history.directory import file_name
+from otel_ddp.history.reader import History, Series
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import Event, SeriesKey, StepSum, ValueSum
+from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import PHASES
 
@@ -30,17 +32,14 @@ _JITTER = 0.02
 _TOTALS = {catalog.OTEL_DDP_HOOK_TIME.name: 0.5, catalog.TRAINING_STEP_DURATION.name: 100.0}
 
 
-def value_sums(
-    file: RunFile, key: SeriesKey, points: list[tuple[int, int, float]]
-) -> dict[int, ValueSum]:
-    """The points of a series (step, time, value) in its buckets."""
-    width, found = file.width(key), dict[int, ValueSum]()
-    for step, time_ns, value in points:
-        start = step - step % width
-        if start not in found:
-            found[start] = ValueSum(step, time_ns)
-        found[start].add(step, time_ns, value, step / 100)
-    return found
+def value_rows(points: list[tuple[int, int, float]]) -> list[Row]:
+    """The points of a series: step, time, value."""
+    return [value_row(step, time_ns, value, step / 100) for step, time_ns, value in points]
+
+
+def kept_steps(history: History, series: Series) -> list[StepBucket]:
+    """The steps of a series, as its history has them."""
+    return [StepBucket.of([row]) for row in history.cells(series, 1).values()]
 
 
 def write_history(
@@ -91,26 +90,20 @@ def write_history(
             for step in range(steps)
         ]
     at_ns = [now_ns]
-    sums: dict[SeriesKey, dict[int, StepSum]] = {}
+    rows: dict[SeriesKey, list[Row]] = {}
     told: dict[str, Any]
-    values: dict[SeriesKey, dict[int, ValueSum]] = {}
     for step in range(steps):
         longest_s = max(sum(own[rank][step].values()) for rank in range(ranks))
         at_ns.append(at_ns[-1] + int(longest_s * S))
     for rank in range(ranks):
         label = str(first_rank + rank)
-        key = SeriesKey("steps", "host", label)
-        buckets = sums[key] = {}
-        width = file.width(key)
+        of_steps = rows[SeriesKey("steps", "host", label)] = []
         for step in range(steps):
             began, ended = at_ns[step], at_ns[step + 1]
             codes = bytes([*(PHASES[phase] for phase in own[rank][step]), PHASES["comm_wait"]])
             spans_ns = [int(s * S) for s in own[rank][step].values()]
             spans_ns.append(max(ended - began - sum(spans_ns), 0))
-            start = step - step % width
-            if start not in buckets:
-                buckets[start] = StepSum(step, began)
-            buckets[start].add(step, began, ended, codes, spans_ns, 32, False)
+            of_steps.append(step_row(step, began, ended, codes, spans_ns, 32, False))
         for name in names if rank < logged_by and first_rank == 0 else ():
             for split in ("train", "val"):
                 key = SeriesKey("value", name, label, (("split", split),))
@@ -118,17 +111,17 @@ def write_history(
                     (step, at_ns[step + 1], 2 * math.exp(-step / 100) + chance.uniform(0, 0.1))
                     for step in range(0, steps, 1 if split == "train" else 10)
                 ]
-                values[key] = value_sums(file, key, points)
+                rows[key] = value_rows(points)
         device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", "H100"))
         key = SeriesKey(
             "node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu"), ("node", node))
         )
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
-        values[key] = value_sums(file, key, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
+        rows[key] = value_rows([(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
     for name, value in constants.items():
         key = SeriesKey("value", name, str(first_rank), (("split", "train"),))
         points = [(step, at_ns[step + 1], value) for step in range(steps)]
-        values[key] = value_sums(file, key, points)
+        rows[key] = value_rows(points)
     attempts = about.get("attempts") or [{"began_ns": now_ns}]
     described = {
         str(first_rank + rank): {
@@ -179,8 +172,7 @@ def write_history(
         Event(at_ns[-1], steps - 1, "0", "log", "WARN", "<b>loss</b> & more", {"logger": "train"}),
     ]
     file.write(
-        values=values,
-        steps=sums,
+        rows=rows,
         ranks=described,
         about={
             "group": group,

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from histories import S, value_sums
+from histories import S, value_rows
 from otel_ddp.history import report
+from otel_ddp.history.buckets import step_row
 from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.newest_attempt import OfNode, are_told_by_others, newest_attempt
 from otel_ddp.history.page import columns, runs
 from otel_ddp.history.page.answers import ANSWERS
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import Event, SeriesKey, StepSum
+from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import PHASES
@@ -48,12 +49,10 @@ def wrote(
         low, high = (choose(named, key=lambda each: each["value"]) for choose in (min, max))
         row = {"name": "loss", "split": "train", "direction": "min", "last": named[-1]}
         summary = [{**row, "min": low, "max": high}]
-    steps = {step: StepSum(step, ns) for step, ns, _ in points}
-    for step, ns, _ in points:
-        steps[step].add(step, ns, ns + S, bytes([PHASES["forward"]]), [S], 0, False)
+    codes = bytes([PHASES["forward"]])
+    steps = [step_row(step, ns, ns + S, codes, [S], 0, False) for step, ns, _ in points]
     file.write(
-        values={LOSS: value_sums(file, LOSS, points)} if points else {},
-        steps={SeriesKey("steps", "host", "0"): steps} if points else {},
+        rows={LOSS: value_rows(points), SeriesKey("steps", "host", "0"): steps},
         ranks={str(each.rank): each.to_json() for each in processes},
         about={
             "group": "",

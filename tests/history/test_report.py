@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from documents import check
-from histories import S, value_sums, write_history
+from histories import S, value_rows, write_history
 from otel_ddp.history.card import lines
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers as page_answers
@@ -105,7 +105,7 @@ def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:
         (("hw.id", "GPU-1"), ("hw.model", "H100"), ("node", "node-0")),
     )
     file = RunFile(path)
-    file.write(values={key: value_sums(file, key, [(1, S, 2e9), (2, 2 * S, 5e10)])})
+    file.write(rows={key: value_rows([(1, S, 2e9), (2, 2 * S, 5e10)])})
     file.close()
     with find_run("r", tmp_path) as run:
         report = gather(run)
@@ -157,8 +157,8 @@ def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) 
         SeriesKey("value", "alone", "0"): 600,
     }
     file.write(
-        values={
-            key: value_sums(file, key, [(step, S + step, 1.0) for step in range(count)])
+        rows={
+            key: value_rows([(step, S + step, 1.0) for step in range(count)])
             for key, count in sorted(points.items(), reverse=True, key=lambda item: item[1])
         }
     )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import re
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from histories import value_sums, write_history
+from histories import value_rows, write_history
 from otel_ddp.history import run_file
+from otel_ddp.history.buckets import step_row
 from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.run_file import RunFile, Unusable
-from otel_ddp.history.tables import SeriesKey, StepSum
+from otel_ddp.history.tables import SeriesKey
 
 LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
 S = 10**9
@@ -27,15 +29,14 @@ def filled(path: Path, values: list[float], piece: int = 100) -> History:
         points = [
             (step, (step + 1) * S, values[step]) for step in range(at, min(at + piece, len(values)))
         ]
-        file.write(values={LOSS: value_sums(file, LOSS, points)})
+        file.write(rows={LOSS: value_rows(points)})
     file.close()
     return History(path)
 
 
 def read_whole(history: History) -> None:
     for series in history.series():
-        history.sums(series)
-        history.steps([series])
+        history.columns(series)
 
 
 def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Pa
         [series] = history.series()
         buckets = history.sums(series)
     assert 2048 <= len(buckets) <= 4096
-    assert all(each.start % series.width == 0 for each in buckets)
+    assert all(each.first % series.width == 0 for each in buckets)
     for each in buckets:
         own = values[each.first : each.until + 1]
         assert (each.low, each.high, each.last) == (min(own), max(own), own[-1])
@@ -53,12 +54,34 @@ def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Pa
         assert each.total == pytest.approx(sum(own))
 
 
+def test_values_that_come_in_any_order_are_kept_in_that_of_their_steps(tmp_path: Path) -> None:
+    steps = [*range(-200, 200), *range(10_000, 20_000, 777), -(2**62), 2**62]
+    random.Random(1).shuffle(steps)
+    file = RunFile(tmp_path / "a.sqlite")
+    for at in range(0, len(steps), 50):
+        points = [(step, S + step % 1000, step / 3) for step in steps[at : at + 50]]
+        file.write(rows={LOSS: value_rows(points)})
+    assert file.last(LOSS) == 2**62
+    file.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        [series] = history.series()
+        found = history.sums(series)
+        some = history.sums(series, -70, 12_000)
+        few = history.sums(series, -70, 12_000, most=5)
+    assert [(each.first, each.first_ns, each.last) for each in found] == [
+        (step, S + step % 1000, step / 3) for step in sorted(steps)
+    ]
+    assert [each.first for each in some] == [s for s in sorted(steps) if -70 <= s <= 12_000]
+    assert [each.finite for each in few] == [55, 55, 55, 55, 53]
+
+
 def test_a_bucket_that_is_written_in_pieces_is_one_and_its_last_value_the_latest(
     tmp_path: Path,
 ) -> None:
     file = RunFile(tmp_path / "a.sqlite")
     for time_ns, value in ((2 * S, 5.0), (9 * S, 7.0), (3 * S, 6.0)):
-        file.write(values={LOSS: value_sums(file, LOSS, [(4, time_ns, value)])})
+        file.write(rows={LOSS: value_rows([(4, time_ns, value)])})
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
@@ -71,16 +94,16 @@ def test_what_an_attempt_does_again_replaces_all_that_an_earlier_one_did_from_th
     tmp_path: Path,
 ) -> None:
     file = RunFile(tmp_path / "a.sqlite")
-    file.write(values={LOSS: value_sums(file, LOSS, [(step, S, 9.0) for step in range(8)])})
+    file.write(rows={LOSS: value_rows([(step, S, 9.0) for step in range(8)])})
     # It goes on from step 2, and logs at other steps: in two pieces, and twice in one of them.
     for steps in ([2, 4], [4]):
         points = [(step, 20 * S, 1.0) for step in steps]
-        file.write(values={LOSS: value_sums(file, LOSS, points)}, attempt_ns=10 * S)
+        file.write(rows={LOSS: value_rows(points)}, attempt_ns=10 * S)
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
         found = history.sums(history.series()[0])
-    assert [(each.start, each.finite, each.last) for each in found] == [
+    assert [(each.first, each.finite, each.last) for each in found] == [
         *((0, 1, 9.0), (1, 1, 9.0), (2, 1, 1.0), (4, 2, 1.0))
     ]
 
@@ -89,15 +112,15 @@ def test_a_wide_bucket_keeps_the_steps_before_those_that_are_done_again(tmp_path
     path = tmp_path / "a.sqlite"
     filled(path, [9.0] * 5000).close()
     file = RunFile(path)
-    width = file.width(LOSS)
-    assert width == 2
     # From the second step of a bucket on.
     points = [(step, 9000 * S, 1.0) for step in range(101, 104)]
-    file.write(values={LOSS: value_sums(file, LOSS, points)}, attempt_ns=8000 * S)
+    file.write(rows={LOSS: value_rows(points)}, attempt_ns=8000 * S)
     file.close()
 
     with History(path) as history:
-        found = {each.start: each for each in history.sums(history.series()[0])}
+        [series] = history.series()
+        found = {each.first - each.first % 2: each for each in history.sums(series)}
+    assert series.width == 2
     assert [(found[at].finite, found[at].high) for at in (98, 100, 102)] == [
         *((2, 9.0), (3, 9.0), (2, 1.0))
     ]
@@ -109,7 +132,7 @@ def test_a_history_goes_on_where_another_process_left_it(tmp_path: Path) -> None
     filled(path, [1.0] * 5000).close()
 
     file = RunFile(path)
-    file.write(values={LOSS: value_sums(file, LOSS, [(5000, 6000 * S, 4.0)])})
+    file.write(rows={LOSS: value_rows([(5000, 6000 * S, 4.0)])})
     file.close()
 
     with History(path) as history:
@@ -135,10 +158,7 @@ def test_many_series_share_what_there_is(
     keys = [SeriesKey("value", f"name{number}", "0") for number in range(12)]
     for at in range(0, 4000, 500):
         file.write(
-            values={
-                key: value_sums(file, key, [(s, s * S, 1.0) for s in range(at, at + 500)])
-                for key in keys
-            }
+            rows={key: value_rows([(s, s * S, 1.0) for s in range(at, at + 500)]) for key in keys}
         )
     file.close()
 
@@ -152,17 +172,15 @@ def test_many_series_share_what_there_is(
 
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "a.sqlite")
-    file.write(values={LOSS: value_sums(file, LOSS, [(0, S, 1.0)])}, positions={"j": (7, 0, 0)})
-    broken = StepSum(1, 0)
-    broken.took_ns = 1 << 70
+    file.write(rows={LOSS: value_rows([(0, S, 1.0)])}, positions={"j": (7, 0, 0)})
+    broken = step_row(1, 0, 1, b"", (), 1 << 70, False)
     with pytest.raises(OverflowError):
         file.write(
-            values={LOSS: value_sums(file, LOSS, [(1, S, 1.0)])},
-            steps={SeriesKey("steps", "host", "0"): {0: broken}},
+            rows={LOSS: value_rows([(1, S, 1.0)]), SeriesKey("steps", "host", "0"): [broken]},
             positions={"j": (9, 0, 0)},
         )
     assert file.read_positions() == {"j": (7, 0, 0)}
-    file.write(values={LOSS: value_sums(file, LOSS, [(2, S, 1.0)])})
+    file.write(rows={LOSS: value_rows([(2, S, 1.0)])})
     file.close()
 
     with History(tmp_path / "a.sqlite") as history:
@@ -173,10 +191,11 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     ("statement", "why"),
     [
         ("CREATE TABLE trials (value)", "another program|other tables"),
-        ("PRAGMA user_version = 99", "later version"),
+        ("PRAGMA user_version = 99", "another version"),
+        ("PRAGMA user_version = 1", "another version"),
     ],
 )
-def test_what_another_program_or_a_later_version_has_made_is_left_alone(
+def test_what_another_program_or_another_version_has_made_is_left_alone(
     tmp_path: Path, statement: str, why: str
 ) -> None:
     path = write_history(tmp_path)
@@ -189,6 +208,18 @@ def test_what_another_program_or_a_later_version_has_made_is_left_alone(
     with pytest.raises(Unreadable, match=why):
         History(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change", ["count = 65", "count = 0", "content = x''", "content = substr(content, 1, 100)"]
+)
+def test_a_damaged_block_is_told_of(tmp_path: Path, change: str) -> None:
+    path = write_history(tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"UPDATE blocks SET {change}")
+
+    with pytest.raises(Unreadable, match="is damaged"), History(path) as history:
+        read_whole(history)
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 100, None])
@@ -206,9 +237,9 @@ def test_a_damaged_file_is_told_of(tmp_path: Path, content: bytes | None) -> Non
 
 def test_a_history_is_read_while_it_is_written(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "a.sqlite")
-    file.write(values={LOSS: value_sums(file, LOSS, [(0, S, 1.0)])})
+    file.write(rows={LOSS: value_rows([(0, S, 1.0)])})
     with History(tmp_path / "a.sqlite") as history:
-        file.write(values={LOSS: value_sums(file, LOSS, [(1, 2 * S, 1.0)])})
+        file.write(rows={LOSS: value_rows([(1, 2 * S, 1.0)])})
         assert len(history.sums(history.series()[0])) == 2
     file.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from extras import needed
+from histories import kept_steps
 from integrations import torchtitan_on_cpu
 from integrations.launch import snippet
 from node import Node, until
@@ -47,10 +48,7 @@ def test_steps_phases_and_values_are_those_of_its_trainer(
         until(lambda: state(path) == "finished", "the end")
 
         with History(path) as found:
-            steps = {
-                each.key.rank: [*found.steps([each]).values()]
-                for each in found.step_series.values()
-            }
+            steps = {each.key.rank: kept_steps(found, each) for each in found.step_series.values()}
             values = {
                 (each.key.name, each.key.rank): {b.first: b.last for b in found.sums(each)}
                 for each in found.series("value")

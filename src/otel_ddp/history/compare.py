@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from otel_ddp import plain, shown
 from otel_ddp.history import blocks
+from otel_ddp.history.buckets import Bucket
 from otel_ddp.history.directory import NotFound, find_run, split_names
-from otel_ddp.history.tables import Bucket
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 

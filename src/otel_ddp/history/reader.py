@@ -8,6 +8,7 @@ import math
 import os
 import sqlite3
 import stat
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,28 +17,30 @@ from urllib.parse import quote
 
 from otel_ddp import errors, files, plain
 from otel_ddp.history import tables
-from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, rank_order
-from otel_ddp.history.tables import (
-    STEP_COLUMNS,
-    SUM_COLUMNS,
+from otel_ddp.history.buckets import (
+    FAR,
+    FIRST,
+    FIRST_NS,
+    LAST_NS,
+    UNTIL,
+    VALUES,
     Bucket,
-    Event,
-    SeriesKey,
-    StepBucket,
+    Form,
+    Row,
+    form_of,
 )
-from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES
+from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, rank_order
+from otel_ddp.history.tables import Event, SeriesKey
+from otel_ddp.vocabulary.words import ENDED_STATES
 
 # No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
-
-# What many buckets of steps are together.
-_TOGETHER = ", ".join(f"{tables.way_of(each).__name__}({each})" for each in STEP_COLUMNS)
 
 log = logging.getLogger("otel_ddp.history")
 
 
 class Unreadable(errors.OtelDdpError):
-    """The file is no history, or damaged, or of a later version; the text says which."""
+    """The file is no history, or damaged, or of another version; the text says which."""
 
 
 # The step of these is the one at which they began, by the program's number.
@@ -53,6 +56,11 @@ class Series(NamedTuple):
     id: int
     key: SeriesKey
     width: int
+
+    @property
+    def form(self) -> Form:
+        """What its buckets consist of."""
+        return form_of(self.key.kind)
 
 
 class History:
@@ -70,9 +78,9 @@ class History:
             self._db = self._open("immutable=1")
         try:
             version = self._rows("PRAGMA user_version")[0][0]
-            if version > tables.VERSION:
-                later = f"is of a later version ({version}): a newer otel-ddp can read it"
-                raise Unreadable(f"{path} {later}")
+            if version != tables.VERSION:
+                read = f"this otel-ddp reads version {tables.VERSION}"
+                raise Unreadable(f"{path} is of another version ({version}): {read}")
             with self._told():
                 if not tables.is_as_we_made_it(self._db):
                     raise Unreadable(f"{path} is no history of a run: it has other tables")
@@ -180,83 +188,43 @@ class History:
         )
         return [name for (name,) in rows]
 
-    def sums(self, series: Series, first: int = -(2**62), until: int = 2**62) -> list[Bucket]:
-        """The buckets of a series from *first* to *until*."""
-        rows = self._rows(
-            f"SELECT start, {', '.join(SUM_COLUMNS)} FROM sums WHERE series = ? "
-            "AND start > ? - ? AND start <= ? ORDER BY start",
-            (series.id, first, series.width, until),
-        )
-        return [Bucket(*row) for row in rows]
+    def columns(self, series: Series, first: int = -FAR, until: int = FAR) -> list[list[Any]]:
+        """The buckets of a series from *first* to *until*, in the order of its form's columns."""
+        with self._told():
+            found = series.form.load(self._db, series.id, series.width, first, until)
+        begin = bisect_left(found[FIRST], first - first % series.width)
+        end = bisect_left(found[FIRST], until - until % series.width + series.width)
+        return [column[begin:end] for column in found]
 
-    def sums_of_all(
-        self, series: Sequence[Series], most: int, first: int = -(2**62), until: int = 2**62
+    def cells(
+        self, series: Series, wide: int, first: int = -FAR, until: int = FAR
+    ) -> dict[int, Row]:
+        """The same, *wide* steps together, by their number."""
+        return series.form.sum_up(self.columns(series, first, until), wide)
+
+    def sums(
+        self, series: Series, first: int = -FAR, until: int = FAR, most: int = FAR
     ) -> list[Bucket]:
-        """The values of many series together, in about *most* buckets; `last` is their mean.
-
-        SQLite adds them up, as for `steps`.
-        """
-        where, kept = _among(series, first, until), math.lcm(*(each.width for each in series))
-        [(low, high)] = self._rows(f"SELECT min(start), max(start) FROM sums WHERE {where}")
-        if low is None:
-            return []
-        wide = kept * max(math.ceil((high - low + 1) / most / kept), 1)
-        rows = self._rows(
-            f"SELECT (start - start % {wide}) AS cell, min(first), max(until), min(first_ns), "
-            "max(last_ns), sum(finite), sum(total), min(low), max(high), "
-            "sum(total) / nullif(sum(finite), 0), sum(nonfinite), max(epoch) "
-            f"FROM sums WHERE {where} GROUP BY cell ORDER BY cell"
-        )
-        return [Bucket(*row) for row in rows]
+        """The buckets of a series from *first* to *until*, neighbours as one beyond *most*."""
+        found = self.columns(series, first, until)
+        rows = VALUES.in_pieces(found, math.ceil(len(found[FIRST]) / most))
+        return [*map(Bucket.of, rows)]
 
     def newest(self, series: Series) -> Bucket | None:
-        """The last bucket of a series. It reads no other: thousands may be asked for theirs."""
-        rows = self._rows(
-            f"SELECT start, {', '.join(SUM_COLUMNS)} FROM sums WHERE series = ? "
-            "ORDER BY start DESC LIMIT 1",
-            (series.id,),
-        )
-        return next((Bucket(*row) for row in rows), None)
+        """The last bucket of a series. It reads one block: thousands may be asked for theirs."""
+        rows = self._block(series, "ORDER BY start DESC")
+        return Bucket.of(rows[-1]) if rows else None
 
-    def steps(
-        self, series: Sequence[Series], wide: int = 1, first: int = -(2**62), until: int = 2**62
-    ) -> dict[int, StepBucket]:
-        """The steps of all these series, *wide* of them together, by their number.
-
-        SQLite adds them up: a run of 100,000 steps on 8 ranks takes 0.03 s instead of 0.3 s.
-        """
-        rows = self._rows(
-            f"SELECT start / {wide} AS cell, count(DISTINCT series), {_TOGETHER} FROM steps "
-            f"WHERE {_among(series, first, until)} GROUP BY cell ORDER BY cell"
-        )
-        before = len(StepBucket._fields) - 1
-        return {
-            cell: StepBucket._make(
-                (*row[:before], dict(zip(MEASURED_PHASES, row[before:], strict=True)))
-            )
-            for cell, *row in rows
-        }
-
-    def sums_of_each(
-        self, series: Sequence[Series], sums: Sequence[str], wide: int, first: int, until: int
-    ) -> dict[int, dict[int, tuple[Any, ...]]]:
-        """Of each series by its id, the sums of some columns over *wide* steps, by their number.
-
-        One question for thousands of ranks.
-        """
-        found: dict[int, dict[int, tuple[Any, ...]]] = {}
-        for of, cell, *row in self._rows(
-            f"SELECT series, start / {wide} AS cell, {', '.join(f'sum({each})' for each in sums)} "
-            f"FROM steps WHERE {_among(series, first, until)} GROUP BY series, cell"
-        ):
-            found.setdefault(of, {})[cell] = tuple(row)
-        return found
+    def _block(self, series: Series, which: str, *arguments: Any) -> list[Row]:
+        """The buckets of the first block of a series that is found like this."""
+        query = f"SELECT count, content FROM blocks WHERE series = ? {which} LIMIT 1"
+        found = self._rows(query, (series.id, *arguments))
+        return [row for block in found for row in zip(*series.form.unpack(*block), strict=True)]
 
     def step_range(self, series: Series) -> tuple[int, int] | None:
         """The first and the last step of a series."""
-        query = "SELECT start, until FROM steps WHERE series = ? ORDER BY start {} LIMIT 1"
-        first, last = (self._rows(query.format(way), (series.id,)) for way in ("ASC", "DESC"))
-        return (first[0][0], last[0][1]) if first else None
+        first, last = (self._block(series, f"ORDER BY start {way}") for way in ("ASC", "DESC"))
+        return (first[0][FIRST], last[-1][UNTIL]) if first else None
 
     @cached_property
     def step_series(self) -> dict[str, Series]:
@@ -310,13 +278,12 @@ class History:
         series = found.get(rank) or next(iter(found.values()), None)
         if series is None:
             return None
-        query = "SELECT first, until, first_ns, last_ns FROM steps WHERE series = ? {} LIMIT 1"
-        rows = self._rows(
-            query.format("AND first_ns < ? ORDER BY start DESC"), (series.id, time_ns)
-        ) or self._rows(query.format("ORDER BY start"), (series.id,))
+        began = self._block(series, "AND first_ns < ? ORDER BY start DESC", time_ns)
+        began = [row for row in began if row[FIRST_NS] < time_ns]
+        rows = began[-1:] or self._block(series, "ORDER BY start")
         if not rows:
             return None
-        first, until, first_ns, last_ns = map(int, rows[0])
+        first, until, first_ns, last_ns = map(int, rows[0][: LAST_NS + 1])
         # In a bucket of several steps each has taken the same.
         share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
         step = min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
@@ -326,16 +293,6 @@ class History:
         """When the run ended here, or was last written of; 0 while it goes on."""
         seen_ns = plain.whole(self.about.get("seen_ns")) or 0
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
-
-
-def _among(series: Sequence[Series], first: int, until: int) -> str:
-    """The buckets of these series from *first* to *until*."""
-    numbers = ", ".join(str(each.id) for each in series)
-    return f"series IN ({numbers}) AND start > {first} - {_widest(series)} AND start <= {until}"
-
-
-def _widest(series: Sequence[Series]) -> int:
-    return max((each.width for each in series), default=1)
 
 
 def _series(row: tuple[Any, ...]) -> Series:

@@ -13,14 +13,8 @@ from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history import tables
-from otel_ddp.history.tables import (
-    STEP_COLUMNS,
-    SUM_COLUMNS,
-    Event,
-    SeriesKey,
-    StepSum,
-    ValueSum,
-)
+from otel_ddp.history.buckets import BLOCK, FAR, FIRST, LAST_NS, UNTIL, Form, Row, form_of
+from otel_ddp.history.tables import Event, SeriesKey
 
 # Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
 # Those of a run on several nodes have as much for each node, up to four times as much.
@@ -30,51 +24,11 @@ _MOST_SERIES = 20_000
 _MOST_EVENTS = 20_000
 # A file system without locks answers as if another process had one.
 _BUSY_S = 1.0
-_NEVER = 1 << 63
-
-# What becomes of a bucket that is there already: each column, old and new. min() and max() of
-# SQLite are NULL where one side is.
-_ADDED = "{0} = {0} + excluded.{0}"
-_LOWEST = "{0} = min(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
-_HIGHEST = "{0} = max(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
-_LATEST = "{0} = CASE WHEN excluded.last_ns >= last_ns THEN excluded.{0} ELSE {0} END"
-_RULES = {
-    **dict.fromkeys(("first", "first_ns", "low", "low_ns"), _LOWEST),
-    **dict.fromkeys(("until", "last_ns", "high", "high_ns"), _HIGHEST),
-    **dict.fromkeys(("last", "epoch"), _LATEST),
-}
+_SERIES = "kind = ? AND name = ? AND rank = ? AND labels = ?"
 
 
 class Unusable(ValueError):
-    """The file is of a later version, or another program's."""
-
-
-class Table:
-    """Of buckets: sums of values, or steps."""
-
-    def __init__(self, name: str, columns: Sequence[str]) -> None:
-        self.name = name
-        marks = ", ".join("?" * (len(columns) + 2))
-        # Of each column: old and new together.
-        updates = ", ".join(_RULES.get(column, _ADDED).format(column) for column in columns)
-        named = f"INTO {name} (series, start, {', '.join(columns)})"
-        conflict = f"ON CONFLICT (series, start) DO UPDATE SET {updates}"
-        self.upsert = f"INSERT {named} VALUES ({marks}) {conflict}"
-        # Of each bucket that does not begin a wider one: added to the one that does.
-        others = f"FROM {name} WHERE series = :series AND start % :width <> 0"
-        self.sum_up = (
-            f"INSERT {named} SELECT series, start - start % :width, {', '.join(columns)} "
-            f"{others} {conflict}"
-        )
-        self.delete_summed_up = f"DELETE {others}"
-        # A wide bucket may hold steps before those that are done again.
-        self.delete_abandoned = (
-            f"DELETE FROM {name} WHERE series = :series AND start > :step - :width "
-            "AND first >= :step AND last_ns < :attempt_ns"
-        )
-
-
-_SUMS, _STEPS = Table("sums", SUM_COLUMNS), Table("steps", STEP_COLUMNS)
+    """The file is of another version, or another program's."""
 
 
 @dataclass(slots=True)
@@ -82,6 +36,7 @@ class OpenSeries:
     """A series as it is while its file is open."""
 
     id: int
+    form: Form
     width: int
     buckets: int
 
@@ -131,17 +86,11 @@ class RunFile:
         # Readers then never make us wait. Where a file system lacks what it needs, it stays as is.
         # Only now: in a write-ahead log the mark of a new file would stand beside it at first.
         execute("PRAGMA journal_mode = WAL")
-        for id, kind, name, rank, labels, width in execute(
-            "SELECT id, kind, name, rank, labels, width FROM series"
-        ).fetchall():
-            key = SeriesKey(kind, name, rank, tuple(map(tuple, files.parse_json(labels))))
-            # Counted when it is written to.
-            self._series[key] = OpenSeries(id, width, MOST_OF_SERIES)
 
     def _check_version(self) -> int:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > tables.VERSION:
-            raise Unusable(f"{self.path.name} is of a later version ({version})")
+        if version not in (0, tables.VERSION):
+            raise Unusable(f"{self.path.name} is of another version ({version})")
         (count,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if count and not tables.is_as_we_made_it(self._db):
             raise Unusable(f"{self.path.name} is a database of another program")
@@ -205,25 +154,16 @@ class RunFile:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         return files.parse_json(row[0]) if row else None
 
-    def width(self, key: SeriesKey) -> int:
-        """How wide its buckets are: what is summed up beforehand costs one row each."""
-        found = self._series.get(key)
-        return 1 if found is None else found.width
-
     def last(self, key: SeriesKey) -> int:
         """The highest step of a logged name; -1 if it has none."""
-        (last,) = self._db.execute(
-            "SELECT max(until) FROM sums WHERE series = "
-            "(SELECT id FROM series WHERE kind = ? AND name = ? AND rank = ? AND labels = ?)",
-            (key.kind, key.name, key.rank, json.dumps(key.labels)),
-        ).fetchone()
-        return -1 if last is None else int(last)
+        series = self._find(key)
+        rows = [] if series is None else self._load(series)
+        return max((row[UNTIL] for row in rows), default=-1)
 
     def write(
         self,
         *,
-        values: Mapping[SeriesKey, Mapping[int, ValueSum]] = {},
-        steps: Mapping[SeriesKey, Mapping[int, StepSum]] = {},
+        rows: Mapping[SeriesKey, Sequence[Row]] = {},
         about: Mapping[str, Any] = {},
         ranks: Mapping[str, Mapping[str, Any]] = {},
         events: Iterable[Event] = (),
@@ -232,14 +172,15 @@ class RunFile:
         attempt_ns: int = 0,
         next_ns: int = 0,
     ) -> None:
-        """Add all this, or nothing: raises sqlite3.Error.
+        """Add all this, or nothing: raises sqlite3.Error, or OverflowError.
 
+        *rows*: of each series, buckets of a value or a step each, or of several.
         *attempt_ns*: when its attempt began; what an earlier one did from its first step on goes.
         *next_ns*: when the next one began; what that one has done again is not added.
         """
         with self._transaction():
-            self._add(_SUMS, values, attempt_ns, next_ns)
-            self._add(_STEPS, steps, attempt_ns, next_ns)
+            for key, of_series in rows.items():
+                self._add(key, of_series, attempt_ns, next_ns)
             self._put("about", "key", "value", about)
             self._put("ranks", "rank", "about", ranks)
             self._db.executemany(
@@ -263,67 +204,88 @@ class RunFile:
             raise
         self._db.execute("COMMIT")
 
-    def _add(
-        self,
-        table: Table,
-        sums: Mapping[SeriesKey, Mapping[int, ValueSum | StepSum]],
-        attempt_ns: int,
-        next_ns: int,
-    ) -> None:
-        rows: list[tuple[Any, ...]] = []
-        touched = []
-        for key, buckets in sums.items():
-            series = self._series.get(key) or self._make(key)
-            if series is None:
-                continue
-            id, width = series.id, series.width
-            if next_ns:
-                again_from = self._again_from(table, id, next_ns)
-                buckets = {
-                    start: each
-                    for start, each in buckets.items()
-                    if each.first < again_from or each.last_ns >= next_ns
-                }
-            if new := [each.first for each in buckets.values() if each.last_ns >= attempt_ns > 0]:
-                again = {"series": id, "width": width, "step": min(new), "attempt_ns": attempt_ns}
-                self._db.execute(table.delete_abandoned, again)
-            rows += [(id, start - start % width, *each.row()) for start, each in buckets.items()]
-            # Counted as if all were new; the exact number is asked for when it matters.
-            series.buckets += len(buckets)
-            touched.append(series)
-        # One call for all series: a run may have thousands.
-        self._db.executemany(table.upsert, rows)
-        share = self._shares * _MOST_BUCKETS // max(len(self._series), 1)
+    def _add(self, key: SeriesKey, rows: Sequence[Row], attempt_ns: int, next_ns: int) -> None:
+        series = self._series.get(key) or self._make(key)
+        if series is None:
+            return
+        if next_ns:
+            later = [row[FIRST] for row in self._load(series) if row[LAST_NS] >= next_ns]
+            again_from = min(later, default=FAR)
+            rows = [row for row in rows if row[FIRST] < again_from or row[LAST_NS] >= next_ns]
+        if not rows:
+            return
+        firsts = [row[FIRST] for row in rows]
+        new = [row[FIRST] for row in rows if row[LAST_NS] >= attempt_ns > 0]
+        old = self._load(series, min(firsts), FAR if new else max(firsts))
+        kept = old
+        if new:
+            # A wide bucket may hold steps before those that are done again.
+            step = min(new)
+            kept = [row for row in old if row[FIRST] < step or row[LAST_NS] >= attempt_ns]
+            self._delete(series, min(firsts))
+        series.buckets += self._store(series, [*kept, *rows]) - len(old)
+        share = self._shares * _MOST_BUCKETS // self._count_series()
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
-        for series in touched:
-            if series.buckets > most:
-                count = f"SELECT count(*) FROM {table.name} WHERE series = ?"
-                series.buckets = self._db.execute(count, (series.id,)).fetchone()[0]
-                if series.buckets > most:
-                    self._widen(table, series, most * 3 // 4)
+        if series.buckets > most:
+            self._widen(series, most * 3 // 4)
 
-    def _again_from(self, table: Table, series: int, attempt_ns: int) -> int:
-        """The first step of a series since an attempt began."""
-        query = f"SELECT min(first) FROM {table.name} WHERE series = ? AND last_ns >= ?"
-        (first,) = self._db.execute(query, (series, attempt_ns)).fetchone()
-        return _NEVER if first is None else int(first)
+    def _load(self, series: OpenSeries, first: int = -FAR, until: int = FAR) -> list[Row]:
+        """The buckets in the blocks from *first* to *until*."""
+        columns = series.form.load(self._db, series.id, series.width, first, until)
+        return [*zip(*columns, strict=True)]
+
+    def _store(self, series: OpenSeries, rows: list[Row]) -> int:
+        """Write all buckets of some blocks; how many there are."""
+        merged = series.form.merged(rows, series.width)
+        self._db.executemany(
+            "INSERT INTO blocks (series, start, count, first_ns, content) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET count = excluded.count, first_ns = excluded.first_ns, "
+            "content = excluded.content",
+            [(series.id, *block) for block in series.form.blocks(merged, series.width)],
+        )
+        return len(merged)
+
+    def _delete(self, series: OpenSeries, first: int = -FAR) -> None:
+        """Delete the blocks from *first* on."""
+        start = first - first % (series.width * BLOCK)
+        self._db.execute("DELETE FROM blocks WHERE series = ? AND start >= ?", (series.id, start))
+
+    def _widen(self, series: OpenSeries, most: int) -> None:
+        """Sum up neighbours until no more than *most* buckets are left."""
+        rows = self._load(series)
+        self._delete(series)
+        while len({row[FIRST] // series.width for row in rows}) > most:
+            series.width *= 2
+        series.buckets = self._store(series, rows)
+        self._db.execute("UPDATE series SET width = ? WHERE id = ?", (series.width, series.id))
 
     @property
     def _shares(self) -> int:
         return min(self.nodes, _MOST_SHARES)
 
+    def _count_series(self) -> int:
+        # None is ever deleted.
+        (count,) = self._db.execute("SELECT max(id) FROM series").fetchone()
+        return int(count or 0)
+
+    def _find(self, key: SeriesKey) -> OpenSeries | None:
+        row = self._db.execute(
+            "SELECT id, width, (SELECT coalesce(sum(count), 0) FROM blocks WHERE series = id) "
+            f"FROM series WHERE {_SERIES}",
+            _named(key),
+        ).fetchone()
+        return None if row is None else OpenSeries(row[0], form_of(key.kind), row[1], row[2])
+
     def _make(self, key: SeriesKey) -> OpenSeries | None:
         most = self._shares * _MOST_SERIES
-        self._db.execute(
-            "INSERT OR IGNORE INTO series (kind, name, rank, labels, width) "
-            "SELECT ?, ?, ?, ?, 1 WHERE (SELECT count(*) FROM series) < ?",
-            (key.kind, key.name, key.rank, json.dumps(key.labels), most),
-        )
-        row = self._db.execute(
-            "SELECT id, width FROM series WHERE kind = ? AND name = ? AND rank = ? AND labels = ?",
-            (key.kind, key.name, key.rank, json.dumps(key.labels)),
-        ).fetchone()
-        if row is None:
+        found = self._find(key)
+        if found is None and self._count_series() < most:
+            self._db.execute(
+                "INSERT INTO series (kind, name, rank, labels, width) VALUES (?, ?, ?, ?, 1)",
+                _named(key),
+            )
+            found = self._find(key)
+        if found is None:
             errors.warn_once(
                 f"series of {self.path}",
                 "The history %s has %d series: further ones are not kept.",
@@ -331,21 +293,8 @@ class RunFile:
                 most,
             )
             return None
-        found = self._series[key] = OpenSeries(row[0], row[1], MOST_OF_SERIES)
+        self._series[key] = found
         return found
-
-    def _widen(self, table: Table, series: OpenSeries, most: int) -> None:
-        """Sum up neighbours until no more than *most* buckets are left."""
-        query = f"SELECT start FROM {table.name} WHERE series = ?"
-        starts = [start for (start,) in self._db.execute(query, (series.id,))]
-        width = series.width
-        while len({start - start % width for start in starts}) > most:
-            width *= 2
-        wider = {"series": series.id, "width": width}
-        self._db.execute(table.sum_up, wider)
-        self._db.execute(table.delete_summed_up, wider)
-        self._db.execute("UPDATE series SET width = :width WHERE id = :series", wider)
-        series.width, series.buckets = width, most
 
     def _put(self, table: str, key: str, column: str, content: Mapping[str, Any]) -> None:
         self._db.executemany(
@@ -374,3 +323,8 @@ class RunFile:
                 *(verdict["sentence"], json.dumps(verdict)),
             ),
         )
+
+
+def _named(key: SeriesKey) -> tuple[str, str, str, str]:
+    """Its columns in the table of series."""
+    return key.kind, key.name, key.rank, json.dumps(key.labels)

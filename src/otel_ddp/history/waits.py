@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
+from otel_ddp.history.buckets import STEPS, Row, StepBucket
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.troubles import is_late, named_ranks, shown_first
-from otel_ddp.history.whole_run import WholeRun, by_history
+from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
@@ -22,8 +23,8 @@ _MOST_SUSPECTS = 3
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
 # A rank that is late by less than this share of a step is no suspect.
 _LATE = 0.05
-_WORK = " + ".join(f"{word}_ns" for word in WORK_PHASES)
-_SUMS = ("steps", "took_ns", "work", _WORK, *(f"{word}_ns" for word in MEASURED_PHASES))
+_STEPS = STEPS.names.index("steps")
+_WORK = [STEPS.names.index(f"{word}_ns") for word in WORK_PHASES]
 _Series = Mapping[str, tuple[History, Series]]
 
 
@@ -40,23 +41,18 @@ class _Rank(NamedTuple):
     phases: Mapping[str, float]
 
     @classmethod
-    def of(cls, rank: str, node: str, rows: Iterable[Sequence[int]]) -> _Rank:
-        """*rows*: sums as `_SUMS` has them."""
-        steps, took_ns, work, work_ns, *phases_ns = map(sum, zip(*rows, strict=True))
-        step_s, work_s, *phases_s = (ns / steps / 1e9 for ns in (took_ns, work_ns, *phases_ns))
-        phases = dict(zip(MEASURED_PHASES, phases_s, strict=True))
-        return cls(rank, node, step_s, work / took_ns * 1e9, work_s, phases)
-
-
-def _sums(
-    series: _Series, sums: Sequence[str], wide: int, first: int, until: int
-) -> dict[str, dict[int, tuple[Any, ...]]]:
-    """Sums of columns over *wide* steps each, by rank."""
-    found: dict[str, dict[int, tuple[Any, ...]]] = {}
-    for history, several in by_history(series.values()).items():
-        of = history.sums_of_each(several, sums, wide, first, until)
-        found |= {one.key.rank: of[one.id] for one in several if one.id in of}
-    return found
+    def of(cls, rank: str, node: str, rows: Sequence[Row]) -> _Rank:
+        """The mean of these steps."""
+        found = StepBucket.of(rows)
+        phases = {word: ns / found.steps / 1e9 for word, ns in found.phases_ns.items()}
+        return cls(
+            rank,
+            node,
+            found.took_ns / found.steps / 1e9,
+            found.work / found.took_ns * 1e9,
+            sum(phases[word] for word in WORK_PHASES),
+            phases,
+        )
 
 
 def waits(run: WholeRun) -> dict[str, Any]:
@@ -79,8 +75,9 @@ def waits(run: WholeRun) -> dict[str, Any]:
     goes_on = run.state not in ENDED_STATES and not is_past
     begins = max(highest - _STRIP_STEPS + 1, lowest) if goes_on else lowest
     found = [
-        _Rank.of(rank, run.node_of(series[rank][0], rank), rows.values())
-        for rank, rows in _sums(series, _SUMS, until - first + 1, first, until).items()
+        _Rank.of(rank, run.node_of(history, rank), [*rows.values()])
+        for rank, (history, one) in series.items()
+        if (rows := history.cells(one, until - first + 1, first, until))
     ]
     usual_s = median_low(each.work_s for each in found) if found else 0.0
     named = named_ranks(late)
@@ -97,6 +94,12 @@ def waits(run: WholeRun) -> dict[str, Any]:
         "strip": _strip(series, begins, highest, run.shift),
         "checkpoint": _checkpoint(run),
     }
+
+
+def _work_s(row: Row) -> float:
+    """Of one step."""
+    work_ns: int = sum([row[at] for at in _WORK])
+    return work_ns / 1e9 / float(row[_STEPS])
 
 
 def _suspects(found: Sequence[_Rank], usual_s: float, named: Sequence[str]) -> list[_Rank]:
@@ -129,8 +132,9 @@ def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any
     wide = kept * max(math.ceil((until - first + 1) / most / kept), 1)
     numbers = range(first // wide, until // wide + 1)
     work_s = {
-        rank: {at: work_ns / steps / 1e9 for at, (steps, work_ns) in of.items()}
-        for rank, of in _sums(series, ("steps", _WORK), wide, first, until).items()
+        rank: {at: _work_s(row) for at, row in rows.items()}
+        for rank, (history, one) in series.items()
+        if (rows := history.cells(one, wide, first, until))
     }
     usual_s = {
         at: median_low(known)

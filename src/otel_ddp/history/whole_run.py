@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
+from otel_ddp.history.buckets import FAR, Bucket, Row, StepBucket
 from otel_ddp.history.newest_attempt import (
     are_told_by_others,
     first_rank,
@@ -19,7 +20,6 @@ from otel_ddp.history.newest_attempt import (
     rank_order,
 )
 from otel_ddp.history.reader import DAMAGE, History, Series, damaged
-from otel_ddp.history.tables import Bucket, StepBucket, together
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
@@ -229,26 +229,23 @@ class WholeRun:
         )
 
     def steps(
-        self, wide: int, first: int = -(2**62), until: int = 2**62, rank: str = ""
+        self, wide: int, first: int = -FAR, until: int = FAR, rank: str = ""
     ) -> dict[int, StepBucket]:
         """The steps of all ranks, or of one, *wide* of them together, by their number.
 
         Of a rank that has moved: what it did again on the other node counts there.
         """
-        series: dict[tuple[History, int], list[Series]] = {}
+        found: dict[int, list[Row]] = {}
         begins: dict[str, int] = {}
         for history, one in self.step_series():
             own = one.key.rank
             if rank in ("", own):
-                end = min(until, begins.get(own, until + 1) - 1)
-                series.setdefault((history, end), []).append(one)
+                end = min(until, begins.get(own, FAR) - 1)
                 span = history.step_range(one)
-                begins[own] = min(begins.get(own, until + 1), span[0] if span else until + 1)
-        found: dict[int, list[StepBucket]] = {}
-        for (history, end), several in series.items():
-            for at, each in history.steps(several, wide, first, end).items():
-                found.setdefault(at, []).append(each)
-        return {at: together(parts) for at, parts in found.items()}
+                begins[own] = min(begins.get(own, FAR), span[0] if span else FAR)
+                for at, row in history.cells(one, wide, first, end).items():
+                    found.setdefault(at, []).append(row)
+        return {at: StepBucket.of(rows) for at, rows in found.items()}
 
     def cells(self) -> list[Cell]:
         """The steps of all ranks: means over the ranks, and the work of all together."""
@@ -259,14 +256,6 @@ class WholeRun:
             # Each has some unusual step in it: only the time of its special phases is taken out.
             found = [_without_special(each) for each in found]
         return found
-
-
-def by_history(found: Iterable[tuple[History, Series]]) -> dict[History, list[Series]]:
-    """The series of each node."""
-    of: dict[History, list[Series]] = {}
-    for history, series in found:
-        of.setdefault(history, []).append(series)
-    return of
 
 
 def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent.link.two_agents import RUN, Agent, TwoAgents
+from histories import kept_steps
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.link.following import Following
@@ -58,8 +59,7 @@ class Kept:
         with History(self.path) as history:
             series = history.step_series
             return {
-                r: sum(e.steps for e in history.steps([each]).values())
-                for r, each in series.items()
+                r: sum(e.steps for e in kept_steps(history, each)) for r, each in series.items()
             }
 
     def values(self) -> dict[str, int]:

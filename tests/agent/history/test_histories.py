@@ -16,6 +16,7 @@ import pytest
 
 from agent.history.batches import MS, RUN, S, batch
 from fed import IDENTITY, Fed
+from histories import kept_steps
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Collector, Histories
@@ -42,7 +43,7 @@ def kept(path: Path) -> tuple[int, int, int]:
     with History(path) as history:
         values = [sum(b.finite for b in history.sums(each)) for each in history.series("value")]
         steps = [
-            sum(b.steps for b in history.steps([each]).values()) for each in history.series("steps")
+            sum(b.steps for b in kept_steps(history, each)) for each in history.series("steps")
         ]
         return sum(values), sum(steps), len(history.events())
 
@@ -146,7 +147,7 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
     with History(run.path) as history:
         (series,) = history.step_series.values()
         # It is not known yet which steps the later attempt has made.
-        assert [each.first for each in history.steps([series]).values()] == [*range(1, 10)]
+        assert [each.first for each in kept_steps(history, series)] == [*range(1, 10)]
         assert len(history.about["attempts"]) == 2
 
 
@@ -197,7 +198,7 @@ def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(
 
     with History(run.path) as history:
         for clock in history.series("steps"):
-            buckets = [*history.steps([clock]).values()]
+            buckets = kept_steps(history, clock)
             assert sum(each.took_ns for each in buckets) == 80 * MS
             assert sum(each.phases_ns["forward"] for each in buckets) == 56 * MS
         assert len(history.series("steps")) == 2

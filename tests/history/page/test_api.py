@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from histories import S, two_attempts, value_sums, write_history, write_profile
+from histories import S, kept_steps, two_attempts, value_rows, write_history, write_profile
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
@@ -112,17 +112,18 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
 
 def test_words_where_numbers_belong_are_a_fault_of_one_file(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path, "good", ranks=1)
+    of_values = "SELECT id FROM series WHERE kind = 'value'"
     for run, change in (
         ("verdicts", "UPDATE verdicts SET about = '7'"),
-        ("sums", "UPDATE sums SET total = 'many'"),
+        ("blocks", f"UPDATE blocks SET content = 'many' WHERE series IN ({of_values})"),
     ):
         with closing(sqlite3.connect(write_history(tmp_path, run, ranks=1, late=0))) as db, db:
             db.execute(change)
 
     listed = client.api("runs").json
-    broken = client.api("values", run="sums", name="loss")
+    broken = client.api("values", run="blocks", name="loss")
 
-    assert sorted(run["run"] for run in listed["runs"]) == ["good", "sums"]
+    assert sorted(run["run"] for run in listed["runs"]) == ["blocks", "good"]
     assert ["is damaged" in fault for fault in listed["faults"]] == [True]
     assert (broken.status, "is damaged" in broken.json["error"]) == (500, True)
 
@@ -156,7 +157,7 @@ def test_values_that_are_not_finite_are_null_and_counted(tmp_path: Path, client:
     file = RunFile(tmp_path / "a.sqlite")
     key = SeriesKey("value", "loss", "0")
     points = [(0, S, 1.0), (1, 2 * S, math.nan), (2, 3 * S, math.inf), (3, 4 * S, 2.0)]
-    file.write(values={key: value_sums(file, key, points)}, about={"run": "a"})
+    file.write(rows={key: value_rows(points)}, about={"run": "a"})
     file.close()
 
     [found] = client.api("values", run="a", name="loss").json["series"]
@@ -170,8 +171,7 @@ def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client)
     path = write_history(tmp_path, ranks=4, steps=90, late=2)
     with History(path) as history:
         of_rank = {
-            each.key.rank: [*history.steps([each]).values()]
-            for each in history.step_series.values()
+            each.key.rank: kept_steps(history, each) for each in history.step_series.values()
         }
 
     found = client.api("steps", run="lr-0.3", columns=9).json
@@ -286,7 +286,7 @@ def test_a_counter_is_shown_by_its_rate(tmp_path: Path, client: Client) -> None:
     file = RunFile(tmp_path / "a.sqlite")
     key = SeriesKey("counter", "system.network.io", "", (("network.io.direction", "receive"),))
     points = [(1, S, 100.0), (2, 2 * S, 300.0), (4, 4 * S, 700.0), (5, 5 * S, 10.0)]
-    file.write(values={key: value_sums(file, key, points)}, about={"run": "a"})
+    file.write(rows={key: value_rows(points)}, about={"run": "a"})
     file.close()
 
     [found] = client.api("node", run="a", name="system.network.io").json["series"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from histories import SPENT_S, S, two_attempts, value_sums, write_history
+from histories import SPENT_S, S, two_attempts, value_rows, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
@@ -143,7 +143,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = RunFile(path)
     memory = SeriesKey("node", "process.memory.usage", "0")
     points = [(s, s * S, 512e6 + 1e3 * (s % 60)) for s in range(10**9, 10**9 + 60)]
-    file.write(values={memory: value_sums(file, memory, points)})
+    file.write(rows={memory: value_rows(points)})
     file.close()
     write_history(folder, "no-loss", group="names", ranks=1, steps=60, names=names[:1])
     return folder
@@ -764,7 +764,7 @@ def test_a_run_that_goes_on_is_drawn_on_and_stays_zoomed(driver: Any, tmp_path: 
         points = [(step, now_ns + step, 2.0 - step / 100) for step in range(until - 50, until)]
         process = {"state": "running", "step": until - 1, "rank": 0, "node": "n"}
         file.write(
-            values={key: value_sums(file, key, points)},
+            rows={key: value_rows(points)},
             about={"run": "on", "began_ns": now_ns, "seen_ns": now_ns},
             ranks={"0": process},
         )

@@ -1,4 +1,4 @@
-"""Keeps the history of one run: sums up what comes, and writes it down."""
+"""Keeps the history of one run: gathers what comes, and writes it down."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from otel_ddp import errors, files
 from otel_ddp.agent.history.attempts import Placed
 from otel_ddp.agent.history.run_time import ProcessTime, RunTime
 from otel_ddp.agent.reading.process import News
+from otel_ddp.history.buckets import Row, step_row, value_row
 from otel_ddp.history.run_file import RunFile
-from otel_ddp.history.tables import Event, RunKey, SeriesKey, StepSum, ValueSum
+from otel_ddp.history.tables import Event, RunKey, SeriesKey
 from otel_ddp.journal.parser import Document, Name, Scalars
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
@@ -75,22 +76,20 @@ class State(NamedTuple):
         )
 
 
-# A series, its buckets, and how wide they are.
-_Numbered = tuple[SeriesKey, dict[int, ValueSum], int]
-
-
 class _Unwritten:
-    """What is summed up of one attempt, and waits to be written."""
+    """What has come of one attempt, and waits to be written."""
 
     def __init__(self) -> None:
-        self.values: dict[SeriesKey, dict[int, ValueSum]] = {}
-        self.steps: dict[SeriesKey, dict[int, StepSum]] = {}
+        self.rows: dict[SeriesKey, list[Row]] = {}
         self.events: list[Event] = []
         self.positions: dict[str, tuple[int, int, int]] = {}
         """How far each journal is read."""
-        self.numbered: dict[tuple[str, str], dict[int, _Numbered]] = {}
+        self.named: dict[tuple[str, str], dict[int, tuple[SeriesKey, list[Row]]]] = {}
         """The series of the names of each journal and rank, by the names' numbers."""
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.events) + sum(map(len, self.rows.values()))
 
 
 def _journal_of(rank: Mapping[str, Any]) -> str:
@@ -180,7 +179,7 @@ class KeptRun:
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:
-        """Sum up what was not kept before: an agent that starts again reads some of it twice."""
+        """Add what was not kept before: an agent that starts again reads some of it twice."""
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)
@@ -232,10 +231,8 @@ class KeptRun:
             if self._sampled.get(sample.key) == sample.time_ns:
                 continue  # nothing new was read since
             self._sampled[sample.key] = sample.time_ns
-            second = sample.time_ns // _S
-            self._sum(sample.key, second, sample.time_ns).add(
-                second, sample.time_ns, sample.value, None
-            )
+            row = value_row(sample.time_ns // _S, sample.time_ns, sample.value, None)
+            self._new[self.time.attempts.present].rows.setdefault(sample.key, []).append(row)
 
     def _with_beginnings(self, state: State) -> State:
         """With each process as it is known already."""
@@ -261,7 +258,7 @@ class KeptRun:
         # This runs for every value of every rank: what a name's series is, is asked once a write.
         names = batch.names
         rank = batch.process.rank
-        known = new.numbered.setdefault((batch.process.journal, rank), {})
+        known = new.named.setdefault((batch.process.journal, rank), {})
         for record in records:
             time_ns, epoch = record.time_ns, record.epoch
             for number, value in record.values:
@@ -269,18 +266,14 @@ class KeptRun:
                 if series is None:
                     if (name := names.get(number)) is None:
                         continue
-                    series = known[number] = self._numbered(new, rank, name)
-                key, buckets, width = series
+                    key = SeriesKey("value", name.text, rank, (("split", name.split),))
+                    series = known[number] = key, new.rows.setdefault(key, [])
+                key, rows = series
                 step = record.step
                 if step is None:
                     # Counted by itself: a program without steps has a curve too.
                     step = self._counts[key] = self._count(key) + 1
-                start = step - step % width
-                found = buckets.get(start)
-                if found is None:
-                    found = buckets[start] = ValueSum(step, time_ns)
-                    new.size += 1
-                found.add(step, time_ns, value, epoch)
+                rows.append(value_row(step, time_ns, value, epoch))
 
     def _count(self, key: SeriesKey) -> int:
         """The number of the last value without a step; the next agent goes on from it."""
@@ -289,44 +282,21 @@ class KeptRun:
             found = -1 if self._file is None else self._file.last(key)
         return found
 
-    def _numbered(self, new: _Unwritten, rank: str, name: Name) -> _Numbered:
-        key = SeriesKey("value", name.text, rank, (("split", name.split),))
-        return key, new.values.setdefault(key, {}), self._width(key)
-
-    def _sum(self, key: SeriesKey, position: int, time_ns: int) -> ValueSum:
-        new = self._new[self.time.attempts.present]
-        buckets = new.values.setdefault(key, {})
-        start = position - position % self._width(key)
-        found = buckets.get(start)
-        if found is None:
-            found = buckets[start] = ValueSum(position, time_ns)
-            new.size += 1
-        return found
-
-    def _width(self, key: SeriesKey) -> int:
-        return 1 if self._file is None else self._file.width(key)
-
     def _add_steps(self, new: _Unwritten, rank: str, clock: str, steps: Iterable[Placed]) -> None:
-        key = SeriesKey("steps", clock, rank)
-        width = self._width(key)
-        buckets: dict[int, StepSum] | None = None
+        rows: list[Row] = []
         for step, number, _ in steps:
             # Another node may tell anything; sums of it have to fit into a column.
             if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
-            if buckets is None:
-                buckets = new.steps.setdefault(key, {})
-            start = number - number % width
-            found = buckets.get(start)
-            if found is None:
-                found = buckets[start] = StepSum(number, step.began_ns)
-                new.size += 1
             _, codes, spans_ns = step.parts
             if step.rest:
                 codes += bytes([code for code, _ in step.rest])
                 spans_ns = (*spans_ns, *[ns for _, ns in step.rest])
             unusual = step.skipped or _is_unusual(codes)
-            found.add(number, step.began_ns, step.ended_ns, codes, spans_ns, step.work, unusual)
+            times = number, step.began_ns, step.ended_ns
+            rows.append(step_row(*times, codes, spans_ns, step.work, unusual))
+        if rows:
+            new.rows.setdefault(SeriesKey("steps", clock, rank), []).extend(rows)
 
     def _add_event(self, new: _Unwritten, rank: str, document: Document) -> None:
         content = document.content
@@ -344,7 +314,6 @@ class KeptRun:
         except (KeyError, TypeError, ValueError, OverflowError):
             return  # a record of another version
         new.events.append(row)
-        new.size += 1
 
     # -- what is written
 
@@ -387,8 +356,7 @@ class KeptRun:
             began_ns, next_ns = self.time.attempts.bounds(attempt)
             new = self._new[attempt]
             file.write(
-                values=new.values,
-                steps=new.steps,
+                rows=new.rows,
                 about=changed if attempt == present else {},
                 ranks=ranks if attempt == present else {},
                 events=new.events,

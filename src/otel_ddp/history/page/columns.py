@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import chain, groupby, pairwise
-from operator import attrgetter
+from itertools import chain, pairwise
 from typing import Any
 
+from otel_ddp.history.buckets import FAR, FIRST, VALUES, Bucket, Row, StepBucket
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series
-from otel_ddp.history.tables import Bucket, SeriesKey, StepBucket
-from otel_ddp.history.whole_run import WholeRun, by_history
+from otel_ddp.history.tables import SeriesKey
+from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
@@ -20,7 +20,6 @@ _MOST_COLUMNS = 4096
 _MOST_NAMES, _MOST_SERIES = 20, 200
 # Numbers of one matrix, rank by step.
 _MOST_CELLS = 60_000
-_FURTHEST = 2**62
 _METRICS = {metric.name: metric for metric in catalog.METRICS}
 # Phases as they are painted and called.
 SHOWN_PHASES = [
@@ -53,8 +52,8 @@ def described(name: str) -> dict[str, str]:
 
 def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]:
     """The series of the names that were asked for, and how many were left out."""
-    first = question.whole("first", -_FURTHEST, -_FURTHEST, _FURTHEST)
-    until = question.whole("until", _FURTHEST, -_FURTHEST, _FURTHEST)
+    first = question.whole("first", -FAR, -FAR, FAR)
+    until = question.whole("until", FAR, -FAR, FAR)
     wanted = question.whole("columns", 400, 2, _MOST_COLUMNS)
     rank, left_out = question.text("rank"), 0
     found: list[dict[str, Any]] = []
@@ -72,12 +71,12 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
                 left_out += 1
                 continue
             labels = dict(series.key.labels)
-            buckets = history.sums(series, first, until)
+            end = until
             if series.key.kind == "value":
-                before = begins.get(series.key, _FURTHEST)
-                buckets = [each for each in buckets if each.until < before]
-                begins[series.key] = min([before, *(each.first for each in buckets)])
-            buckets = _thinned(buckets, wanted)
+                end = min(until, begins.get(series.key, FAR) - 1)
+            buckets = history.sums(series, first, end, wanted)
+            if buckets and series.key.kind == "value":
+                begins[series.key] = buckets[0].first
             columns = _rates(buckets) if series.key.kind == "counter" else _as_columns(buckets)
             found.append(
                 {
@@ -98,51 +97,27 @@ def _over_ranks(
     alike: dict[tuple[tuple[str, str], ...], list[tuple[History, Series]]] = {}
     for one in _named(run, name, kinds):
         alike.setdefault(one[1].key.labels, []).append(one)
+    wanted, first, until = how
     found = []
     for labels, of_ranks in alike.items():
         ranks = {one.key.rank for _, one in of_ranks}
-        parts = [
-            bucket
-            for history, several in by_history(of_ranks).items()
-            for bucket in history.sums_of_all(several, *how)
-        ]
-        parts.sort(key=lambda each: each.start)
-        # Nodes have the same steps.
-        columns = _as_columns([_joined([*each]) for _, each in groupby(parts, attrgetter("start"))])
+        whole = [each.columns(series, first, until) for each, series in of_ranks]
+        steps = [step for columns in whole for step in (*columns[FIRST][:1], *columns[FIRST][-1:])]
+        wide = _width(of_ranks, min(steps, default=0), max(steps, default=0), wanted)
+        cells: dict[int, list[Row]] = {}
+        for columns in whole:
+            for at, row in VALUES.sum_up(columns, wide).items():
+                cells.setdefault(at, []).append(row)
+        buckets = [Bucket.of(VALUES.together(cells[at])) for at in sorted(cells)]
+        means = [each.total / each.finite if each.finite else None for each in buckets]
         about = {"name": name, "rank": min(ranks, key=rank_order), "ranks": len(ranks)}
-        found.append({**dict(labels), **about, "columns": columns})
+        found.append({**dict(labels), **about, "columns": {**_as_columns(buckets), "last": means}})
     return found
 
 
 def _named(run: WholeRun, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[History, Series]]:
     for kind in kinds:
         yield from run.by_rank((each, s) for each in run.histories for s in each.series(kind, name))
-
-
-def _thinned(buckets: list[Bucket], most: int) -> list[Bucket]:
-    """The same values in no more than *most* buckets: neighbours become one."""
-    many = math.ceil(len(buckets) / most)
-    if many <= 1:
-        return buckets
-    return [_joined(buckets[at : at + many]) for at in range(0, len(buckets), many)]
-
-
-def _joined(parts: list[Bucket]) -> Bucket:
-    latest = parts[-1]
-    return Bucket(
-        start=parts[0].start,
-        first=min(each.first for each in parts),
-        until=max(each.until for each in parts),
-        first_ns=min(each.first_ns for each in parts),
-        last_ns=max(each.last_ns for each in parts),
-        finite=sum(each.finite for each in parts),
-        total=math.fsum(each.total for each in parts),
-        low=min((each.low for each in parts if each.low is not None), default=None),
-        high=max((each.high for each in parts if each.high is not None), default=None),
-        last=latest.last,
-        nonfinite=sum(each.nonfinite for each in parts),
-        epoch=latest.epoch,
-    )
 
 
 def _as_columns(buckets: list[Bucket]) -> dict[str, list[Any]]:
@@ -185,8 +160,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     lowest, highest = min(one for one, _ in ranges), max(last for _, last in ranges)
     bounds = (("first", lowest), ("until", highest))
     first, until = (
-        question.whole(name, bound + run.shift, -_FURTHEST, _FURTHEST) - run.shift
-        for name, bound in bounds
+        question.whole(name, bound + run.shift, -FAR, FAR) - run.shift for name, bound in bounds
     )
     first, until = max(first, lowest), min(until, highest)
     most = min(question.whole("columns", 400, 2, _MOST_COLUMNS), max(_MOST_CELLS // len(chosen), 2))
