@@ -11,7 +11,7 @@ import math
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +43,12 @@ _SHARED: Mapping[str, _Column] = {
 }
 
 
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """From where to where the same number follows itself."""
+    begins = [at for at, (one, other) in enumerate(pairwise(numbers), 1) if one != other]
+    return [*pairwise([0, *begins, len(numbers)])] if numbers else []
+
+
 class Form:
     """What the buckets of a series consist of, and how several are one."""
 
@@ -59,35 +65,40 @@ class Form:
     def sum_up(self, columns: Columns, wide: int) -> dict[int, Row]:
         """Buckets, sorted by their first steps, as fewer that are *wide*; by their numbers."""
         numbers = [first // wide for first in columns[FIRST]]
-        begins = [at for at, (one, other) in enumerate(pairwise(numbers), 1) if one != other]
-        begins = [0, *begins] if numbers else []
-        rows = self._sums(columns, begins)
-        return dict(zip([numbers[at] for at in begins], rows, strict=True))
+        runs = _runs(numbers)
+        rows = zip(*self._sums(columns, runs), strict=True)
+        return dict(zip([numbers[begin] for begin, _ in runs], rows, strict=True))
 
-    def in_pieces(self, columns: Columns, many: int) -> list[Row]:
+    def in_pieces(self, columns: Columns, many: int) -> Iterable[Row]:
         """Buckets, *many* neighbours as one."""
-        if many <= 1:
-            return [*zip(*columns, strict=True)]
-        return self._sums(columns, range(0, len(columns[FIRST]), many))
+        runs = _runs([at // many for at in range(len(columns[FIRST]))])
+        return zip(*self._sums(columns, runs), strict=True)
 
-    def _sums(self, columns: Columns, begins: Sequence[int]) -> list[Row]:
-        spans = [*pairwise([*begins, len(columns[FIRST])])]
-        summed = [
-            [rule(column[begin:end]) for begin, end in spans]
+    def merged(self, rows: list[Row], width: int) -> Columns:
+        """These buckets in the order of steps, one for each *width* steps."""
+        # What comes twice at a step is in the order of its times: the latest comes last.
+        rows.sort(key=itemgetter(FIRST, LAST_NS))
+        columns = [*zip(*rows, strict=True)]
+        return self._sums(columns, _runs([first // width for first in columns[FIRST]]))
+
+    def _sums(self, columns: Columns, runs: Sequence[tuple[int, int]]) -> Columns:
+        # Mostly each value is a bucket of its own.
+        if len(runs) == len(columns[FIRST]):
+            return columns
+        return [
+            [rule(column[begin:end]) for begin, end in runs]
             for (_, rule), column in zip(self._columns, columns, strict=True)
         ]
-        return [*zip(*summed, strict=True)]
 
-    def merged(self, rows: list[Row], width: int) -> list[Row]:
-        """These buckets in the order of steps, one for each *width* steps."""
-        # Each number with its time: the latest of a bucket comes last.
-        rows.sort(key=lambda row: (row[FIRST] // width, row[LAST_NS]))
-        # Mostly each value is a bucket of its own.
-        if len({row[FIRST] // width for row in rows}) == len(rows):
-            return rows
-        return [*self.sum_up([*zip(*rows, strict=True)], width).values()]
+    def blocks(self, columns: Columns, width: int) -> Iterable[tuple[int, int, int, bytes]]:
+        """Buckets as rows of the file: start, count, first time, content."""
+        span = width * BLOCK
+        numbers = [first // span for first in columns[FIRST]]
+        for begin, end in _runs(numbers):
+            block = [column[begin:end] for column in columns]
+            yield numbers[begin] * span, end - begin, min(block[FIRST_NS]), self._pack(block)
 
-    def pack(self, rows: Sequence[Row]) -> bytes:
+    def _pack(self, columns: Columns) -> bytes:
         """A block: where each column is, in words, and then the columns, as 64-bit numbers.
 
         Columns that are alike are stored once: of single values the lowest, the highest, the last
@@ -95,9 +106,9 @@ class Form:
         """
         places: dict[bytes, int] = {}
         heads, words = array("H"), bytearray()
-        for (code, _), column in zip(self._columns, zip(*rows, strict=True), strict=True):
+        for (code, _), column in zip(self._columns, columns, strict=True):
             packed = array(code, column).tobytes()
-            alike = packed == packed[:8] * len(rows)
+            alike = packed == packed[:8] * len(column)
             packed = packed[:8] if alike else packed
             if packed not in places:
                 places[packed] = len(words) // 8 | (_ALIKE if alike else 0)
@@ -105,29 +116,24 @@ class Form:
             heads.append(places[packed])
         return heads.tobytes() + words
 
-    def unpack(self, count: int, content: bytes) -> list[Sequence[Any]]:
+    def unpack(self, count: int, content: bytes) -> list[list[Any]]:
         """The columns of a block; raises ValueError or TypeError if it is damaged."""
         head = memoryview(content)[: 2 * len(self._columns)].cast("H")
         words = memoryview(content)[head.nbytes :]
         views: dict[str, memoryview[Any]] = {"q": words.cast("q"), "d": words.cast("d")}
-        if not 0 < count <= BLOCK or len(head) < len(self._columns):
-            raise ValueError(f"a block of {count} buckets in {len(content)} bytes")
-        found: list[Sequence[Any]] = []
+        # Whoever made the file may have written anything.
+        if not 0 < count <= BLOCK:
+            raise ValueError(f"a block of {count} buckets")
+        found = []
         for place, (code, _) in zip(head, self._columns, strict=True):
             at = place & ~_ALIKE
-            column = views[code][at : at + (1 if place & _ALIKE else count)].tolist()
-            found.append(column * count if place & _ALIKE else column)
+            if place & _ALIKE:
+                found.append([views[code][at]] * count)
+            else:
+                found.append(views[code][at : at + count].tolist())
             if len(found[-1]) < count:
                 raise ValueError(f"a block of {count} buckets in {len(content)} bytes")
         return found
-
-    def blocks(self, rows: Sequence[Row], width: int) -> Iterable[tuple[int, int, int, bytes]]:
-        """Sorted buckets as rows of the file: start, count, first time, content."""
-        span = width * BLOCK
-        for number, of_block in groupby(rows, key=lambda row: row[FIRST] // span):
-            block = [*of_block]
-            first_ns = min(map(itemgetter(FIRST_NS), block))
-            yield number * span, len(block), first_ns, self.pack(block)
 
     def load(
         self, database: sqlite3.Connection, series: int, width: int, first: int, until: int

@@ -194,6 +194,8 @@ class History:
             found = series.form.load(self._db, series.id, series.width, first, until)
         begin = bisect_left(found[FIRST], first - first % series.width)
         end = bisect_left(found[FIRST], until - until % series.width + series.width)
+        if (begin, end) == (0, len(found[FIRST])):
+            return found
         return [column[begin:end] for column in found]
 
     def cells(
@@ -207,8 +209,8 @@ class History:
     ) -> list[Bucket]:
         """The buckets of a series from *first* to *until*, neighbours as one beyond *most*."""
         found = self.columns(series, first, until)
-        rows = VALUES.in_pieces(found, math.ceil(len(found[FIRST]) / most))
-        return [*map(Bucket.of, rows)]
+        many = math.ceil(len(found[FIRST]) / most)
+        return [*map(Bucket.of, VALUES.in_pieces(found, many))]
 
     def newest(self, series: Series) -> Bucket | None:
         """The last bucket of a series. It reads one block: thousands may be asked for theirs."""

@@ -243,7 +243,7 @@ class RunFile:
             "content = excluded.content",
             [(series.id, *block) for block in series.form.blocks(merged, series.width)],
         )
-        return len(merged)
+        return len(merged[FIRST])
 
     def _delete(self, series: OpenSeries, first: int = -FAR) -> None:
         """Delete the blocks from *first* on."""
