@@ -370,12 +370,6 @@ TRAINING_NODE_IMBALANCE = _diagnosis.gauge("training.node.imbalance", "", "phase
 TRAINING_COMPARED_RANKS = _diagnosis.gauge("training.compared.ranks", "{rank}", labels="node")(
     "Ranks that are compared; fewer than `training.world.size` if agents do not reach each other."
 )
-TRAINING_NODE_WORK_MAX = _diagnosis.gauge("training.node.work.max", "s", labels="node")(
-    "Work time per step of the node's slowest rank, without waiting for others."
-)
-TRAINING_NODE_WORK_MEDIAN = _diagnosis.gauge("training.node.work.median", "s", labels="node")(
-    "Median work time per step of the node's ranks, without waiting for others."
-)
 TRAINING_OWN_COLLECTIVES = _diagnosis.gauge("training.own_collectives", "", "phase")(
     "1 for a phase that is not compared: the program waits in its own collectives there."
 )

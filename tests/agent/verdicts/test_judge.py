@@ -167,7 +167,6 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     opened = bench.verdict("straggler")
     standing = bench.series(catalog.TRAINING_STRAGGLER)
     excess = bench.series(catalog.TRAINING_STRAGGLER_EXCESS)
-    (work_max,) = bench.series(catalog.TRAINING_NODE_WORK_MAX).values()
     bench.train(200, late_ms=30)
     between = bench.reported()
     present = bench.verdict("straggler")
@@ -179,7 +178,6 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert standing == {("0", ""): 0.0, ("1", ""): 0.0, ("1", "backward"): 1.0}
     for where in ("all", "backward"):
         assert excess["1", where] == pytest.approx(30 / 66.5, rel=0.05)
-    assert work_max == pytest.approx(0.0652, rel=0.02)
     assert opened["sentence"].endswith("Its GPU 7 is held back (power).")
     # Figures that move are shown, and are no record.
     assert of("straggler", between) == []
@@ -199,8 +197,9 @@ def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> 
     of_node = [
         (dict(row.labels)["node"], row.value) for row in bench.rows(catalog.TRAINING_NODE_STRAGGLER)
     ]
-    works = {dict(row.labels)["node"] for row in bench.rows(catalog.TRAINING_NODE_WORK_MAX)}
-    compared = [row.value for row in bench.rows(catalog.TRAINING_COMPARED_RANKS)]
+    compared = {
+        dict(row.labels)["node"]: row.value for row in bench.rows(catalog.TRAINING_COMPARED_RANKS)
+    }
     who = bench.verdict("straggler")["who"]
     bench.train(300)
 
@@ -210,9 +209,8 @@ def test_a_late_node_has_a_series_and_so_has_each_of_its_ranks(bench: Bench) -> 
     }
     assert of_node == [("node-2", 1.0)]
     assert (who["node"], who.get("rank")) == ("node-2", None)
-    assert works == {"node-1", "node-2"}
     # Each node has how many ranks of all nodes are compared.
-    assert compared == [4.0, 4.0]
+    assert compared == {"node-1": 4.0, "node-2": 4.0}
     found = [each[:2] for each in bench.reported() if each[0] != "bound"]
     assert found == [("straggler", "opened"), ("straggler", "closed")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["2", "backward"] == 0.0
@@ -713,7 +711,7 @@ def test_nothing_is_kept_of_a_run_that_has_ended(bench: Bench) -> None:
     assert (bench.judge._cases, bench.judge._series, bench.causes._watched) == ({}, {}, {})
     assert (bench.judge.verdicts(), bench.judge.past()) == ([], [])
     assert bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME) == {}
-    assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
+    assert bench.series(catalog.TRAINING_COMPARED_RANKS) == {}
 
 
 def test_a_process_with_new_labels_is_not_waited_for_under_the_old_ones(
@@ -742,10 +740,8 @@ def test_ranks_that_train_together_are_compared_whatever_their_roles(bench: Benc
 
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
     of_node = {"group": "g", "run": "r", "node": "node-1"}
-    work = [
-        row for each, rows in bench.ledger.families() for row in rows if "node.work" in each.name
-    ]
-    assert [dict(row.labels) for row in work] == [of_node, of_node]
+    compared = bench.rows(catalog.TRAINING_COMPARED_RANKS)
+    assert [dict(row.labels) for row in compared] == [of_node]
     of_run = [each["who"] for each in bench.judge.verdicts() if each["kind"] == "bound"]
     assert of_run == [{"group": "g", "run": "r"}]
 

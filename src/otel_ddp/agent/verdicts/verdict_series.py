@@ -11,7 +11,6 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.reports import compared_ranks
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
-from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler.finding import is_about, side_of
 from otel_ddp.diagnosis.verdict import Verdict, node_of
 from otel_ddp.vocabulary import catalog
@@ -160,24 +159,21 @@ def _named(case: RunCase) -> Iterator[_Row]:
 
 def _speed(case: RunCase) -> Iterator[_Row]:
     report, led = case.report(), case.judgement
-    works_s: dict[Labels, list[float]] = {}
+    if report.insufficient:
+        return
+    nodes = set[Labels]()
     for rank in report.ranks:
         if not case.is_here(rank.labels):
             continue
         if rank.work_s is not None:
-            works_s.setdefault(node_of(rank.labels), []).append(rank.work_s)
-        if report.insufficient:
-            continue
+            nodes.add(node_of(rank.labels))
         # 0 with an empty phase: the rank was compared and is not late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)
     compared = compared_ranks(report) if led is None else led.compared
-    for node, each_s in works_s.items():
-        if not report.insufficient:
-            yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
-        yield _Row(catalog.TRAINING_NODE_WORK_MAX, node, max(each_s))
-        yield _Row(catalog.TRAINING_NODE_WORK_MEDIAN, node, median(each_s))
+    for node in nodes:
+        yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
 
 
 def _stalls(case: RunCase) -> Iterator[_Row]:
