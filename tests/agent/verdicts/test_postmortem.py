@@ -56,14 +56,12 @@ FAILED = process(
 )
 
 
-def written(directory: Path, run: str = "r", **more: Any) -> Path | None:
-    given: dict[str, Any] = {
-        "verdict": DEATH,
-        "processes": [FAILED, DEAD, process(0)],
-        "now_ns": NOW,
-        **more,
-    }
-    return postmortem.write(directory, run, **given)
+def written(
+    directory: Path, run: str = "r", earlier: Path | None = None, **more: Any
+) -> Path | None:
+    found = {"verdict": DEATH, "processes": [FAILED, DEAD, process(0)], **more}
+    found["processes"] = [each.to_json() for each in found["processes"]]
+    return postmortem.write(directory, run, found, earlier)
 
 
 @pytest.fixture

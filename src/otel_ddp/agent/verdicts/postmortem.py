@@ -6,13 +6,12 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.history.page.exchange import json_text
-from otel_ddp.journal.process_state import ProcessState
 
 Plain = Mapping[str, Any]
 
@@ -21,36 +20,16 @@ _LONGEST_NAME = 120
 _MOST_NUMBERS = 10_000
 _STALE_S = 60.0
 # People read the files and send them by mail: they stay small, however large the run is.
-_MOST_PROCESSES = 1000
-_MOST_ROWS = 64
+_MOST_PROCESSES, _MOST_ROWS = 1000, 64
 
 
-def write(
-    directory: Path,
-    run: str,
-    *,
-    verdict: Plain,
-    processes: Sequence[ProcessState],
-    open_verdicts: Sequence[Plain] = (),
-    gpus: Sequence[Plain] = (),
-    now_ns: int,
-    earlier: Path | None = None,
-) -> Path | None:
-    """Write the file of an incident; its path, None where that fails.
+def write(directory: Path, run: str, found: Plain, earlier: Path | None = None) -> Path | None:
+    """Write what is *found* of an incident; the file's path, None where that fails.
 
     *earlier* is what an earlier call for the same incident returned: its file is replaced,
-    because more is known now. A verdict is a mapping with `kind`, `who` (labels), `sentence`,
-    `phase`, `step`, `since_ns` and `evidence`.
+    because more is known now.
     """
-    report = {
-        "version": 1,
-        "run": run,
-        "written_ns": now_ns,
-        "verdict": verdict,
-        "processes": [each.to_json() for each in processes[:_MOST_PROCESSES]],
-        "open_verdicts": open_verdicts[:_MOST_ROWS],
-        "gpus": gpus,
-    }
+    report = {"version": 1, "run": run, "written_ns": time.time_ns(), **found}
     try:
         return _save(directory, run, _by_line(report), earlier)
     except (OSError, ValueError) as error:
@@ -65,7 +44,8 @@ def _by_line(report: Plain) -> str:
     for name, value in report.items():
         text = json_text(value, ensure_ascii=False)
         if isinstance(value, (list, tuple)):
-            lines = [f"\n  {json_text(each, ensure_ascii=False)}" for each in value]
+            most = _MOST_PROCESSES if name == "processes" else _MOST_ROWS
+            lines = [f"\n  {json_text(each, ensure_ascii=False)}" for each in value[:most]]
             text = f"[{','.join(lines)}\n ]"
         rows.append(f' "{name}": {text}')
     return "{\n" + ",\n".join(rows) + "\n}\n"

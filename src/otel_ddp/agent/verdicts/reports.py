@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,16 +214,14 @@ class VerdictReporter:
             incident.gpus = self._gpus()
         processes = {**told.ended, **{each.labels: each.describe() for each in sources}}
         others = [each.shown for each in told.open.values() if each is not incident]
-        incident.postmortem = postmortem.write(
-            self._postmortems,
-            dict(told.run).get("run", ""),
-            verdict=self.plain(verdict),
-            processes=[*processes.values()],
-            open_verdicts=list(map(self.plain, others)),
-            gpus=incident.gpus,
-            now_ns=time.time_ns(),
-            earlier=incident.postmortem,
-        )
+        found = {
+            "verdict": self.plain(verdict),
+            "processes": [each.to_json() for each in processes.values()],
+            "open_verdicts": list(map(self.plain, others)),
+            "gpus": incident.gpus,
+        }
+        run = dict(told.run).get("run", "")
+        incident.postmortem = postmortem.write(self._postmortems, run, found, incident.postmortem)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The log records that have not been exported yet."""
