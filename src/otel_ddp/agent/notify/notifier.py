@@ -1,14 +1,8 @@
-"""Tells people what happens to runs: once each, and not too many, until an address has taken it.
-
-`told.json` holds which messages there were in the last day, so that an agent that starts again
-tells none twice and keeps to the limit.
-"""
+"""Tells people what happens to runs: once each, and not too many, until an address has taken it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -50,18 +44,11 @@ class Outbox:
         self._addresses = {each.key: each for each in addresses}
         self._clock = clock
         most_bytes = _MOST_WAITING * len(addresses) * BLOCK_BYTES
-        # From the start on, so that the lock of the queue is the lock of `told.json` too.
-        with contextlib.suppress(OSError):
-            files.make_kept(folder, ours=True)
         self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
         names = {each.key: f"notification to {each.shown}" for each in addresses}
         self.delivery = Delivery(self._queue, self._send, names, clock, backoff_s=_PAUSES_S)
         # By message id: its kind, group and run, and when it was queued.
         self._told: dict[str, tuple[str, float]] = {}
-        with contextlib.suppress(TypeError, ValueError):
-            told = files.read_mapping(self._queue.folder / "told.json")
-            self._told = {key: (str(kind), float(at)) for key, (kind, at) in told.items()}
-        self._saving = threading.Lock()
         self._left_out = 0
 
     def put(self, message: Message) -> None:
@@ -94,12 +81,7 @@ class Outbox:
             message = Message.from_json(files.parse_json(body))
         except (KeyError, TypeError, ValueError):
             return Outcome("refused", "what waited is no message of this version")
-        outcome = self._addresses[key].send(message)
-        # Here, where a disk that hangs holds up no loop.
-        with self._saving, contextlib.suppress(OSError):
-            if not self._queue.problem:
-                files.replace(self._queue.folder / "told.json", json.dumps(self._told.copy()))
-        return outcome
+        return self._addresses[key].send(message)
 
     def _waited_s(self, request: Request) -> float:
         return self._clock() - request.oldest_s
