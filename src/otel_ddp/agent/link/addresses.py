@@ -25,11 +25,8 @@ class Place(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return (
-            f"[{self.address}]:{self.port}"
-            if ":" in self.address
-            else (f"{self.address}:{self.port}")
-        )
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{address}:{self.port}"
 
 
 async def resolve(host: str) -> list[str]:

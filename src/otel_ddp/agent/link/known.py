@@ -137,7 +137,7 @@ class Elsewhere(Host):
             end = told.get("end")
             if end is not None and plain.text(plain.mapping(end).get("state")) not in STATES:
                 raise Senseless("end")
-            self._nonfinite = [*_nonfinite(told, ahead_ns)]
+            self._nonfinite = _nonfinite(told, ahead_ns)
             self._told, self.logged_step = told, plain.whole(told.get("step"))
             if (answer := told.get("answer")) is not None:
                 self._evidence = self._answered(plain.mapping(answer), ahead_ns)
@@ -194,21 +194,21 @@ class Elsewhere(Host):
         return present_ns + self._ahead_ns if present_ns else 0
 
 
-def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> Any:
-    for each in plain.list_of(list, told.get("nonfinite"))[:_MOST_MEMBERS]:
-        if len(each) != len(NonfiniteValue._fields):
-            raise Senseless("nonfinite")
-        name, split, value, step, time_ns, finite_step = each
-        if value not in ("nan", "inf", "-inf") or plain.whole(time_ns) is None:
-            raise Senseless("nonfinite")
-        yield NonfiniteValue(
-            str(name)[:_LONGEST_TEXT],
-            str(split)[:_LONGEST_TEXT],
-            float(value),
-            plain.whole(step),
-            time_ns + ahead_ns,
-            plain.whole(finite_step),
-        )
+def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
+    try:
+        return [
+            NonfiniteValue(
+                str(name)[:_LONGEST_TEXT],
+                str(split)[:_LONGEST_TEXT],
+                float(value),
+                plain.whole(step),
+                int(time_ns) + ahead_ns,
+                plain.whole(finite_step),
+            )
+            for name, split, value, step, time_ns, finite_step in told.get("nonfinite", ())
+        ][:_MOST_MEMBERS]
+    except (ValueError, TypeError):
+        raise Senseless("nonfinite") from None
 
 
 def _kernel(told: Mapping[str, Any]) -> Kernel | None:
@@ -251,18 +251,16 @@ def unpack_readings(content: bytes, node: str, ahead_ns: int) -> list[Sample]:
 def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
     try:
         kind, name, rank, labels, time_ns, value = row
-        more = tuple((_word(key), _word(word)) for key, word in labels[:_MOST_LABELS])
+        more = {_word(key): _word(word) for key, word in labels[:_MOST_LABELS]}
+        at_ns = int(time_ns) + ahead_ns
+        if kind not in _KINDS or not 0 <= at_ns < _LAST_NS:
+            raise Senseless("a sample")
+        # The connection decides whose it is, not the message.
+        labelled = tuple({**more, "node": node}.items())
+        key = SeriesKey(kind, _word(name), _word(rank), labelled)
+        return Sample(None, key, at_ns, float(value))
     except (ValueError, TypeError):
         raise Senseless("a sample") from None
-    number, at_ns = plain.number(value), plain.whole(time_ns)
-    if kind not in _KINDS or number is None or at_ns is None:
-        raise Senseless("a sample")
-    if not 0 <= at_ns + ahead_ns < _LAST_NS:
-        raise Senseless("the time of a sample")
-    # The connection decides whose it is, not the message.
-    labelled = tuple({**dict(more), "node": node}.items())
-    key = SeriesKey(kind, _word(name), _word(rank), labelled)
-    return Sample(None, key, at_ns + ahead_ns, number)
 
 
 def _word(text: Any) -> str:
