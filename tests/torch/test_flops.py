@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from otel_ddp.recording.steps import Work
-from otel_ddp.torch.readings.flops import ModelFlops, by_parameters
+from otel_ddp.torch.readings.between_steps import ModelFlops, by_parameters
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 WORDS = torch.ones(2, 5, dtype=torch.long)
