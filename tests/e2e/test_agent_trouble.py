@@ -109,8 +109,7 @@ def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
         node.run(TRAIN)
         until(lambda: node.place.agent_pid() not in (None, first), "another agent")
 
-        output, _ = process.communicate("\n", timeout=300)
-        assert "was removed. The agent that had it open reads it" in output
+        process.communicate("\n", timeout=300)
         assert receiver.wait_for(lambda r: len(_losses(r)) == 3500)
         until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
 

@@ -678,9 +678,8 @@ def test_a_damaged_directory_gives_one_warning_and_training_goes_on(
     run.finish()
 
     place.directory.mkdir(exist_ok=True)  # the fixture takes it away
-    first, *more = caplog.records
+    (said,) = caplog.records
     assert started == [False, False]
-    assert first.getMessage().startswith("the node agent cannot be started (")
-    assert first.exc_info is None
-    assert ["was removed" in each.getMessage() for each in more] == [True] * (how == "removed")
+    assert said.getMessage().startswith("the node agent cannot be started (")
+    assert said.exc_info is None
     assert capfd.readouterr().err == ""

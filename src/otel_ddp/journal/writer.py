@@ -435,14 +435,6 @@ class JournalWriter:
         taken = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
         return 0 if taken is None else taken[0]
 
-    def was_removed(self) -> bool:
-        """Whether the file has no name any more, so that no further agent finds it."""
-        try:
-            found = os.fstat(self._fd)
-        except OSError:
-            return False  # Closed meanwhile, by a signal's handler.
-        return (found.st_dev, found.st_ino) == self._file and found.st_nlink == 0
-
     def close(self) -> None:
         """Closes the file, which stays for the agent. A forked child leaves it to the parent."""
         fd, self._fd = self._fd, -1

@@ -16,7 +16,6 @@ from otel_ddp.history.terminal import printable
 from otel_ddp.identity import addresses
 from otel_ddp.identity.identity import Choice, Identity
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.settings import Settings
 
@@ -56,20 +55,6 @@ def doubts(conf: Settings, process: Identity) -> None:
         warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
     for sentence in settings.unknown():
         warn_once(sentence, "%s", sentence)
-
-
-def journal_was_removed(journal: JournalWriter) -> bool:
-    """Whether somebody has cleared the directory of journals during the run; says so."""
-    if not journal.was_removed():
-        return False
-    warn_once(
-        "removed",
-        "%s was removed. The agent that had it open reads it to its end; if that agent ends first, "
-        "what is logged from then on is lost. Some systems clear /dev/shm when a user logs out "
-        "(RemoveIPC of logind): name a directory elsewhere in OTEL_DDP_DIR, or switch that off.",
-        journal.path,
-    )
-    return True
 
 
 def where_it_is_kept(conf: Settings, ring_bytes: int) -> None:

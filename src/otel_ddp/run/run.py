@@ -647,8 +647,6 @@ class Run:
         end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
 
     def _wait_for_agent(self, records: Records) -> None:
-        if announcements.journal_was_removed(records.recorder.writer):
-            return
         if records.conf.starts_agent:
             agent_start.ensure_agent(records.place)
         if records.conf.agent != "off":
@@ -709,8 +707,6 @@ class Run:
         recorder.gate.check_due_ns = now + agent_start.CHECK_EVERY_NS
         recorder.poll_copies()
         self._look_again(records)
-        if announcements.journal_was_removed(recorder.writer):
-            return
         if conf.starts_agent:
             agent_start.ensure_agent(records.place)
         is_new = now - recorder.writer.created_ns < _AGENT_STARTS_NS
