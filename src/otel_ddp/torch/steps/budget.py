@@ -26,9 +26,8 @@ _FILLS, _HOLDS = 0.95, 0.05
 # What was spent longer ago than this counts less, where `every` is found.
 _RECENT_NS = 4 * 10**9
 _LARGEST = 1024
-# `every` is halved where that would take less than this part of what flows in; and this often at
-# most, for each change is written down.
-_ROOM, _MOST_HALVINGS = 0.9, 100
+# `every` is halved where that would take less than this part of what flows in.
+_ROOM = 0.9
 # So many measured steps tell what one costs.
 _ENOUGH = 16
 
@@ -46,7 +45,6 @@ class Budget:
         self._fills = share * _FILLS
         self._holds_ns = self._credit_ns = share * _HOLDS * _WINDOW_NS
         self._every = self._least = 1
-        self._halvings = 0
         self._since_measured_ns = 0.0
         self._forget()
 
@@ -102,8 +100,7 @@ class Budget:
             # Twice as many steps would be measured.
             would_take_ns = self._spent_ns + self._on_measured_ns
             room_ns = self._elapsed_ns * self._fills * _ROOM
-            if would_take_ns < room_ns and self._halvings < _MOST_HALVINGS:
-                self._halvings += 1
+            if would_take_ns < room_ns:
                 self._change(self._every // 2)
 
     def measures(self, number: int) -> bool:
