@@ -1,14 +1,15 @@
-"""otel-ddp runs: the table of the runs that are kept."""
+"""otel-ddp runs, goodput and compare: what they say of the histories of runs."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from histories import S, write_history
+from histories import S, two_attempts, write_history
 from otel_ddp.cli import main
 
 DAY = 24 * 3600 * S
@@ -83,3 +84,128 @@ def test_a_name_can_do_nothing_to_the_terminal_and_a_damaged_file_is_told(
 
 def test_an_empty_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(tmp_path, capsys) == [f"no run is kept in {tmp_path}"]
+
+
+# -- goodput
+
+
+FIRST = {"attempt": 1, "began_ns": 10**18, "first_step": 0, "last_step": 99}
+SECOND = {**FIRST, "attempt": 2, "first_step": 60, "repeated_steps": 40}
+
+
+@pytest.fixture
+def _written(tmp_path: Path) -> None:
+    """A run of two nodes; the end of its first attempt was not seen."""
+    for node, late in (("node-0", {}), ("node-1", {"rank 0 (node-0)": 10.0})):
+        seconds = {"productive": 90.0, "start": 10.0, "late_rank": sum(late.values())}
+        time = {"seconds": seconds, "late": late, "ranks": {}}
+        about = {"time": time, "attempts": [FIRST, SECOND]}
+        first_rank = 0 if node == "node-0" else 4
+        write_history(tmp_path, "again", node=node, first_rank=first_rank, steps=60, about=about)
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path)
+
+
+@pytest.mark.usefixtures("_written")
+def test_the_seconds_of_all_nodes_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["goodput", "again", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)["goodput"]
+    assert found["seconds"] == {"productive": 180.0, "start": 20.0, "late_rank": 10.0}
+    assert (found["rank_s"], found["share"]) == (210.0, round(180 / 210, 6))
+
+
+@pytest.mark.usefixtures("_written")
+def test_only_the_last_attempt_may_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["goodput", "again"]) == 0
+
+    first, second = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert first[-4:] == ["0", "99", "-", "-"]
+    assert second[-5:] == ["60", "99", "40", "goes", "on"]
+
+
+@pytest.mark.usefixtures("_written")
+def test_it_says_how_long_it_took_to_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(tmp_path, "back", steps=9, about=two_attempts(10**18))
+
+    assert main(["goodput", "back"]) == 0
+
+    heads, first, second = capsys.readouterr().out.splitlines()[-3:]
+    place = slice(heads.index("back after"), heads.index("back after") + len("back after"))
+    assert (first[place].strip(), second[place].strip()) == ("-", "7 s")
+
+
+# -- compare
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("histories")
+    write_history(found, "a", seed=1, ranks=2, steps=200)
+    write_history(found, "b", seed=2, ranks=2, steps=200)
+    write_history(found, "slow", seed=3, ranks=2, steps=200, slower={"forward": 1.05})
+    return found
+
+
+def compare(folder: Path, *words: str) -> int:
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(folder)
+    return main(["compare", *words])
+
+
+def test_equal_runs_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(folder, "a", "b", "--fail-if-worse") == 0
+
+    said = capsys.readouterr().out
+    assert "Result: no significant difference" in said
+    assert "A: 190 steps, without 10 to warm up." in said
+
+
+def test_a_run_that_is_worse_fails_the_job_that_asks_for_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(folder, "a", "slow") == 0
+    assert compare(folder, "a", "slow", "--fail-if-worse") == 1
+    assert compare(folder, "slow", "a", "--fail-if-worse") == 0
+
+    said = capsys.readouterr().out
+    assert said.count("Result: worse: step_time +1.6 %, throughput -1.6 %, forward +5.1 %") == 2
+    assert said.count("Result: better: step_time") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("a", "nowhere"), "no history of a run with this name; it has a, b, slow"),
+        (("a", ",,,"), "',,,' names no run: give one"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_and_no_verdict(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert compare(folder, *words) == 2
+
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_name_may_have_commas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate(("lr=0.1,bs=32", "lr=0.1,bs=64", "lr=0.1")):
+        write_history(tmp_path, name, seed=seed, ranks=1, steps=60)
+
+    assert compare(tmp_path, "lr=0.1,bs=32", "sweep/lr=0.1,bs=64") == 0
+
+    said = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("A  ", "B  ")]
+    assert said == [
+        "A  sweep/lr=0.1,bs=32",
+        "B  sweep/lr=0.1,bs=64",
+    ]
+
+
+def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(folder, "a", "slow", "--json", "--fail-if-worse") == 1
+
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["rows"] if row["kind"] == "step"}
+    assert rows["forward"]["verdict"] == "worse"
+    assert rows["forward"]["p"] < 0.01
+    assert rows["forward"]["change"] == pytest.approx(0.05, abs=0.003)
