@@ -220,9 +220,9 @@ def test_disabled_means_no_journal_no_directory_and_no_log(
 
 
 def test_an_unknown_variable_gives_a_warning_with_the_nearest_one(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_STRATGY", "main")
+    os.environ["OTEL_DDP_STRATGY"] = "main"
 
     otel_ddp.init(local_rank=1).finish()
     assert caplog.messages == []

@@ -100,9 +100,9 @@ def test_a_port_that_is_taken_gives_the_next_one(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_there_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(tmp_path))
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path)
     write_history(tmp_path, "r", group="g", ranks=1, steps=5)
 
     assert main(["open", "other"]) == 2

@@ -127,13 +127,13 @@ def test_where_there_is_no_run_it_says_so(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
 def test_a_name_is_not_looked_up_in_a_folder_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "h"
     path = write_history(folder, "a", steps=60)
     write_history(folder, "b", steps=60)
     os.chown(folder, 65534, 65534)
-    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(folder))
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(folder)
 
     assert main(["report", "--card"]) == 2
     assert main(["report", "--card", "a"]) == 2

@@ -16,8 +16,8 @@ DAY = 24 * 3600 * S
 
 
 @pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def _utc() -> None:
+    os.environ["TZ"] = "UTC"
     time.tzset()
 
 

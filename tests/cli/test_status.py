@@ -58,10 +58,8 @@ def shown(*processes: ProcessState, **more: Any) -> list[str]:
     return lines(surveyed(*processes, **more))
 
 
-def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held() -> None:
+    os.environ["TZ"] = "UTC"
     time.tzset()
     hour_ns = 3600 * 10**9
     past = [
@@ -437,11 +435,11 @@ def test_the_picture_of_a_pipe_has_twenty_rows_of_each_run_and_whole_sentences()
     assert len([line for line in drawn if "node-" in line]) == 19
 
 
-def test_colours_are_for_terminals_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_colours_are_for_terminals_that_have_them() -> None:
+    os.environ["TERM"] = "xterm"
+    os.environ.pop("NO_COLOR", None)
     with_colours = has_colours()
-    monkeypatch.setenv("NO_COLOR", "1")
+    os.environ["NO_COLOR"] = "1"
 
     assert (with_colours, has_colours()) == (True, False)
     assert styled([Line("bad", "trouble")], coloured=True) == ["\x1b[1;31mbad\x1b[0m"]

@@ -63,9 +63,9 @@ def points(journal: Journal) -> list[tuple[str, float, int | None]]:
 
 
 def test_its_values_have_its_steps_and_those_of_the_training_go_on(
-    place: Here, writer: Any, monkeypatch: pytest.MonkeyPatch
+    place: Here, writer: Any
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
     for_frameworks.instrument(run="one")
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)

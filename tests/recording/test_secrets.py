@@ -267,12 +267,10 @@ def test_no_text_keeps_the_search_busy(piece: str) -> None:
     is_secret(text, text)
 
 
-def test_an_environment_as_configuration_and_an_error_tell_no_address(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_NOTIFY", "https://example.org/canary7x slack://canary7x/b/c")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=canary7x")
-    monkeypatch.setenv("ALERTS", "https://hooks.slack.com/services/T01/B01/canary7x")
+def test_an_environment_as_configuration_and_an_error_tell_no_address(place: Here) -> None:
+    os.environ["OTEL_DDP_NOTIFY"] = "https://example.org/canary7x slack://canary7x/b/c"
+    os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "x-team=canary7x"
+    os.environ["ALERTS"] = "https://hooks.slack.com/services/T01/B01/canary7x"
 
     run = otel_ddp.init(run="r", config=dict(os.environ))
     run.alert("refused", "by url: /services/T0123456/B0123456/canary7x")

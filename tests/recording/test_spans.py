@@ -369,9 +369,9 @@ def test_an_alert_is_an_event_with_its_words_and_without_secrets(place: Here) ->
 
 
 def test_an_alert_of_any_words_is_recorded_and_raises_nothing(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_JOURNAL_BYTES", "128k")
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
     odd: Any = Rude()
     with otel_ddp.init() as run:
         run.alert(odd)

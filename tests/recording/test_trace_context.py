@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -143,10 +144,8 @@ def test_a_generator_that_is_closed_elsewhere_leaves_the_users_context_alone(
         ("00-" + "0" * 32 + "-{1}-01", False),
     ],
 )
-def test_the_launchers_span_is_around_the_run(
-    place: Here, monkeypatch: pytest.MonkeyPatch, said: str, is_parent: bool
-) -> None:
-    monkeypatch.setenv("TRACEPARENT", said.format(*LAUNCHER))
+def test_the_launchers_span_is_around_the_run(place: Here, said: str, is_parent: bool) -> None:
+    os.environ["TRACEPARENT"] = said.format(*LAUNCHER)
 
     with otel_ddp.init():
         pass

@@ -22,8 +22,8 @@ from otel_ddp.run import end_card
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAY", "all")
+def shown() -> None:
+    os.environ["OTEL_DDP_SAY"] = "all"
 
 
 def train(steps: int = 3, **arguments: str) -> otel_ddp.Run:
@@ -55,12 +55,11 @@ def test_it_says_how_the_run_ended(
 )
 def test_it_is_silent(
     place: Here,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     say: str,
     steps: int,
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAY", say)
+    os.environ["OTEL_DDP_SAY"] = say
 
     train(steps).finish()
 
@@ -102,10 +101,10 @@ def test_a_long_training_without_a_step_says_how_to_record_them(
 
 
 def test_only_the_first_rank_says_it(
-    place: Here, shown: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Here, shown: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+        os.environ[name] = value
 
     train().finish()
 
@@ -137,9 +136,8 @@ def test_it_tells_what_the_agent_has_written(
     place: Here,
     shown: None,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+    os.environ["TZ"] = "UTC"
     time.tzset()
     run = train()
     agent_wrote(place, run)

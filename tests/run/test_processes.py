@@ -586,10 +586,10 @@ def test_a_program_that_is_no_python_is_not_started_once_more_as_an_agent(
 
 
 def test_a_training_that_was_started_for_an_agent_starts_none_and_has_none_started(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     # As every process has it that is started for an agent: here a training began once more.
-    monkeypatch.setenv(agent_start._MARK, "1")
+    os.environ[agent_start._MARK] = "1"
 
     assert not agent_start.ensure_agent(place)
 

@@ -506,9 +506,9 @@ def test_a_directory_that_others_may_only_read_is_used_by_runs_and_commands_as_i
 
 
 def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_it(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("RANK", "7")
+    os.environ["RANK"] = "7"
 
     otel_ddp.init(world_size=8).finish()
     assert caplog.messages == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -54,9 +55,9 @@ def asked(env: dict[str, str], rank: int, *, seeks_lead: bool = True) -> GroupFa
 
 
 def test_a_rank_that_comes_before_rank_0_has_the_masters_name_and_later_rank_0s_hosts(
-    store: Any, monkeypatch: pytest.MonkeyPatch
+    store: Any,
 ) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "10.0.0.5")
+    os.environ["MASTER_ADDR"] = "10.0.0.5"
     early = asked(TWO_BY_HAND, 1).lead
 
     (said,) = [lead.parse_text(store.get(LEAD).decode())]
@@ -67,12 +68,10 @@ def test_a_rank_that_comes_before_rank_0_has_the_masters_name_and_later_rank_0s_
     assert asked(TWO_BY_HAND, 1).lead == said.with_hosts(["10.0.0.5", "node-0", "10.0.0.9"])
 
 
-def test_nodes_that_count_restarts_differently_have_one_lead(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_count_restarts_differently_have_one_lead(store: Any) -> None:
     found = []
     for restarts in range(3):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         found.append(asked(TWO_BY_HAND, 1).lead)
 
     assert found == [lead.parse_text(store.get(LEAD).decode())] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +26,8 @@ INPUT = torch.ones(8, 4)
 
 
 @pytest.fixture(autouse=True)
-def _each_step_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+def _each_step_is_looked_at() -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
 
 
 def learnt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -198,10 +199,8 @@ def test_compiling_something_else_first_hides_no_step(place: Here) -> None:
 
 
 @pytest.mark.parametrize("where", ["before the optimizer", "after it", "after a first call"])
-def test_the_line_of_a_program_wins(
-    place: Here, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    monkeypatch.setenv("OTEL_DDP_SAMPLE_STEPS", "1")
+def test_the_line_of_a_program_wins(place: Here, where: str) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
     model, other = net(), net()
     if where == "before the optimizer":
         otel_ddp.instrument(model, group="mine")
@@ -259,9 +258,9 @@ def test_what_a_program_has_taken_off_is_not_put_on_again(place: Here) -> None:
 
 
 def test_a_mistake_in_a_variable_is_one_line_and_no_error(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_STRATEGY", "mian")
+    os.environ["OTEL_DDP_STRATEGY"] = "mian"
 
     train(net())
 
