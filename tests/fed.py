@@ -119,7 +119,7 @@ class Fed:
     def sent(self, metric: catalog.Metric = catalog.TRAINING_SCALAR) -> dict[str, dict[float, int]]:
         """Name -> value -> its time, of everything that this agent exports."""
         return {
-            dict(series.labels)["name"]: {value: at for at, value in series.history or ()}
+            dict(series.labels)["name"]: dict(zip(*(series.history or ((), ()))[::-1], strict=True))
             for series in self.rows(metric)
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -50,8 +51,8 @@ class Series:
         self.project = project
         self.value: float | Buckets | None = None
         self.time_ns = 0
-        # Of logged values only, each of which is exported as a point.
-        self.history: list[tuple[int, float]] | None = None
+        # Times and values; of logged values only, each of which is exported as a point.
+        self.history: tuple[list[int], array[float]] | None = None
         # Its attributes; empty until it is exported.
         self.encoded = b""
 
@@ -109,14 +110,14 @@ class Ledger:
                 return None
         series.time_ns = time_ns
         if self.keep_history:
-            history = series.history
-            if history is None:
-                series.history = [(time_ns, value)]
-                return time_ns
-            if len(history) >= _MOST_POINTS:
-                del history[: _MOST_POINTS // 10]
+            if series.history is None:
+                series.history = [], array("d")
+            times, values = series.history
+            if len(times) >= _MOST_POINTS:
+                del times[: _MOST_POINTS // 10], values[: _MOST_POINTS // 10]
                 self.points_dropped += _MOST_POINTS // 10
-            history.append((time_ns, value))
+            times.append(time_ns)
+            values.append(value)
         return time_ns
 
     def drop(self, labels: Labels) -> None:

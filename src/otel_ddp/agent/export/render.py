@@ -47,13 +47,18 @@ class Renderer:
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        apart: dict[tuple[int, bool, str], list[_Point]] = {}
+        apart: dict[tuple[int, bool, str], tuple[list[_Point], list[Request]]] = {}
 
         def add(series: Series, may_be_lost: bool, points: Sequence[_Point]) -> None:
             for hour, of_hour in _by_hour(points):
                 # Of one hour, logged values go first.
                 key = (hour, may_be_lost, series.project)
-                apart.setdefault(key, []).extend(of_hour)
+                waiting, requests = apart.setdefault(key, ([], []))
+                waiting.extend(of_hour)
+                # Soon: a point takes much more memory than its part of a request.
+                whole = len(waiting) // _MOST_POINTS * _MOST_POINTS
+                requests += self._requests(*key, waiting[:whole])
+                del waiting[:whole]
 
         with ledger.lock:
             for metric, rows in ledger.families():
@@ -63,7 +68,10 @@ class Renderer:
                     add(series, not logged, points(series, now_ns))
             for series in ledger.take_ended():
                 add(series, True, self._end(series, now_ns))
-        return [request for key in sorted(apart) for request in self._requests(*key, apart[key])]
+        found: list[Request] = []
+        for key, (waiting, requests) in sorted(apart.items()):
+            found += [*requests, *self._requests(*key, waiting)]
+        return found
 
     @errors.contained(default=())
     def _points(self, series: Series, now_ns: int) -> Sequence[_Point]:
@@ -85,10 +93,9 @@ class Renderer:
         Contained for each series: one that OTLP cannot express must not lose the others, whose
         values leave the ledger here.
         """
-        history, series.history = series.history or (), None
-        contents = encode.number_points(_attributes(series), history)
-        metric = series.metric
-        return [(each, at, metric) for each, (at, _) in zip(contents, history, strict=True)]
+        (times, values), series.history = series.history or ((), ()), None
+        contents = encode.number_points(_attributes(series), times, values)
+        return [(each, at, series.metric) for each, at in zip(contents, times, strict=True)]
 
     def _end(self, series: Series, now_ns: int) -> Sequence[_Point]:
         """The point that ends a series."""

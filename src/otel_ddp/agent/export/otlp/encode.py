@@ -128,11 +128,12 @@ def number_point(attributes: bytes, time_ns: int, value: float, start_ns: int = 
     return b"\x0a" + (_SHORT[size] if size < 1024 else _varint(size)) + body
 
 
-def number_points(attributes: bytes, points: Iterable[tuple[int, float]]) -> list[bytes]:
-    """Points of one gauge, of times and values: all are equally long, and begin alike."""
+def number_points(attributes: bytes, times: Sequence[int], values: Sequence[float]) -> list[bytes]:
+    """Points of one gauge: all are equally long, and begin alike."""
     # Two tags, and two numbers of eight bytes.
     pack, size = _TIME_VALUE, 18 + len(attributes)
     head = b"\x0a" + _length(size)
+    points = zip(times, values, strict=True)
     return [head + pack(0x19, at, 0x21, value) + attributes for at, value in points]
 
 
