@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tools.stack.server import free_port
 
@@ -16,6 +15,20 @@ PROGRAM = Path(__file__).with_name("training.py")
 _NOTICE = 30
 
 
+def as_launched(rank: int, world: int, on_each_node: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    node, local_rank = divmod(rank, on_each_node)
+    found = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "GROUP_RANK": node,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": on_each_node,
+        "GROUP_WORLD_SIZE": world // on_each_node,
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
 class Training:
     """One run on these nodes, until `end`."""
 
@@ -24,24 +37,14 @@ class Training:
         self.folder, self.nodes = folder, nodes
         self.world = RANKS_PER_NODE * len(nodes)
 
-    def start(self, *options: str, **env: Any) -> None:
+    def start(self, *options: str, **env: str) -> None:
         """*env*: further variables of all ranks."""
-        port = free_port()
+        port = str(free_port())
         for rank in range(self.world):
-            number, local = divmod(rank, RANKS_PER_NODE)
-            said = {
-                "RANK": rank,
-                "LOCAL_RANK": local,
-                "GROUP_RANK": number,
-                "WORLD_SIZE": self.world,
-                "LOCAL_WORLD_SIZE": RANKS_PER_NODE,
-                "GROUP_WORLD_SIZE": len(self.nodes),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                **env,
-            }
+            launched = as_launched(rank, self.world, RANKS_PER_NODE)
+            said = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **launched, **env}
             program = str(PROGRAM), str(self.folder), *options
-            self.nodes[number].warm(*program, env={k: str(v) for k, v in said.items()})
+            self.nodes[rank // RANKS_PER_NODE].warm(*program, env=said)
 
     def trouble(self, rank: int, what: str) -> None:
         """From its next step on: "backward 0.02" or "hang"."""

@@ -19,6 +19,7 @@ from node import Node, finished, until
 from otel_ddp.history.page.exchange import Refused
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import Unreadable
+from trainings import as_launched
 
 # The loss of the second run becomes NaN on rank 1, and it still lives when it is asked about.
 TRAIN = """
@@ -47,7 +48,6 @@ if name == "now":
 run.finish()
 """
 STEPS = 300
-WORLD = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "runs": ("runs", {}),
     "report": ("run", {"run": "g/now"}),
@@ -70,10 +70,7 @@ def node() -> Iterator[Node]:
     """With a run that has ended, and one that waits and has a verdict."""
     with Node() as node:
         for name in ("before", "now"):
-            ranks = [
-                node.warm("-c", TRAIN, name, env={**WORLD, "RANK": rank, "LOCAL_RANK": rank})
-                for rank in "01"
-            ]
+            ranks = [node.warm("-c", TRAIN, name, env=as_launched(rank, 2, 2)) for rank in range(2)]
             for each in ranks:
                 if name == "before":
                     finished(each)

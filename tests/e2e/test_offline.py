@@ -16,6 +16,7 @@ import pytest
 from node import Node, finished, until
 from otel_ddp.agent.export.exporter import OFFLINE_PREFIX
 from otlp_receiver import Receiver
+from trainings import as_launched
 
 STEPS = 500
 TRAIN = """
@@ -70,10 +71,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     folder = tmp_path_factory.mktemp("gathered")
     with Node(OTEL_DDP_AGENT="offline") as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
-        ranks = [
-            node.python(TRAIN, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-            for rank in "01"
-        ]
+        ranks = [node.python(TRAIN, **as_launched(rank, 2, 2)) for rank in range(2)]
         first, second = map(finished, ranks)
         assert f"`otel-ddp replay {node.spool}` sends it later" in first
         assert second == ""

@@ -236,27 +236,3 @@ def test_the_lead_keeps_each_value_of_the_other_node_whichever_agent_is_killed(
 
     everything = {"2": last, "3": last}
     until(lambda: everything.items() <= kept(one).items(), "all values of node-1")
-
-
-@pytest.mark.stress
-def test_agents_that_are_killed_and_a_cable_that_is_cut_in_turn_cost_no_value(rig: Rig) -> None:
-    with Receiver() as receiver:
-        one, other = rig.real
-        rig.export_to(receiver)
-        train(rig, "--by-node")
-        until_linked(rig)
-        for killed in ([other], [one], [], [one, other]):
-            for node in killed:
-                node.kill_agent()
-            if not killed:
-                other.cut()
-                until_said(other, ALONE + "(lost|cannot reach)")
-                rig.goes_on(600)
-                other.restore()
-            until_linked(rig)
-            rig.goes_on(AT_STEP)
-
-        last = rig.end()
-        until(lambda: kept(one) == dict.fromkeys("0123", last), "all values of both nodes")
-        assert kept(other) == dict.fromkeys("23", last)
-        assert sent(rig, receiver) == every_one(last)

@@ -30,6 +30,7 @@ import leftovers
 from node import Node
 from nvml_boards import GIB, Board, Boards, h100
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, Sample
+from trainings import as_launched
 
 NODES = ("node-a", "node-b")
 RANKS_PER_NODE = 2
@@ -152,12 +153,7 @@ class Scenario:
         for rank in range(WORLD_SIZE):
             node_rank, local_rank = divmod(rank, RANKS_PER_NODE)
             own = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local_rank),
-                "WORLD_SIZE": str(WORLD_SIZE),
-                "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
-                "GROUP_RANK": str(node_rank),
-                "GROUP_WORLD_SIZE": str(len(NODES)),
+                **as_launched(rank, WORLD_SIZE, RANKS_PER_NODE),
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "OTEL_DDP_JOB_TYPE": (rank > 0 and run.others) or run.job_type,
             }
@@ -168,8 +164,7 @@ class Scenario:
         """One process more, under the name of the run, with steps and a world of its own."""
         folder = self._folder / f"{run.name}-{EVALUATOR}"
         folder.mkdir()
-        own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        own |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+        own = {**as_launched(0, 1, 1), "TORCHELASTIC_RESTART_COUNT": "0"}
         self._rank(run, folder, NODES[1], "", {**own, "OTEL_DDP_JOB_TYPE": EVALUATOR})
 
     def _rank(self, run: Run, folder: Path, node: str, gpu: str, own: Mapping[str, str]) -> None:
