@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp import encode, resource
@@ -17,18 +16,31 @@ _MOST_POINTS = 2000
 _S = 10**9
 _HOUR_NS = 3600 * _S
 
-# One point: its bytes, its time, its metric. No class: there are thousands a second.
-_Point = tuple[bytes, int, Metric]
+# Points of one series and hour: their bytes, the first one's time, the metric, and how many. No
+# class: there are thousands a second.
+_Points = tuple[bytes, int, Metric, int]
 
 
-def _by_hour(points: Sequence[_Point]) -> Iterable[tuple[int, Iterable[_Point]]]:
-    """The points of a series, whose times grow: mostly they are of one hour."""
-    if not points:
-        return ()
-    first, last = points[0][1] // _HOUR_NS, points[-1][1] // _HOUR_NS
-    if first == last:
-        return ((first, points),)
-    return groupby(points, lambda point: point[1] // _HOUR_NS)
+class _Waiting:
+    """Points that go into one request, and the requests that are full."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.clear()
+
+    def clear(self) -> None:
+        self.points: list[_Points] = []
+        self.count = self.size = 0
+
+    def has_room(self, points: _Points) -> bool:
+        """Whether these may be added; in an empty request they may."""
+        room = self.size + len(points[0]) <= encode.MOST_BYTES
+        return not self.points or (room and self.count + points[3] <= _MOST_POINTS)
+
+    def add(self, points: _Points) -> None:
+        self.points.append(points)
+        self.size += len(points[0])
+        self.count += points[3]
 
 
 class Renderer:
@@ -47,18 +59,16 @@ class Renderer:
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        apart: dict[tuple[int, bool, str], tuple[list[_Point], list[Request]]] = {}
+        apart: dict[tuple[int, bool, str], _Waiting] = {}
 
-        def add(series: Series, may_be_lost: bool, points: Sequence[_Point]) -> None:
-            for hour, of_hour in _by_hour(points):
+        def add(series: Series, may_be_lost: bool, found: Iterable[_Points]) -> None:
+            for each in found:
                 # Of one hour, logged values go first.
-                key = (hour, may_be_lost, series.project)
-                waiting, requests = apart.setdefault(key, ([], []))
-                waiting.extend(of_hour)
-                # Soon: a point takes much more memory than its part of a request.
-                whole = len(waiting) // _MOST_POINTS * _MOST_POINTS
-                requests += self._requests(*key, waiting[:whole])
-                del waiting[:whole]
+                key = (each[1] // _HOUR_NS, may_be_lost, series.project)
+                waiting = apart.setdefault(key, _Waiting())
+                if not waiting.has_room(each):
+                    self._finish(key, waiting)
+                waiting.add(each)
 
         with ledger.lock:
             for metric, rows in ledger.families():
@@ -68,36 +78,42 @@ class Renderer:
                     add(series, not logged, points(series, now_ns))
             for series in ledger.take_ended():
                 add(series, True, self._end(series, now_ns))
-        found: list[Request] = []
-        for key, (waiting, requests) in sorted(apart.items()):
-            found += [*requests, *self._requests(*key, waiting)]
-        return found
+        for key, waiting in apart.items():
+            self._finish(key, waiting)
+        return [request for _, each in sorted(apart.items()) for request in each.requests]
 
     @errors.contained(default=())
-    def _points(self, series: Series, now_ns: int) -> Sequence[_Point]:
+    def _points(self, series: Series, now_ns: int) -> Sequence[_Points]:
         """The point of a series, encoded, with its time."""
         metric, value, start_ns = series.metric, series.value, series.start_ns
         if isinstance(value, Buckets):
-            return [(_histogram_point(series, value, now_ns, start_ns), now_ns, metric)]
+            return [(_histogram_point(series, value, now_ns, start_ns), now_ns, metric, 1)]
         if value is None:
             return ()
         if metric.kind is Kind.GAUGE:
             start_ns = 0
         point = encode.number_point(_attributes(series), now_ns, value, start_ns)
-        return [(point, now_ns, metric)]
+        return [(point, now_ns, metric, 1)]
 
     @errors.contained(default=())
-    def _logged(self, series: Series, now_ns: int) -> Sequence[_Point]:
+    def _logged(self, series: Series, now_ns: int) -> Sequence[_Points]:
         """The points of a series of logged values, up to now.
 
         Contained for each series: one that OTLP cannot express must not lose the others, whose
         values leave the ledger here.
         """
         (times, values), series.history = series.history or ((), ()), None
-        contents = encode.number_points(_attributes(series), times, values)
-        return [(each, at, series.metric) for each, at in zip(contents, times, strict=True)]
+        attributes, found, begin = _attributes(series), list[_Points](), 0
+        most = encode.most_points(attributes, _MOST_POINTS // 4)
+        while begin < len(times):
+            next_hour_ns = (times[begin] // _HOUR_NS + 1) * _HOUR_NS
+            end = bisect_left(times, next_hour_ns, begin, min(begin + most, len(times)))
+            content = encode.number_points(attributes, times[begin:end], values[begin:end])
+            found.append((content, times[begin], series.metric, end - begin))
+            begin = end
+        return found
 
-    def _end(self, series: Series, now_ns: int) -> Sequence[_Point]:
+    def _end(self, series: Series, now_ns: int) -> Sequence[_Points]:
         """The point that ends a series."""
         metric = series.metric
         # The last of logged values stays: an end behind it would hide it, where it stands between
@@ -105,22 +121,22 @@ class Renderer:
         if is_logged(metric):
             return ()
         if metric.kind is Kind.HISTOGRAM:
-            return [(encode.no_histogram(series.encoded, now_ns, metric.bounds), now_ns, metric)]
-        return [(encode.no_number(series.encoded, now_ns), now_ns, metric)]
+            return [(encode.no_histogram(series.encoded, now_ns, metric.bounds), now_ns, metric, 1)]
+        return [(encode.no_number(series.encoded, now_ns), now_ns, metric, 1)]
 
-    def _requests(
-        self, hour: int, may_be_lost: bool, project: str, points: Sequence[_Point]
-    ) -> Iterator[Request]:
+    def _finish(self, key: tuple[int, bool, str], waiting: _Waiting) -> None:
+        """Make a request of what waits."""
+        _, may_be_lost, project = key
         described = encode.resource_bytes(resource.with_project(self._attributes, project))
-        for part in encode.in_parts(points, _MOST_POINTS):
-            of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
-            for metric, points_of in groupby(part, itemgetter(2)):
-                contents = of_metrics.setdefault(metric.name, (metric, []))[1]
-                contents += [content for content, _, _ in points_of]
-            metrics = [encode.metric(metric, contents) for metric, contents in of_metrics.values()]
-            body = encode.request(described, [encode.in_scope(SCOPE, __version__, metrics)])
-            oldest_s = min([time_ns for _, time_ns, _ in part]) // _S
-            yield Request("metrics", body, len(part), not may_be_lost, oldest_s)
+        of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
+        for content, _, metric, _ in waiting.points:
+            of_metrics.setdefault(metric.name, (metric, []))[1].append(content)
+        metrics = [encode.metric(metric, contents) for metric, contents in of_metrics.values()]
+        body = encode.request(described, [encode.in_scope(SCOPE, __version__, metrics)])
+        oldest_s = min([at_ns for _, at_ns, _, _ in waiting.points]) // _S
+        request = Request("metrics", body, waiting.count, not may_be_lost, oldest_s)
+        waiting.requests.append(request)
+        waiting.clear()
 
 
 def _attributes(series: Series) -> bytes:

@@ -30,7 +30,7 @@ from otel_ddp.agent.queue.delivery import Outcome
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
 # Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
-_MOST_BYTES = 900 * 1024
+MOST_BYTES = 900 * 1024
 
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
@@ -128,13 +128,18 @@ def number_point(attributes: bytes, time_ns: int, value: float, start_ns: int = 
     return b"\x0a" + (_SHORT[size] if size < 1024 else _varint(size)) + body
 
 
-def number_points(attributes: bytes, times: Sequence[int], values: Sequence[float]) -> list[bytes]:
-    """Points of one gauge: all are equally long, and begin alike."""
+def number_points(attributes: bytes, times: Sequence[int], values: Sequence[float]) -> bytes:
+    """Points of one gauge: all are equally long, and begin and end alike."""
     # Two tags, and two numbers of eight bytes.
     pack, size = _TIME_VALUE, 18 + len(attributes)
     head = b"\x0a" + _length(size)
-    points = zip(times, values, strict=True)
-    return [head + pack(0x19, at, 0x21, value) + attributes for at, value in points]
+    points = [pack(0x19, at, 0x21, value) for at, value in zip(times, values, strict=True)]
+    return head + (attributes + head).join(points) + attributes
+
+
+def most_points(attributes: bytes, most: int) -> int:
+    """How many points of these attributes a request may hold: *most*, and one at least."""
+    return max(min(most, MOST_BYTES // (len(attributes) + 24)), 1)
 
 
 def histogram_point(
@@ -218,9 +223,9 @@ def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:
     begin = 0
     while begin < len(messages):
         part = messages[begin : begin + most]
-        if sum([len(each[0]) for each in part]) > _MOST_BYTES:
+        if sum([len(each[0]) for each in part]) > MOST_BYTES:
             ends = accumulate(len(each[0]) for each in part)
-            part = part[: max(sum(end <= _MOST_BYTES for end in ends), 1)]
+            part = part[: max(sum(end <= MOST_BYTES for end in ends), 1)]
         yield part
         begin += len(part)
 
