@@ -82,7 +82,7 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
         "nonfinite",
         run_labels(labels),
         "",
-        f"{first.name} became {what}{at} on {who}.{since} Look at {where}at the learning rate, and "
+        f"{first.name} became {what}{at} on {who}.{since} Look at {where}the learning rate, and "
         "at divisions and logarithms.",
         {
             # Another cause is reported as another incident.
@@ -107,5 +107,5 @@ def _steps(first: NonfiniteValue, finite: Sequence[int | None]) -> tuple[str, st
     if len(known) < len(finite):
         return f" by step {first.step}", ""
     if min(known) == first.step - 1:
-        return f" at step {first.step}", "the batch of this step, "
-    return f" between steps {min(known)} and {first.step}", "the batches of these steps, "
+        return f" at step {first.step}", "the batch of this step, at "
+    return f" between steps {min(known)} and {first.step}", "the batches of these steps, at "

@@ -199,5 +199,5 @@ def hints(process: EndedProcess) -> str:
     ):
         owner = cause.get("memory_limit_of", "")
         hints.append(f"it held {size(resident)} of the {owner}'s {size(limit)} a moment before")
-    hints += [f"the GPU driver reported {text}" for text in cause.get("xid", ())]
+    hints += [f"the GPU driver reported {text.rstrip('.')}" for text in cause.get("xid", ())]
     return "".join(f"; {hint}" for hint in hints)
