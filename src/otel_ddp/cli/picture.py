@@ -164,6 +164,8 @@ def _run(
     # What it takes is another figure on each rank.
     if (one := next((each for each in processes if each.measuring), None)) is not None:
         yield Line(f"  rank {cell(one.rank, '?')} {cell(one.measuring)}")
+    if missing := next(filter(None, (each.not_measured for each in processes)), ""):
+        yield Line(f"  not measured: {cell(missing)}")
     if values := _values(processes):
         yield Line(f"  {values}")
     late = {rank for each in trouble for rank in named_ranks(each)}

@@ -150,6 +150,7 @@ class ProcessState:
     lost: int = 0
     journal: str = ""
     measuring: str = ""
+    not_measured: str = ""
     """Of how many steps one is measured, and what that takes; empty: all are."""
     read_ns: int | None = None
     """When its step and phase were read, of one at work; like all that follows, None but in the
@@ -224,6 +225,7 @@ class ProcessState:
             lost=reader.lost,
             journal=reader.name,
             measuring="" if state in ENDED else measuring(reader.facts.get("measuring")),
+            not_measured=plain.text(reader.facts.get("not_measured")),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _CURVE, _MOST_SETTINGS = 40, 60
 _RANK = (
     *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
     *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns", "reason", "host"),
-    *("launcher", "strategy", "lost", "settled", "journal", "measuring", "read_ns"),
+    *("launcher", "strategy", "lost", "settled", "journal", "measuring", "not_measured", "read_ns"),
 )
 
 
@@ -212,7 +212,10 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "ranks": len(ranks),
         "states": Counter(str(each.get("state")) for each in ranks),
         "step": max(steps, default=None),
-        "measuring": sorted({str(each["measuring"]) for each in ranks if each.get("measuring")}),
+        "measuring": [
+            *(f"not measured: {each}" for each in _words_of(ranks, "not_measured")),
+            *_words_of(ranks, "measuring"),
+        ],
         "time": _time_spent(run),
         "verdicts": told,
         "first": shown_first(told, newest.began_ns),
@@ -234,6 +237,11 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
             if goes_on and labelled(each) == of_run
         ],
     }
+
+
+def _words_of(ranks: Iterable[Mapping[str, Any]], key: str) -> list[str]:
+    """The different words that processes have for this."""
+    return sorted({str(each[key]) for each in ranks if each.get(key)})
 
 
 def _newest(run: WholeRun, live: Survey) -> Newest:

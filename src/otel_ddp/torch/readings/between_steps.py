@@ -80,7 +80,6 @@ class Readings:
         self._norm: torch.Tensor | None = None
         self._reentrant = self._sends = False
         self._known: dict[str, str] = {}  # the last report of capabilities
-        self._warned = False
         self._readings, self._due_ns = 0, 0
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
@@ -230,7 +229,7 @@ class Readings:
         clock_failed = self._clock is not None and self._clock.failed
         watching = (
             self._steps.count <= _STEPS_TO_WATCH
-            or not self._warned
+            or not self._known
             or (clock_failed and not self._known.get("device_clock"))
             or stepper.group_calls.noted != ("calls" in self._known)
             or stepper.replays != (self._known.get("forward") == "replayed")
@@ -296,12 +295,8 @@ class Readings:
         found.update(self._device_capability())
         if found != self._known:
             self._known = found
-            self._recorder.documents.facts({"capability": found})
-        if not self._warned:
-            self._warned = True
             missing = "; ".join(capabilities.sentences(found))
-            if missing and self._options.speaks:
-                errors.log.warning("Not measured in this run: %s.", missing)
+            self._recorder.documents.facts({"capability": found, "not_measured": missing})
 
     def _miss_loss(self) -> None:
         """Say that there is no loss, if none is returned and the program logs nothing itself."""
@@ -338,7 +333,7 @@ class Readings:
             self._updates.take_off()
         self._offer_loss()
         self._record_losses()
-        if not self._warned and (self._stepper.progress.work.forwards or self._steps.count):
+        if not self._known and (self._stepper.progress.work.forwards or self._steps.count):
             self.report()
         if self._steps.count >= _STEPS_TO_WATCH:
             self._miss_loss()
