@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.history.buckets import Row, StepBucket, step_row, value_row
+from otel_ddp.history.buckets import STEPS, Row, StepBucket, step_row, value_row
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.run_file import RunFile
@@ -39,7 +39,7 @@ def value_rows(points: list[tuple[int, int, float]]) -> list[Row]:
 
 def kept_steps(history: History, series: Series) -> list[StepBucket]:
     """The steps of a series, as its history has them."""
-    return [StepBucket.of([row]) for row in history.cells(series, 1).values()]
+    return [*map(StepBucket.of, STEPS.in_pieces(history.columns(series), 1))]
 
 
 def write_history(

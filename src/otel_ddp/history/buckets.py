@@ -57,13 +57,13 @@ class Form:
         self.names = (*_SHARED, *columns)
         self._columns = (*_SHARED.values(), *columns.values())
 
-    def together(self, rows: Iterable[Row]) -> Row:
+    def together(self, rows: Sequence[Row]) -> Row:
         """Several buckets as one; the latest comes last."""
         columns = zip(*rows, strict=True)
         return tuple(rule(each) for (_, rule), each in zip(self._columns, columns, strict=True))
 
     def sum_up(self, columns: Columns, wide: int) -> dict[int, Row]:
-        """Buckets, sorted by their first steps, as fewer that are *wide*; by their numbers."""
+        """Buckets of a series as fewer that are *wide*; by their numbers."""
         numbers = [first // wide for first in columns[FIRST]]
         runs = _runs(numbers)
         rows = zip(*self._sums(columns, runs), strict=True)
@@ -116,8 +116,8 @@ class Form:
             heads.append(places[packed])
         return heads.tobytes() + words
 
-    def unpack(self, count: int, content: bytes) -> list[list[Any]]:
-        """The columns of a block; raises ValueError or TypeError if it is damaged."""
+    def unpack(self, count: int, content: bytes, only: Iterable[int] = ()) -> list[list[Any]]:
+        """The columns of a block, or *only* some; raises an error of `reader.DAMAGE`."""
         head = memoryview(content)[: 2 * len(self._columns)].cast("H")
         words = memoryview(content)[head.nbytes :]
         views: dict[str, memoryview[Any]] = {"q": words.cast("q"), "d": words.cast("d")}
@@ -125,7 +125,8 @@ class Form:
         if not 0 < count <= BLOCK:
             raise ValueError(f"a block of {count} buckets")
         found = []
-        for place, (code, _) in zip(head, self._columns, strict=True):
+        for column in only or range(len(self._columns)):
+            place, (code, _) = head[column], self._columns[column]
             at = place & ~_ALIKE
             if place & _ALIKE:
                 found.append([views[code][at]] * count)
@@ -136,16 +137,25 @@ class Form:
         return found
 
     def load(
-        self, database: sqlite3.Connection, series: int, width: int, first: int, until: int
+        self,
+        database: sqlite3.Connection,
+        series: tuple[int, int],
+        first: int,
+        until: int,
+        only: Sequence[int] = (),
     ) -> list[list[Any]]:
-        """The columns of a series, of its blocks from *first* to *until*; raises sqlite3.Error."""
-        found: list[list[Any]] = [[] for _ in self.names]
+        """The columns of a series, of its blocks from *first* to *until*; raises sqlite3.Error.
+
+        *series*: its id, and how wide its buckets are. *only*: some columns.
+        """
+        id, width = series
+        found: list[list[Any]] = [[] for _ in only or self.names]
         for count, content in database.execute(
             "SELECT count, content FROM blocks WHERE series = ? AND start BETWEEN ? AND ? "
             "ORDER BY start",
-            (series, first - first % (width * BLOCK), until),
+            (id, first - first % (width * BLOCK), until),
         ):
-            for column, more in zip(found, self.unpack(count, content), strict=True):
+            for column, more in zip(found, self.unpack(count, content, only), strict=True):
                 column += more
         return found
 
@@ -272,9 +282,8 @@ class StepBucket(NamedTuple):
     """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> StepBucket:
-        """Of each rank one."""
-        row = STEPS.together(rows)
+    def of(cls, row: Row, ranks: int = 1) -> StepBucket:
+        """The bucket as others know it."""
         shared = len(row) - len(MEASURED_PHASES)
         phases_ns = dict(zip(MEASURED_PHASES, row[shared:], strict=True))
-        return cls._make((len(rows), *row[:shared], phases_ns))
+        return cls._make((ranks, *row[:shared], phases_ns))

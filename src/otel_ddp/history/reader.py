@@ -188,21 +188,21 @@ class History:
         )
         return [name for (name,) in rows]
 
-    def columns(self, series: Series, first: int = -FAR, until: int = FAR) -> list[list[Any]]:
-        """The buckets of a series from *first* to *until*, in the order of its form's columns."""
+    def columns(
+        self, series: Series, first: int = -FAR, until: int = FAR, only: Sequence[int] = ()
+    ) -> list[list[Any]]:
+        """The buckets of a series from *first* to *until*, in the order of its form's columns.
+
+        *only*: the first column, and what others are wanted.
+        """
         with self._told():
-            found = series.form.load(self._db, series.id, series.width, first, until)
+            key = series.id, series.width
+            found = series.form.load(self._db, key, first, until, only)
         begin = bisect_left(found[FIRST], first - first % series.width)
         end = bisect_left(found[FIRST], until - until % series.width + series.width)
         if (begin, end) == (0, len(found[FIRST])):
             return found
         return [column[begin:end] for column in found]
-
-    def cells(
-        self, series: Series, wide: int, first: int = -FAR, until: int = FAR
-    ) -> dict[int, Row]:
-        """The same, *wide* steps together, by their number."""
-        return series.form.sum_up(self.columns(series, first, until), wide)
 
     def sums(
         self, series: Series, first: int = -FAR, until: int = FAR, most: int = FAR

@@ -233,7 +233,7 @@ class RunFile:
 
     def _load(self, series: OpenSeries, first: int = -FAR, until: int = FAR) -> list[Row]:
         """The buckets in the blocks from *first* to *until*."""
-        columns = series.form.load(self._db, series.id, series.width, first, until)
+        columns = series.form.load(self._db, (series.id, series.width), first, until)
         return [*zip(*columns, strict=True)]
 
     def _store(self, series: OpenSeries, rows: list[Row]) -> int:

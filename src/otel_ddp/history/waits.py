@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.history.buckets import STEPS, Row, StepBucket
+from otel_ddp.history.buckets import FAR, STEPS, Columns, StepBucket
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.troubles import is_late, named_ranks, shown_first
@@ -23,8 +24,7 @@ _MOST_SUSPECTS = 3
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
 # A rank that is late by less than this share of a step is no suspect.
 _LATE = 0.05
-_STEPS = STEPS.names.index("steps")
-_WORK = [STEPS.names.index(f"{word}_ns") for word in WORK_PHASES]
+_STRIP = [STEPS.names.index(each) for each in ("first", "steps", *(f"{w}_ns" for w in WORK_PHASES))]
 _Series = Mapping[str, tuple[History, Series]]
 
 
@@ -41,9 +41,8 @@ class _Rank(NamedTuple):
     phases: Mapping[str, float]
 
     @classmethod
-    def of(cls, rank: str, node: str, rows: Sequence[Row]) -> _Rank:
+    def of(cls, rank: str, node: str, found: StepBucket) -> _Rank:
         """The mean of these steps."""
-        found = StepBucket.of(rows)
         phases = {word: ns / found.steps / 1e9 for word, ns in found.phases_ns.items()}
         return cls(
             rank,
@@ -75,9 +74,9 @@ def waits(run: WholeRun) -> dict[str, Any]:
     goes_on = run.state not in ENDED_STATES and not is_past
     begins = max(highest - _STRIP_STEPS + 1, lowest) if goes_on else lowest
     found = [
-        _Rank.of(rank, run.node_of(history, rank), [*rows.values()])
+        _Rank.of(rank, run.node_of(history, rank), StepBucket.of(row))
         for rank, (history, one) in series.items()
-        if (rows := history.cells(one, until - first + 1, first, until))
+        for row in STEPS.in_pieces(history.columns(one, first, until), FAR)
     ]
     usual_s = median_low(each.work_s for each in found) if found else 0.0
     named = named_ranks(late)
@@ -96,10 +95,13 @@ def waits(run: WholeRun) -> dict[str, Any]:
     }
 
 
-def _work_s(row: Row) -> float:
-    """Of one step."""
-    work_ns: int = sum([row[at] for at in _WORK])
-    return work_ns / 1e9 / float(row[_STEPS])
+def _work_s(columns: Columns, wide: int) -> dict[int, float]:
+    """How long a step works, by the number of *wide* steps; of columns as _STRIP has them."""
+    steps, work_ns = Counter[int](), Counter[int]()
+    for first, many, *parts_ns in zip(*columns, strict=True):
+        steps[first // wide] += many
+        work_ns[first // wide] += sum(parts_ns)
+    return {at: work_ns[at] / many / 1e9 for at, many in steps.items()}
 
 
 def _suspects(found: Sequence[_Rank], usual_s: float, named: Sequence[str]) -> list[_Rank]:
@@ -132,9 +134,9 @@ def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any
     wide = kept * max(math.ceil((until - first + 1) / most / kept), 1)
     numbers = range(first // wide, until // wide + 1)
     work_s = {
-        rank: {at: _work_s(row) for at, row in rows.items()}
+        rank: found
         for rank, (history, one) in series.items()
-        if (rows := history.cells(one, wide, first, until))
+        if (found := _work_s(history.columns(one, first, until, _STRIP), wide))
     }
     usual_s = {
         at: median_low(known)

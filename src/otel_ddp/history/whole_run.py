@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.history.buckets import FAR, Bucket, Row, StepBucket
+from otel_ddp.history.buckets import FAR, FIRST, STEPS, Bucket, Row, StepBucket
 from otel_ddp.history.newest_attempt import (
     are_told_by_others,
     first_rank,
@@ -241,11 +241,11 @@ class WholeRun:
             own = one.key.rank
             if rank in ("", own):
                 end = min(until, begins.get(own, FAR) - 1)
-                span = history.step_range(one)
-                begins[own] = min(begins.get(own, FAR), span[0] if span else FAR)
-                for at, row in history.cells(one, wide, first, end).items():
+                columns = history.columns(one, first, end)
+                begins[own] = min([begins.get(own, FAR), *columns[FIRST][:1]])
+                for at, row in STEPS.sum_up(columns, wide).items():
                     found.setdefault(at, []).append(row)
-        return {at: StepBucket.of(rows) for at, rows in found.items()}
+        return {at: StepBucket.of(STEPS.together(rows), len(rows)) for at, rows in found.items()}
 
     def cells(self) -> list[Cell]:
         """The steps of all ranks: means over the ranks, and the work of all together."""

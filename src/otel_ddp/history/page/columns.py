@@ -102,11 +102,11 @@ def _over_ranks(
     for labels, of_ranks in alike.items():
         ranks = {one.key.rank for _, one in of_ranks}
         whole = [each.columns(series, first, until) for each, series in of_ranks]
-        steps = [step for columns in whole for step in (*columns[FIRST][:1], *columns[FIRST][-1:])]
+        steps = [step for each in whole for step in (*each[FIRST][:1], *each[FIRST][-1:])]
         wide = _width(of_ranks, min(steps, default=0), max(steps, default=0), wanted)
         cells: dict[int, list[Row]] = {}
-        for columns in whole:
-            for at, row in VALUES.sum_up(columns, wide).items():
+        for each in whole:
+            for at, row in VALUES.sum_up(each, wide).items():
                 cells.setdefault(at, []).append(row)
         buckets = [Bucket.of(VALUES.together(cells[at])) for at in sorted(cells)]
         means = [each.total / each.finite if each.finite else None for each in buckets]
