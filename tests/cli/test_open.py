@@ -28,7 +28,8 @@ RUN = "import otel_ddp; otel_ddp.init(run='a b', group='g').log({'loss': 1.0}, s
 def opened(*words: str, **env: str) -> Iterator[list[str]]:
     """What it prints with the address, and what its browser is sent to; Ctrl-C ends it."""
     with subprocess.Popen(
-        [sys.executable, "-m", "otel_ddp", "open", *words],
+        # Where tests run in the background it is ignored, and that is inherited.
+        ["env", "--default-signal=INT", sys.executable, "-m", "otel_ddp", "open", *words],
         env={**os.environ, "BROWSER": "echo opened %s", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

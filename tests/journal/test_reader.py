@@ -297,6 +297,37 @@ def test_a_definition_that_makes_no_sense_is_no_total(
     assert reader.totals() == []
 
 
+def test_a_position_that_went_back_for_a_moment_costs_nothing(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    log(writer, Shape((1,)), 1, 1.0)
+    assert steps(reader.read()) == [1]
+    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 0))
+
+    assert reader.read() == []
+    assert reader.unread_ratio() == 0.0
+
+    log(writer, Shape((1,)), 2, 1.0)
+    assert steps(reader.read()) == [2]
+    assert reader.lost == 0
+
+
+def test_a_position_that_no_record_ends_at_is_rounded_down(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    shape = Shape((1,))
+    for step in range(3):
+        log(writer, shape, step, 1.0)
+    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 2 * 64 + 5))
+
+    assert steps(reader.read()) == [0, 1]
+    assert reader.drained()
+
+    log(writer, shape, 3, 1.0)
+    assert steps(reader.read()) == [2, 3]
+    assert reader.lost == 0
+
+
 def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, 16 * 1024 * 1024, {})
     shape = Shape(range(1, 901))

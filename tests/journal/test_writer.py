@@ -318,6 +318,19 @@ def test_a_long_reason_is_cut_between_two_characters(
     assert reader.reason() == "? gone"
 
 
+def test_running_numbers_go_round_after_four_billion(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    # Nobody logs four billion values in a test: the counter is wound forward.
+    writer.number = 2**32 - 3
+    reader.ring.expected = 2**32 - 2
+    for step in range(6):
+        log(writer, Shape((1,)), step, 1.0)
+
+    assert len(reader.read()) == 6
+    assert reader.lost == 0
+
+
 # -- what it costs the process
 
 

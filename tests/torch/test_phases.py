@@ -211,6 +211,17 @@ def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(measured: 
     assert_seconds(measured, 3, data=3, forward=3, backward=6)
 
 
+def test_the_time_of_a_device_is_told_beside_that_of_its_host(
+    measured: Measured, model: Slow, optimizer: SGD
+) -> None:
+    train(model, optimizer, 1)
+    measured.progress.device_times.add_device_time(PHASES["forward"], 0.25)
+
+    totals = measured.totals()
+
+    assert (totals["forward"], totals["forward/device"]) == (1.0, 0.25)
+
+
 def test_totals_that_find_no_room_are_written_nowhere(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, model: Slow, optimizer: SGD
 ) -> None:
