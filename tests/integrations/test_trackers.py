@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ import otel_ddp
 from conftest import Here, Journal
 from extras import needed
 from integrations import programs
-from node import Node, finished
+from node import Node, finished, until
 from otel_ddp.integrations import trackers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
 from otel_ddp.journal.parser import Document
@@ -160,6 +161,16 @@ def test_the_import_of_each_tracker_is_noticed() -> None:
     assert {name for name, call in NAMES.items() if call == "trackers.listen"} == {
         *trackers.TRACKERS
     }
+
+
+def test_a_thread_may_begin_with_the_method(place: Here, writer: Any) -> None:
+    for_frameworks.instrument(run="one")
+
+    # No frame is below it.
+    _thread.start_new_thread(writer.add_scalar, ("loss", 1.0, 1))
+
+    until(lambda: place.only().points, "the value")
+    assert points(place.only()) == [("loss", 1.0, 1)]
 
 
 # What each tracker writes: its points, and what else it has kept.
