@@ -294,6 +294,15 @@ for each in (Broken(4, 0.1), model):
 with open("report.json", "w") as file:
     json.dump(names, file)
 """
+LIGHTNING_WITHOUT_TRAINING = """
+from otel_ddp.integrations.lightning import OtelDdpCallback
+
+trainer = L.Trainer(logger=False, callbacks=[OtelDdpCallback(group="evaluated")])
+trainer.validate(model, val_loader, verbose=False)
+trainer.test(model, val_loader, verbose=False)
+trainer.predict(model, val_loader)
+"""
+
 # -- all of them
 
 # A method -> how many arguments it is given, none of which it understands.

@@ -386,6 +386,17 @@ def test_an_exception_ends_the_run_of_the_logger_or_callback_and_the_next_traini
         assert ran.report == named
 
 
+def test_the_callback_alone_measures_evaluations_without_a_training(
+    frameworks: Frameworks,
+) -> None:
+    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_WITHOUT_TRAINING, ranks=1)
+
+    (rank,) = ran.ranks
+    assert rank.identity["group"] == "evaluated"
+    # A validation, a test and a prediction.
+    assert rank.span_names == ["eval", "eval", "eval"]
+
+
 # -- Accelerate
 
 
