@@ -108,6 +108,21 @@ def test_what_an_attempt_does_again_replaces_all_that_an_earlier_one_did_from_th
     ]
 
 
+def test_what_an_attempt_leaves_of_the_one_before_ends_where_it_began(tmp_path: Path) -> None:
+    # Over many blocks, some of which are left empty.
+    path = tmp_path / "a.sqlite"
+    filled(path, [9.0] * 1000).close()
+    file = RunFile(path)
+    for steps in (range(300, 310), range(310, 320)):
+        points = [(step, 9000 * S, 1.0) for step in steps]
+        file.write(rows={LOSS: value_rows(points)}, attempt_ns=8000 * S)
+    file.close()
+
+    with History(path) as history:
+        found = [(each.first, each.last) for each in history.sums(history.series()[0])]
+    assert found == [(step, 9.0 if step < 300 else 1.0) for step in range(320)]
+
+
 def test_a_wide_bucket_keeps_the_steps_before_those_that_are_done_again(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     filled(path, [9.0] * 5000).close()

@@ -30,9 +30,8 @@ from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, sta
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
-# Writing takes this share of a core, unless it would then wait for longer, as after a failure. Each
-# curve has a page of the file of its own: what thousands of curves cost depends on how often they
-# are written to.
+# Writing takes this share of a core, unless it would then wait for longer, as after a failure. The
+# last block of each curve is written again: what thousands of curves cost depends on how often.
 _WRITING_SHARE, _WRITE_SELDOM_S = 0.02, 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
@@ -243,7 +242,7 @@ class Histories:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
         if found is None:
-            # How wide its buckets are, and how far it has read: known before anything is summed up.
+            # How far it has read: known before anything is added.
             self._disk.attempt(run.open)
         self._runs[key] = run, now
         return run
