@@ -116,13 +116,14 @@ def _minutes_and_counts(path: Path) -> dict[int, list[int]]:
         }
 
 
+@pytest.mark.parametrize("steps", [{}, {"steps": [], "estimated": []}], ids=["trains", "logs"])
 def test_attempts_that_are_read_at_once_are_kept_as_if_each_had_been_written(
-    tmp_path: Path,
+    tmp_path: Path, steps: dict[str, Any]
 ) -> None:
     with opened(tmp_path / "a.sqlite") as run:
-        run.feed(batch(0, 10))
+        run.feed(batch(0, 10, **steps))
         # It goes on from step 5, and has not come as far.
-        run.feed(_later(batch(5, 3)))
+        run.feed(_later(batch(5, 3, **steps)))
 
     assert _minutes_and_counts(run.path) == {
         **{step: [0, 1] for step in range(5)},

@@ -185,8 +185,7 @@ class KeptRun:
         began_ns = self._began.setdefault(journal, process.began_ns)
         # By the clock as it was known at first: marks of before are on it.
         shift_ns = began_ns - process.began_ns
-        if news.steps or self.time.knows(rank):
-            self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
+        self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
         attempt = self.time.attempts.of(began_ns)
         new = self._new[attempt]
         position, host_ns, device_ns = self._positions_of(journal)

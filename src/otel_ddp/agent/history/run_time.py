@@ -178,10 +178,6 @@ class RunTime:
         self._processes = {key: each for key, each in self._processes.items() if key in kept}
         self._processes |= {(each.rank, each.began_ns): each for each in processes}
 
-    def knows(self, rank: str) -> bool:
-        """Whether this rank has had a process."""
-        return rank in self._ranks
-
     def begin(self, process: ProcessTime, *, trains: bool) -> None:
         """Note a start. Processes beside the training, such as evaluators, are ignored."""
         rank, began_ns, started_ns = process.rank, process.began_ns, process.started_ns
