@@ -35,7 +35,14 @@ def test_runs_are_listed_the_newest_first_with_their_end_and_last_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loss = last("loss", 0.25, "train", "min")
-    values = [last("lr", 1e-4), loss, last("acc", None), last("x", 1)]
+    # An earlier attempt has logged the second, this one has not yet.
+    values = [
+        last("lr", 1e-4),
+        last("mse", 1) | {"last": None},
+        loss,
+        last("acc", None),
+        last("x", 1),
+    ]
     write_history(tmp_path, "old", steps=60, ranks=2, began_ns=20_000 * DAY)
     for node, first_rank in (("n0", 0), ("n1", 2)):
         write_history(

@@ -60,6 +60,8 @@ def _described(row: Mapping[str, Any]) -> dict[str, Any]:
             }
             # Those that have a best one first.
             for each in sorted(row["summary"], key=lambda one: not one.get("direction"))
+            # An attempt that has logged nothing yet knows the best value of an earlier one.
+            if each.get("last") is not None
         ],
         "verdicts": row["verdicts"],
     }
