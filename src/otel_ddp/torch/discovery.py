@@ -50,6 +50,8 @@ _CALLS = 5000
 _MOST_COMPILED = 4
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
+# The same of backwards, where no step is seen: many of them may make one step.
+_BACKWARDS_WITHOUT_MODEL = 100
 
 _search: _Announced | _Search | None = None
 
@@ -71,6 +73,12 @@ def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
         detach()
         stepper.search = _search = search = _Search(stepper, found)
     search.begin()
+
+
+def begin_with_next_optimizer(begin: Callable[[], None]) -> None:
+    """While models are searched for, call *begin* as soon as another optimizer is made."""
+    if isinstance(_search, _Search):
+        _search.next_begins = begin
 
 
 def detach() -> None:
@@ -185,7 +193,12 @@ class _Search(Search):
         self._optimizer_waits = False
         # How often a graph was compiled outside of any module while the hook was on.
         self._compiled_outside = 0
+        # While no model is known, and how many there were.
+        self._backwards: list[Called] = []
+        self._unknown_backwards = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
+        self.next_begins: Callable[[], None] | None = None
+        """Called instead of the search once another optimizer is made: a pool's next task."""
         # The parameters, by their ids, that are trained while no model is known.
         self._trained: set[int] = set()
         # The thread that is inside an outermost call, 0 for none: while the hook is off, no other
@@ -199,6 +212,8 @@ class _Search(Search):
         self._reported = self._optimizer_waits = False
         if self._compiled_outside >= _MOST_COMPILED:
             return
+        if not (self._backwards or self._unknown_backwards or self.stepper.end.has_model):
+            self._backwards = backwards(self._backward_done)
         if not self.on:
             self.on = True
             every_module.set_hook(before_any)
@@ -206,6 +221,7 @@ class _Search(Search):
 
     def pause(self) -> None:
         """Do not search until another optimizer comes."""
+        self._expect_no_backward()
         self.on = False
         every_module.set_hook(None)
         self._trained.clear()
@@ -224,13 +240,20 @@ class _Search(Search):
 
     @errors.contained()
     def _optimizer_came(self, *_: Any, **__: Any) -> None:
-        if self.stepper.alive and not self.on and not self._rests():
+        if self.next_begins is not None:
+            self.next_begins()
+        elif self.stepper.alive and not self.on and not self._rests():
             # A cross-validation, say: its next model is about to be called for the first time.
             self.stepper.model_comes()
             self.begin()
 
     def _rests(self) -> bool:
         return self.stepper.end.has_model and self.stepper.progress.steps.count < self._rests_until
+
+    def _expect_no_backward(self) -> None:
+        for each in self._backwards:
+            each.take_off()
+        self._backwards = []
 
     def between_calls(self) -> None:
         """This thread is in no module: put the hook on, unless another thread is in one."""
@@ -314,6 +337,7 @@ class _Search(Search):
         if not model_hooks.attach(module, self.stepper, in_eval):
             return False
         self._trained.clear()
+        self._expect_no_backward()
         optimizer_hooks.forget_others()
         self.stepper.end.model_came(found=True)
         self._newest = id(module)
@@ -385,14 +409,26 @@ class _Search(Search):
             self.begin()
         self.between_calls()
         if self._unknown_steps == _STEPS_WITHOUT_MODEL:
-            errors.warn_once(
-                "discovery",
-                "In %d steps of an optimizer no model was seen that is called and trains, so no "
-                "steps are measured: name the model by otel_ddp.instrument(model), after whatever "
-                "wraps or compiles it. Where the whole step is compiled, compile the model in its "
-                "place.",
-                _STEPS_WITHOUT_MODEL,
-            )
+            self._warn(f"{_STEPS_WITHOUT_MODEL} steps of an optimizer")
+
+    # -- backwards
+
+    @errors.contained()
+    def _backward_done(self, *_: Any, **__: Any) -> None:
+        self._unknown_backwards += 1
+        if self._unknown_backwards == _BACKWARDS_WITHOUT_MODEL:
+            self._expect_no_backward()
+            self._warn(f"{_BACKWARDS_WITHOUT_MODEL} backwards")
+
+    def _warn(self, seen: str) -> None:
+        errors.warn_once(
+            "discovery",
+            "In %s no model was seen that is called and trains, so no steps are measured: name the "
+            "model by otel_ddp.instrument(model), after whatever wraps or compiles it. Where the "
+            "whole step is compiled, compile the model in its place. Optimizers of other processes "
+            "(RPC) are not seen.",
+            seen,
+        )
 
 
 def _nothing() -> None:

@@ -50,7 +50,12 @@ def wait_for_training() -> None:
 
 def _measure() -> None:
     from otel_ddp.run import for_frameworks, opening
+    from otel_ddp.torch import discovery
 
-    # A copy of a process that is about to train: a data set may call models, too.
-    if not opening.in_data_worker():
-        for_frameworks.instrument()
+    if opening.in_data_worker():
+        # A copy of a process that is about to train; a data set may call models, too.
+        return
+    for_frameworks.instrument()
+    if opening.in_pool_worker():
+        # A pool's worker may train again: its next task is the next run.
+        discovery.begin_with_next_optimizer(_measure)
