@@ -152,9 +152,11 @@ def test_an_answer_is_the_same_on_the_other_node(evidence: Evidence) -> None:
 
 
 DAMAGE = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=9)))
+ODD_NONFINITE = ((10**400, 1), (3.5, 1), ("nan", 10**30))
 # Of kinds that nobody sends.
 WRONG = (
     *({"end": {"state": []}}, {"end": 7}, {"memory": ["a", True]}, {"nonfinite": [[], [1] * 6, 3]}),
+    *({"nonfinite": [["loss", "", value, 1, at, None]]} for value, at in ODD_NONFINITE),
     {"answer": {"groups": [7], "threads": {}}, "answered_ns": 5, "kernel": [[], 1, {}, []]},
     {"answer": 7, "answered_ns": 2**70, "silent_s": "x", "cause": [], "present_ns": "x"},
     {"node": ["n"], "step": {}, "end": {"state": "killed", "gone_ns": "x"}, "cause": {"xid": 7}},
@@ -191,7 +193,10 @@ def test_foreign_bytes_never_raise_and_cost_no_more_than_they_are(told: Told, da
     there = told.take(message, message, ahead_ns=ahead_ns)
 
     there.state(), there.position(0), there.describe()
-    there.nonfinite(0), there.host.evidence(0), there.end()
+    there.host.evidence(0), there.end()
+    for value in there.nonfinite(0):
+        assert not math.isfinite(value.value)
+        assert abs(value.time_ns) <= 2**62
     assert 0 <= there.began_ns < 2**62
     assert len(told.node.hosts) <= 3
     for host in told.node.hosts.values():

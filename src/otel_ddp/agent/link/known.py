@@ -196,7 +196,7 @@ class Elsewhere(Host):
 
 def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
     try:
-        return [
+        found = [
             NonfiniteValue(
                 str(name)[:_LONGEST_TEXT],
                 str(split)[:_LONGEST_TEXT],
@@ -207,8 +207,12 @@ def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
             )
             for name, split, value, step, time_ns, finite_step in told.get("nonfinite", ())
         ][:_MOST_MEMBERS]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise Senseless("nonfinite") from None
+    # A verdict says when, and is stored: a time that fits no column would be in its way for ever.
+    if any(math.isfinite(each.value) or abs(each.time_ns) > _LAST_NS for each in found):
+        raise Senseless("nonfinite")
+    return found
 
 
 def _kernel(told: Mapping[str, Any]) -> Kernel | None:
@@ -258,8 +262,11 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
         # The connection decides whose it is, not the message.
         labelled = tuple({**more, "node": node}.items())
         key = SeriesKey(kind, _word(name), _word(rank), labelled)
-        return Sample(None, key, at_ns, float(value))
-    except (ValueError, TypeError):
+        if (number := plain.number(value)) is None:
+            raise Senseless("a sample")
+        return Sample(None, key, at_ns, number)
+    # An integer may be too long for a number, and a mapping has no slices.
+    except (ValueError, TypeError, OverflowError, LookupError):
         raise Senseless("a sample") from None
 
 
