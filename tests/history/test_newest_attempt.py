@@ -120,6 +120,17 @@ def test_ranks_that_moved_to_another_node_are_told_from_there(tmp_path: Path) ->
     assert row["summary"] == [loss]
 
 
+def test_a_wide_bucket_is_not_drawn_beyond_where_its_rank_moved_away(tmp_path: Path) -> None:
+    wrote(tmp_path, "a", [process(0, "killed", 0, 30)], dict.fromkeys(range(5000), 9.0))
+    wrote(tmp_path, "b", [process(0, "finished", 40, 90, "b")], {2501: 5.0, 2502: 3.0})
+
+    with find_run(str(tmp_path), tmp_path) as run:
+        question = Question("values", {"name": ["loss"], "columns": ["4096"]})
+        after, before = columns.columns_of(run, question, "value")["series"]
+    assert after["columns"]["first"] == [2501, 2502]
+    assert before["columns"]["x"] == [*range(1, 2500, 2)]
+
+
 def test_what_a_rank_has_said_counts_as_its_own_node_has_it(tmp_path: Path) -> None:
     first, second = process(0, "killed", 0, 30), process(1, "running", 0, 30, "b")
     wrote(tmp_path, "a", [second, first], {})

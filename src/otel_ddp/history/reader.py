@@ -205,10 +205,20 @@ class History:
         return [column[begin:end] for column in found]
 
     def sums(
-        self, series: Series, first: int = -FAR, until: int = FAR, most: int = FAR
+        self,
+        series: Series,
+        first: int = -FAR,
+        until: int = FAR,
+        most: int = FAR,
+        before: int = FAR,
     ) -> list[Bucket]:
-        """The buckets of a series from *first* to *until*, neighbours as one beyond *most*."""
+        """The buckets of a series from *first* to *until*, neighbours as one beyond *most*.
+
+        *before*: only those that end before this step.
+        """
         found = self.columns(series, first, until)
+        end = bisect_left(found[UNTIL], before)
+        found = [column[:end] for column in found]
         many = math.ceil(len(found[FIRST]) / most)
         return [*map(Bucket.of, VALUES.in_pieces(found, many))]
 

@@ -71,10 +71,8 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
                 left_out += 1
                 continue
             labels = dict(series.key.labels)
-            end = until
-            if series.key.kind == "value":
-                end = min(until, begins.get(series.key, FAR) - 1)
-            buckets = history.sums(series, first, end, wanted)
+            before = begins.get(series.key, FAR)
+            buckets = history.sums(series, first, until, wanted, before)
             if buckets and series.key.kind == "value":
                 begins[series.key] = buckets[0].first
             columns = _rates(buckets) if series.key.kind == "counter" else _as_columns(buckets)
