@@ -153,21 +153,23 @@ def test_status_says_that_steps_are_replayed_as_long_as_they_are(training: Train
     assert not training.stepper.replays
 
 
+@pytest.mark.parametrize("each", [1, 2])
 def test_replays_are_counted_where_their_phases_are_not_measured(
-    tmp_path: Path, hooks: GraphHooks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hooks: GraphHooks, monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:
     with closing(Training(tmp_path, hooks, every=4)) as training:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: training.capturing)
         training.step()
         training.step()
-        graph = training.capture(training.step)
+        graph = training.capture(*[training.step] * each)
         for _ in range(150):
             training.replay(graph)
 
-        found = training.steps()
-        assert [each.number for each in found] == [*range(1, 153)]
-        assert any(UNMEASURED in each.parts.codes for each in found)
-        assert training.samples() == 152 * len(BATCH)
+        found, steps = training.steps(), 2 + 150 * each
+        assert [step.number for step in found] == [1, *range(2, steps + 1, each)]
+        assert any(UNMEASURED in step.parts.codes for step in found)
+        assert all(step.took_ns >= STEP_S * 10**9 for step in found)
+        assert training.samples() == steps * len(BATCH)
 
 
 def test_hooks_are_removed_with_the_others(training: Training) -> None:

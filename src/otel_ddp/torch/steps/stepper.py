@@ -757,13 +757,16 @@ class Stepper:
         if _get_ident() != self.progress.thread:
             return
         self.replays = True
+        if steps > 1:
+            self.progress.go_on_uncounted()
+            self.progress.count_missed(steps - 1)
         if not self.measured:
-            for _ in range(steps):
-                self._end_unseen(self._phases.clock(), False)
+            # At the last of its steps alone it is decided whether the next one is measured.
+            for _ in range(steps - 1):
+                self._add_each()
+            self._end_unseen(self._phases.clock(), False)
             return
         self._missed, self._whole = steps, False
-        if steps > 1:
-            self.progress.count_missed(steps - 1)
         self._finish(False, self._graph, between=not self.calls.forwards)
 
 
