@@ -251,7 +251,7 @@ class Window:
         """When, which is the number of the question too."""
 
     def ask(self, steps: int, wait_s: float) -> None:
-        """Ask; the window must begin within that time."""
+        """Request a trace of so many steps, which must begin within *wait_s*."""
         self.asked_ns = time.time_ns()
         question = {
             "number": self.asked_ns,

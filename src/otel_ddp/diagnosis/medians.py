@@ -50,7 +50,7 @@ def excesses(values: Sequence[float]) -> list[float]:
 
 
 def excesses_within(values: Sequence[float], kinds: Collection[Sequence[int]]) -> list[float]:
-    """The same, where each value has its like at these places; 0 for one that is like no other."""
+    """The same within each kind; 0 for the only value of a kind. *kinds*: the places of each."""
     if len(kinds) == 1:
         return excesses(values)
     found = [0.0] * len(values)

@@ -1,6 +1,6 @@
-"""The one statistic of comparisons: whether chance explains that two means differ.
+"""Tests whether chance explains the difference of two means, for comparisons of runs.
 
-What is averaged are the means of blocks, as neighbouring steps depend on each other.
+Samples are means of blocks of steps, since neighbouring steps depend on each other.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def two_sided(t: float, freedom: float) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Larger p for several tests at once, so that all together err as rarely as one."""
+    """Holm's correction of p for several tests: all together err as rarely as one."""
     order = sorted(range(len(ps)), key=lambda at: ps[at])
     adjusted, least = [0.0] * len(ps), 0.0
     for rank, at in enumerate(order):

@@ -54,7 +54,7 @@ class Newest(NamedTuple):
 
 
 def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
-    """By what a history has in `about`."""
+    """What the history of one node has in its table `about`."""
     _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
     began_ns = plain.whole(later[-1].get("began_ns")) if later else 0
     seen_ns, run_began_ns = (plain.whole(about.get(key)) or 0 for key in ("seen_ns", "began_ns"))

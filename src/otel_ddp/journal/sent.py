@@ -39,7 +39,7 @@ _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
 _TOTALS_BYTES = 4096
 # In bytes: a step begins with the end of the one before.
 _SOME_STEPS = 16 * 1024
-# Of events and spans, by the wall clock.
+# The keys of events and spans that hold times of the wall clock.
 _TIMES = ("time", "start", "end")
 # No time is further away, and no place of a journal.
 _LAST_NS = _LAST_PLACE = 1 << 62
@@ -173,7 +173,7 @@ class ReceivedJournal(parser.Journal):
             raise parser.Unreadable(f"{name} is damaged")
 
     def set_clock(self, ahead_ns: int) -> None:
-        """It is known better, or anew."""
+        """Take an offset of the clocks that is known better, or has changed."""
         created_ns = self._told.created_monotonic_ns + ahead_ns
         if 0 <= created_ns < _LAST_NS:
             self.created_ns = created_ns

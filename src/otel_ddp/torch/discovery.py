@@ -493,7 +493,7 @@ def outermost_called() -> nn.Module | None:
 def _called_in_step() -> list[Any]:
     """The modules that are being called in this thread, innermost first.
 
-    Without those of which a call is a whole step: a wrapper, and the module that it calls.
+    Modules of which a call is a whole step are left out: a wrapper, and the module that it calls.
     """
     called = [each.get("self") for each in module_calls(sys._getframe())]
     whole_steps = []

@@ -46,7 +46,7 @@ class _Reader:
         self._late_s = time.monotonic() + LONGEST_S
 
     def is_late(self) -> bool:
-        """Whether it hangs."""
+        """Whether the reader has worked for more than `LONGEST_S`."""
         return self.process.poll() is None and time.monotonic() > self._late_s
 
     def answer(self) -> dict[str, Any] | None:

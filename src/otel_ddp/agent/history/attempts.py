@@ -61,8 +61,7 @@ class _Numbers:
 
 
 class Attempts:
-    """Of one run on this node. A launch that goes on under the name of an earlier one is another
-    attempt."""
+    """The attempts of one run on this node: each launch under the run's name is one."""
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
         """*kept*: what the history tells of earlier ones, as `told` was."""
@@ -94,7 +93,7 @@ class Attempts:
 
     @property
     def present(self) -> int:
-        """The number of the present one."""
+        """The number of the current attempt."""
         return int(self.told[-1]["attempt"]) if self.told else 1
 
     def of(self, began_ns: int) -> int:

@@ -133,7 +133,7 @@ class RunTime:
         # By node; empty: this one.
         self._spent = {"": _Spent()}
         self._ranks: dict[str, _Rank] = {}
-        # The present processes of the ranks, and those whose steps may still wait to be counted.
+        # By rank and start: the current processes, and ended ones with steps still to be counted.
         self._processes: dict[tuple[str, int], ProcessTime] = {}
         # The ranks of each late node with a verdict, and since when all hang.
         self._late_nodes: dict[str, frozenset[str]] = {}

@@ -1,4 +1,4 @@
-"""A run that the agent of another node leads: what goes out of each process here to that agent."""
+"""Reports the processes of this node to the agent of another node, which leads their run."""
 
 from __future__ import annotations
 

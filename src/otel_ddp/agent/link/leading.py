@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The interval at which the verdicts on the run are sent to its nodes.
 _SAY_EVERY_NS = 1_000_000_000
-# To pack what is said of thousands of ranks takes a third of a second: of many, so often.
+# Packing the verdicts for thousands of ranks takes a third of a second: they are sent less often.
 _MANY_RANKS, _SAY_OF_MANY_EVERY_NS = 512, 5_000_000_000
 # A node that was not heard for so long, while others make steps, is judged by its own agent.
 _LEFT_OUT_NS = 20_000_000_000

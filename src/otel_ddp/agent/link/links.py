@@ -259,8 +259,8 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
         each.is_at_work and each.began_ns > newest.ended_ns for each in sources
     ):
         return None
-    # Attempts may share a secret, for torchrun counts none that a new node has caused: processes
-    # that ended before do not count.
+    # Attempts may share a secret, since torchrun does not count a restart that a new node causes.
+    # So processes that ended before the newest one began are left out.
     of_attempt = [
         each
         for each, known in found

@@ -59,10 +59,10 @@ _ACCEPTED_AT_ONCE = 16
 
 
 class Door:
-    """Accepts connections. Few may wait that have not proved that they know the secret.
+    """Accepts connections, and bounds those that have not yet proved that they know the secret.
 
-    Of too many that are unproved the oldest is closed: a proof takes a moment. Those that say
-    nothing are counted apart, and take nothing of those that speak.
+    Beyond the bound the oldest is closed: a proof takes a moment. Silent connections have a bound
+    of their own, so they displace none that speaks.
     """
 
     def __init__(self) -> None:

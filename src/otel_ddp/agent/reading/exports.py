@@ -59,7 +59,7 @@ class Exports:
 
     @property
     def is_sent(self) -> bool:
-        """Whether its documents leave: without a collector they would pile up."""
+        """Whether spans and log records are exported; without a collector they would pile up."""
         return self.process.exported and self._ledger.keep_history
 
     def feed(self, process: Process) -> None:
@@ -94,7 +94,7 @@ class Exports:
             self.documents += run_span(reader, process.life.state, process.life.ended_ns)
 
     def take_documents(self) -> list[Document]:
-        """Those that wait; none waits any more."""
+        """Take the spans and log records that wait to be exported."""
         taken, self.documents = self.documents, []
         return taken
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES
 
-# So many of the last measured steps say what a step usually consists of.
+# The number of recent measured steps that show how a usual step is divided.
 _LAST = 16
-# A device tells nothing of so many steps at most, unless its words were lost.
+# The most steps in a row that a device does not time. Beyond it its words were lost.
 _LONGEST_GAP = 1000
 _OTHER, _EVAL = PHASES["other"], PHASES["eval"]
 # These are always measured.
@@ -44,12 +44,12 @@ class _Shares(NamedTuple):
 
 
 class PhaseShares:
-    """Of one process, by one clock. A step takes as long as it did; its phases are estimates."""
+    """Estimates the phases of a process's unmeasured steps, by one clock. Durations are true."""
 
     def __init__(self, *, on_device: bool = False) -> None:
-        """*on_device*: of steps that were not measured, its clock tells only the end of the last.
+        """*on_device*: the clock gives only the end of the last of several unmeasured steps.
 
-        They are taken to have been equally long.
+        They are assumed to be equally long.
         """
         self._on_device = on_device
         self._last: Step | None = None
@@ -59,7 +59,7 @@ class PhaseShares:
         self._usual: _Shares | None = _Shares()
 
     def fill(self, steps: Iterable[Step]) -> list[Step]:
-        """The same steps, all of them with phases."""
+        """The same steps in order; those that were not measured get estimated phases."""
         # This runs for every step of every rank.
         found = []
         for step in steps:

@@ -112,7 +112,7 @@ class VerdictReporter:
         verdict, opened = change
         incident = told.open.pop(verdict.key, None)
         if incident is None and not opened:
-            return  # it was another agent's
+            return  # another agent had reported it
         before = None if incident is None else incident.shown
         incident = incident or Incident(verdict, was_told_by_lead=told.was_told_by_lead(verdict))
         self._update(incident, verdict, opened)

@@ -273,7 +273,7 @@ class RunCase:
         if judgement is not None:
             self._ras.forget()
             self.reports.last_led, self.last_report = judgement, judgement.report
-            # The agent that leads the run asks for itself.
+            # The lead's own detectors request what they need to know.
             return []
         changes = self._poll_detectors(now_ns)
         _contained(self._ask_nccl, now_ns)

@@ -201,7 +201,7 @@ def _lateness(verdict: Verdict) -> str:
 
 
 def _longer_s(verdict: Verdict) -> float:
-    """By how much it needs longer in the phase that is named."""
+    """The excess of the named phase, in seconds a step."""
     evidence, phase = verdict.evidence, verdict.phase
     if phase == "mixed":
         return float(evidence["excess_s"])

@@ -67,11 +67,11 @@ CHECK_EVERY = 30
 
 # -- what ranks wait for in calls to process groups
 
-# After so many steps in a row of which it is not known who waits for whom, calls are given up.
+# Calls are ignored after so many consecutive steps in which it is unknown who waits for whom.
 CALLS_FAIL = 10
-# So many steps say in which calls others wait for a late rank.
+# The number of steps that show in which calls others wait for a late rank.
 CALLS_KEPT = 9
-# So many ranks of a node are looked at for that, each beside so many others.
+# The number of ranks of a node that are examined for that, each beside as many others.
 CALLS_ALIKE = 8
 
 # -- the rule for a node: as for a rank, by the median of its ranks; and they are late alike
@@ -92,7 +92,7 @@ COMPARED_WITH = 64
 # So many ranks are very many: their steps are kept packed, and how all compare is worked out anew
 # once a stride, from fewer steps.
 MANY_RANKS = 256
-# What a step would take without the late ones is said where it is shorter by this share.
+# The duration of a step without the late ranks is shown if it is shorter by this share.
 WHAT_IF = 0.01
 
 # -- its phase, and the side that is late

@@ -48,7 +48,7 @@ class Alignment:
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
-        # In their order, once it is asked for: thousands of ranks come one after the other.
+        # Sorted when it is first read: thousands of ranks come one after the other.
         self._ordered: list[_Rank] = []
         # By step number, then by the rank.
         self._waiting: defaultdict[int, dict[_Rank, StepFacts]] = defaultdict(dict)

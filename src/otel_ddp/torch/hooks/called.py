@@ -15,9 +15,9 @@ _taken_off: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class Called:
-    """From its making on, what it is given is called after each call of the function.
+    """Wraps a function: from now on each call of it is followed by one of *called*.
 
-    *before*: it is called before, as of a function that does not return.
+    *before*: *called* comes first, for a function that does not return.
     """
 
     def __init__(

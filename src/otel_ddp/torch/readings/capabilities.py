@@ -34,8 +34,8 @@ REASONS: Mapping[str, str] = {
     "backward is compiled",
     "no_optimizer": "no step is counted, as no optimizer of torch's steps the parameters of this "
     "model, nor one that it wraps, or all of its step is compiled",
-    "no_loader": "no DataLoader of torch's is used in the thread that trains: wrap what that one "
-    "takes its batches from in otel_ddp.data()",
+    "no_loader": "the thread that trains uses no torch DataLoader: wrap what it takes batches from "
+    "in otel_ddp.data()",
     "shapes_unknown": "the model's inputs hold no tensor that we find",
     "fsdp": "FSDP waits inside forward and backward",
     "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",

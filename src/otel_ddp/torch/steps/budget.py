@@ -161,8 +161,8 @@ class Calibration:
 _FIRST_STEPS = 64
 # A step that took so many times as long as those before it is odd: the next one is measured.
 ODD = 4
-# One of so many measured steps at most is sampled too, where not all are measured: that takes as
-# long as five of them.
+# If not all steps are measured, at most one of so many measured ones is sampled: that costs as
+# much as measuring five.
 _SAMPLED = 16
 # How many steps are measured is recorded once that has not changed for so long, and not too often.
 _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100

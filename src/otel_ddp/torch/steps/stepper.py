@@ -74,10 +74,10 @@ class Search:
         self._begin()
 
     def unknown_optimizer_came(self) -> None:
-        """An optimizer trains no watched model."""
+        """An optimizer has begun its first step, and trains no watched model."""
 
     def unknown_optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has made a step."""
+        """An optimizer that trains no watched model has made a step."""
 
 
 class Stepper:

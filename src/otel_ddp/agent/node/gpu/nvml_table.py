@@ -17,7 +17,7 @@ _ALL_LINKS = U32
 
 
 class Unit(NamedTuple):
-    """How many of NVML's make one of ours, and NVML's bounds: its "not available" is all ones."""
+    """NVML's units in one of ours, and NVML's valid range: all ones means "not available"."""
 
     per: float = 1.0
     most: float = 2.0**63
