@@ -355,6 +355,24 @@ def test_how_far_an_attempt_came_is_told_by_a_rank_that_knows_the_number() -> No
     assert attempts.told[0]["last_step"] == 94
 
 
+@pytest.mark.parametrize("many", [140, 600])
+def test_a_rank_that_is_left_tells_its_numbers_itself(many: int) -> None:
+    attempts = Attempts()
+    attempts.begin(BEGAN)
+    for rank in ("1", "0"):
+        attempts.place(rank, "host", [step(n, n, logged=n - 1) for n in range(1, 101)])
+    attempts.end(BEGAN + 200 * S, "failed")
+    attempts.begin(BEGAN + 300 * S)
+    # Rank 1, which told the numbers, is gone. No number is logged before the second step.
+    steps = [step(1, 301, 0.01), *[step(n, 301, 0.01, logged=n + 59) for n in range(2, many + 1)]]
+
+    placed = attempts.place("0", "host", steps) + attempts.release("0", "host")
+    assert [each.number for each in placed] == list(range(61, many + 61))
+    assert sum(bool(each.is_repeated) for each in placed) == 40
+    second = attempts.told[1]
+    assert (second["first_step"], second["last_step"]) == (60, many + 59)
+
+
 def test_steps_that_nobody_tells_of_do_not_wait_for_ever() -> None:
     attempts = Attempts()
     for began in (0, 300):

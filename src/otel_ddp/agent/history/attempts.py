@@ -157,16 +157,17 @@ class Attempts:
         """The steps of a rank whose places are known by now."""
         numbers, key = self._numbers, (rank, clock)
         steps = [each for each in steps if each.number is not None]
-        for each in steps:
-            # The first step is known by the second: a program logs after it.
-            if each.logged is not None and (each.number or 0) > 1 and self._listens_to(rank):
-                numbers.teller = rank
-                numbers.tell(each.number or 0, each.logged)
+        if self._listens_to(rank):
+            self._hear(rank, steps)
         if self.present == 1:
             placed = [Placed(each, each.number or 0, False) for each in steps]
         else:
             held = self._held.setdefault(key, deque())
             held.extend(steps)
+            waits_ns = held[-1].ended_ns - held[0].ended_ns if held else 0
+            if len(held) > _MOST_HELD or waits_ns > _HELD_NS:
+                numbers.is_silent = True
+                self._hear_instead(rank, held)
             placed = []
             while held and self._is_due(held):
                 placed.append(self._placed(held.popleft()))
@@ -182,9 +183,23 @@ class Attempts:
     def release(self, rank: str, clock: str) -> list[Placed]:
         """The held steps of a process that has ended or hangs: no rank will number them soon."""
         held = self._held.pop((rank, clock), ())
+        self._hear_instead(rank, held)
         placed = [self._placed(each) for each in held]
         self._note(placed)
         return placed
+
+    def _hear(self, rank: str, steps: Iterable[Step]) -> None:
+        """By which numbers the program of this rank knows its steps."""
+        for each in steps:
+            # The first step is known by the second: a program logs after it.
+            if each.logged is not None and (each.number or 0) > 1:
+                self._numbers.teller = rank
+                self._numbers.tell(each.number or 0, each.logged)
+
+    def _hear_instead(self, rank: str, held: Iterable[Step]) -> None:
+        """The rank that told the numbers of earlier attempts is gone, or tells none any more."""
+        if self._numbers.shift is None:
+            self._hear(rank, held)
 
     def _listens_to(self, rank: str) -> bool:
         """Whether its numbers count: those of one rank do, if it can be the one of before."""
@@ -196,8 +211,6 @@ class Attempts:
     def _is_due(self, held: deque[Step]) -> bool:
         """Whether it is known what the first one is, or will not be known any more."""
         numbers = self._numbers
-        if len(held) > _MOST_HELD or held[-1].ended_ns - held[0].ended_ns > _HELD_NS:
-            numbers.is_silent = True
         return numbers.is_silent or (held[0].number or 0) <= numbers.told_until
 
     def _placed(self, step: Step) -> Placed:
