@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import re
 import sqlite3
@@ -270,5 +271,27 @@ def test_a_folder_in_which_nothing_can_be_written_can_be_read(tmp_path: Path) ->
     try:
         with History(copy / "a.sqlite") as history:
             assert history.about == {"run": "a"}
+    finally:
+        copy.chmod(0o700)
+
+
+def test_what_a_killed_agent_left_beside_a_history_is_read_or_said_to_be_missing(
+    tmp_path: Path,
+) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    file.write(about={"run": "a"})
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("a.sqlite", "a.sqlite-wal"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    file.close()
+    copy.chmod(0o500)
+    try:
+        if os.access(copy, os.W_OK):
+            with History(copy / "a.sqlite") as history:
+                assert history.about == {"run": "a"}
+        else:
+            with pytest.raises(Unreadable, match="not whole without"):
+                History(copy / "a.sqlite")
     finally:
         copy.chmod(0o700)

@@ -73,8 +73,9 @@ class History:
         try:
             self._rows("SELECT count(*) FROM sqlite_master")
         except Unreadable:
-            # In a folder where nothing can be written, SQLite cannot tell others that it reads.
             self._db.close()
+            self._check_whole()
+            # In a folder where nothing can be written, SQLite cannot tell others that it reads.
             self._db = self._open("immutable=1")
         try:
             version = self._rows("PRAGMA user_version")[0][0]
@@ -99,6 +100,14 @@ class History:
             raise Unreadable(f"{self.path} cannot be opened: {error.strerror}") from error
         if not is_ours:
             raise Unreadable(f"{self.path} is no history of a run")
+
+    def _check_whole(self) -> None:
+        """What a killed agent wrote last lies beside the file, where SQLite then does not look."""
+        log_file = self.path.with_name(self.path.name + "-wal")
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(log_file).st_size:
+                where = "copy both to where you can write"
+                raise Unreadable(f"{self.path} is not whole without {log_file.name}: {where}")
 
     def _open(self, how: str) -> sqlite3.Connection:
         # Never makes or changes a file.
