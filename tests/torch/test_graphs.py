@@ -121,6 +121,15 @@ def test_a_graph_of_two_steps_makes_two_with_each_replay(training: Training) -> 
     assert training.samples() == 6 * len(BATCH)
 
 
+def test_replays_after_one_step_have_its_work(training: Training) -> None:
+    training.step()
+    graph = training.capture(training.step)
+    for _ in range(3):
+        training.replay(graph)
+
+    assert training.samples() == 4 * len(BATCH)
+
+
 def test_a_graph_without_an_optimizer_makes_no_step(training: Training) -> None:
     training.step()
     graph = training.capture(lambda: training.model(BATCH).sum().backward())

@@ -268,12 +268,13 @@ class Stepper:
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: its hooks are on, or they are off."""
         steps, was, amounts = self._steps, self.measured, self._work.amounts()
-        if was and self._whole:
+        # The first step of all has mostly been seen whole, and another one may never be.
+        if was and (self._whole or not any(self._each)):
             pairs = zip(amounts, self._before, strict=True)
             self._each = Amounts._make(now - before for now, before in pairs)
-            # Each thread counts its own, and another one may have taken over.
-            if (nodes := _autograd_nodes() - self._nodes_before) > 0:
-                self._nodes_each = nodes
+        # Each thread counts its own, and another one may have taken over.
+        if was and self._whole and (nodes := _autograd_nodes() - self._nodes_before) > 0:
+            self._nodes_each = nodes
         self._before = amounts
         self._note_nodes()
         self._whole, self.measured, self._missed = measures, measures, 0
