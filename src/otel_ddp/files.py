@@ -93,7 +93,7 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
 
 def stat_fields(task: Path) -> list[str]:
     """The fields of a process or thread under /proc from its state on; none where it is gone."""
-    # As plainly as Windows can, which has no such file.
+    # Without a system call that Windows lacks: there it finds no such file.
     try:
         text = (task / "stat").read_text(errors="replace")
     except OSError:

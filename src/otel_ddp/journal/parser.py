@@ -510,7 +510,7 @@ def _identity(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared(content: dict[str, Any]) -> dict[str, Any]:
-    """The same, with words that those of all ranks share: a lead has ten thousand."""
+    """The same with interned texts, which ten thousand ranks of a lead share."""
     return {intern(key): intern(v) if type(v) is str else v for key, v in content.items()}
 
 

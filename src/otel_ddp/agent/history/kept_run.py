@@ -183,7 +183,7 @@ class KeptRun:
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)
-        # By the clock as it was known at first: marks of before are on it.
+        # By the first known offset of the clocks, which earlier marks use.
         shift_ns = began_ns - process.began_ns
         self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
         attempt = self.time.attempts.of(began_ns)

@@ -28,15 +28,15 @@ _REPORT_EVERY_NS = _S
 # A lead takes in what so many ranks report in half a second of its core. Of a larger run each
 # reports less often, and more steps at once, but no less often than every so many seconds.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
-# A lead that has said nothing for so long leads no more.
+# After so long without an answer of the lead this agent judges its own ranks.
 _LEADS_NO_MORE_NS = 10_000_000_000
-# More is known of an end for so long after it.
+# Evidence on an end may still come for so long.
 _ENDED_NS = 30_000_000_000
-# Within so many bytes of all rings together records are sent in one round: 20,000 steps.
+# The most bytes of records, of all rings together, that one round sends: 20,000 steps.
 _MOST_OF_RINGS = 2 << 20
-# One that has more is sent, and another one goes on.
+# A report that is larger is sent, and the next one continues.
 _LARGE_REPORT = 1 << 20
-# Of processes that are gone, whose journals stay in memory until a lead has them.
+# The most ended processes whose journals stay in memory until a lead has them.
 _MOST_GONE = 32
 
 QUESTIONS: Mapping[int, Question] = {
@@ -145,8 +145,8 @@ class Following:
     def __init__(
         self, run: Labels, client: LinkClient, origin_ns: int, history: History | None
     ) -> None:
-        """*origin_ns*: when the monotonic clock was 0, by that of `poll`. *history*: None: the lead
-        writes that of its own node alone."""
+        """*origin_ns*: the zero of the monotonic clock, on the clock of `poll`. *history*: None if
+        the lead writes the history of its own node alone."""
         self._run = run
         self._history = history
         self._client = client

@@ -119,7 +119,7 @@ class Elsewhere(Host):
 
     @property
     def node(self) -> str:
-        """Where it is, as its agent says."""
+        """The node of the process, as its agent reports it."""
         return str(self._told.get("node") or "")[:_LONGEST_TEXT]
 
     def poll(self, now_ns: int) -> None:

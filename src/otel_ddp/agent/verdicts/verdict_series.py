@@ -45,11 +45,11 @@ class VerdictSeries:
     def __init__(self, ledger: Ledger, origin_ns: int) -> None:
         """*origin_ns*: when the counters began, in nanoseconds since 1970."""
         self._ledger = ledger
-        # Those that were told at the last update, and what each stays at.
+        # The series of the last update, with the value at which each stays when its verdict ends.
         self._shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        # By rank, what was lost to it: who has told that last, how much it was, and the sum.
+        # By rank, the time lost to it: the latest judge, its figure, and the sum.
         self._lost: dict[Labels, tuple[str, float, float]] = {}
-        # By rank that ended first: by whom that was told first, when it was, and the cause.
+        # By rank that ended first: the cause of each such death, by its first judge and the time.
         self._died: defaultdict[Labels, dict[tuple[str, int], str]] = defaultdict(dict)
         self._origin_ns = origin_ns
 

@@ -144,7 +144,7 @@ def _rank(labels: Labels) -> Labels:
 
 
 def _taken_back(before: Verdict, after: Verdict | None) -> str:
-    """What is known by now of an end that was told otherwise."""
+    """Why a verdict on an end was withdrawn."""
     of_rank = "rank" in dict(before.labels)
     who = say.rank_name(before.labels) if of_rank else "the run"
     if after is None:

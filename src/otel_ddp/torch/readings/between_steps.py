@@ -404,7 +404,7 @@ class StepLoss:
             return False
         number, missing = _begun_at(roots[0] if len(roots) == 1 else None)
         if missing == _QUOTIENT and self._averages:
-            # The step makes smaller what the roots of all its batches add up to.
+            # Each batch contributes its quotient: their sum is the loss of the step.
             self._shares += 1
             before = self._loss[1] if self._loss is not None and self._shares > 1 else 0.0
             self._keep(before + number)

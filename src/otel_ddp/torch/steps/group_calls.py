@@ -22,7 +22,7 @@ from otel_ddp.torch.collectives import world
 from otel_ddp.torch.inspection import outward
 from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 
-# Under which torch knows our hooks; those of others have numbers of their own.
+# The id of our hooks in torch; hooks of other programs have other ids.
 _HOOK = 0x07E1_DD90
 _SHIFT = layout.CALL_SHIFT
 # The longest step whose calls are noted.
@@ -173,7 +173,7 @@ class GroupCalls:
     # -- in a step: training feels every line here
 
     def _hook(self, name: Any, group: Any, ranks: list[int]) -> Callable[[Any], None]:
-        """The hook of one group. It does not hold the group, which holds it."""
+        """The hook of one group. It has no reference to the group, which has one to the hook."""
         key = f"{name}:{blake2s(repr(ranks).encode(), digest_size=4).hexdigest()}"
         described = str(getattr(group, "group_desc", ""))
         dimension = described.removeprefix(_MESH) if described.startswith(_MESH) else ""

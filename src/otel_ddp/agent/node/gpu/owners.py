@@ -39,7 +39,7 @@ class _Boards:
         self._by_bare = {_bare(each.uuid): each.uuid for each in devices}
 
     def declared_by(self, rank: Rank) -> list[str]:
-        """Those whose UUIDs its process has written down, as the driver spells them."""
+        """The UUIDs of GPUs that the rank's process has recorded, in the driver's spelling."""
         written = plain.list_of(dict, rank.facts.get("boards"))
         found = (self._by_bare.get(_bare(plain.text(each.get("uuid")))) for each in written)
         return [uuid for uuid in found if uuid is not None]
