@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from graph_hooks import NAMES as GRAPH_HOOKS
-from graph_hooks import GraphHooks
+from device_sim.graph_hooks import NAMES as GRAPH_HOOKS
+from device_sim.graph_hooks import GraphHooks
 
 NAME = "sim"
 COLLECTIVES = "simccl"

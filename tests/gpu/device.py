@@ -40,8 +40,8 @@ def find() -> Device:
 
 
 def _sim() -> Device:
-    sys.path.append(str(Path(__file__).parents[1] / "device_sim"))
-    sim = importlib.import_module("sim")
+    sys.path.append(str(Path(__file__).parents[1]))
+    sim = importlib.import_module("device_sim.sim")
     backend = os.environ.get(COLLECTIVES, sim.COLLECTIVES)
     module = sim.install(
         devices=2,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from graph_hooks import NAMES, GraphHooks
+from device_sim.graph_hooks import NAMES, GraphHooks
 from measured import Measured, OneOf, Slow
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.steps import Step
@@ -128,6 +128,22 @@ def test_replays_after_one_step_have_its_work(training: Training) -> None:
         training.replay(graph)
 
     assert training.samples() == 4 * len(BATCH)
+
+
+class Derived(SGD):
+    """Its step calls that of its base, and torch calls the hooks for both."""
+
+    def step(self, closure: None = None) -> None:
+        super().step(closure)
+
+
+def test_an_optimizer_that_calls_the_step_of_its_base_is_captured_once(training: Training) -> None:
+    training.optimizer = Derived(training.model.parameters(), lr=0.01)
+    training.step()
+    graph = training.capture(training.step)
+    training.replay(graph)
+
+    assert training.progress.steps.count == 2
 
 
 def test_a_graph_without_an_optimizer_makes_no_step(training: Training) -> None:

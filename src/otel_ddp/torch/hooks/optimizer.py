@@ -146,7 +146,12 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
     if is_dynamo_compiling() and _may_be_one_graph(optimizer):
         return
     stepper = _stepper
-    if stepper is not None and stepper.alive and stepper.measured:
+    if stepper is None or not stepper.alive:
+        return
+    if stepper.captures():
+        if _owned(optimizer):
+            stepper.optimizer_capture_began()
+    elif stepper.measured:
         stepper.act("before the optimizer", _step_begins, stepper, optimizer, args, kwargs)
 
 
@@ -178,7 +183,7 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
         return
     if stepper.captures():
         if _owned(optimizer):
-            stepper.optimizer_captured(optimizer)
+            stepper.optimizer_capture_ended(optimizer)
         return
     if not stepper.measured and stepper.count_step(optimizer):
         return

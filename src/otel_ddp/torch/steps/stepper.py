@@ -120,6 +120,8 @@ class Stepper:
         # Whether a graph is being captured, and how many of our steps it has so far.
         self._captures = False
         self._captured = 0
+        # How many steps of optimizers are open in it: that of a class calls that of its base.
+        self._capturing = 0
         self._failures = 0
         self.measured = True
         """Whether the phases of the present step are measured. Where they are not, hooks are off
@@ -725,7 +727,7 @@ class Stepper:
         self.progress.go_on_uncounted()
         self.go_on_measured()
         self._phases.enter(self._compile)
-        self._captures, self._captured = True, 0
+        self._captures, self._captured, self._capturing = True, 0, 0
 
     def captures(self) -> bool:
         """Whether what hooks see now is captured. A capture that fails may have no end."""
@@ -733,9 +735,15 @@ class Stepper:
             self.capture_ended()
         return self._captures
 
-    def optimizer_captured(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer of a watched model was captured: its step is a part of each replay."""
-        self._captured += self.end.is_of(optimizer) or not self.end.known
+    def optimizer_capture_began(self) -> None:
+        """An optimizer of a watched model begins its step, which is captured."""
+        self._capturing += 1
+
+    def optimizer_capture_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its step is captured, and a part of each replay."""
+        self._capturing -= 1
+        if not self._capturing:
+            self._captured += self.end.is_of(optimizer) or not self.end.known
 
     def capture_ended(self) -> int:
         """The graph is captured; returns how many training steps it contains."""
