@@ -51,5 +51,5 @@ def test_what_is_not_measured_is_recorded_and_not_printed(
 ) -> None:
     train(*watched(), steps=30)
 
-    assert place.only().facts["not_measured"].startswith("data (no DataLoader of torch's is used")
+    assert place.only().facts["not_measured"].startswith("data (the thread that trains uses no ")
     assert caplog.messages == []
