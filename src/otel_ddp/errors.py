@@ -41,11 +41,11 @@ class OtelDdpError(Exception):
 
 
 class ConfigError(OtelDdpError, ValueError):
-    """An invalid setting or argument; the text says what was expected."""
+    """An invalid setting or argument; the text names the expected values."""
 
 
 class MissingDependency(OtelDdpError, ImportError):
-    """What was requested needs a package that is not installed."""
+    """The requested feature needs a package that is not installed."""
 
 
 def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -14,10 +14,11 @@ import pytest
 
 from histories import value_rows, write_history
 from otel_ddp.history import run_file
-from otel_ddp.history.buckets import step_row
+from otel_ddp.history.buckets import StepBucket, step_row
 from otel_ddp.history.reader import History, Unreadable
 from otel_ddp.history.run_file import RunFile, Unusable
 from otel_ddp.history.tables import SeriesKey
+from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASES
 
 LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
 S = 10**9
@@ -295,3 +296,13 @@ def test_what_a_killed_agent_left_beside_a_history_is_read_or_said_to_be_missing
                 History(copy / "a.sqlite")
     finally:
         copy.chmod(0o700)
+
+
+def test_the_time_of_each_phase_lies_in_its_own_column_and_any_other_in_other() -> None:
+    codes = bytes([*(PHASES[word] for word in MEASURED_PHASES), PHASES["unmeasured"], 40])
+    spans_ns = [10**at for at in range(len(codes))]
+
+    found = StepBucket.of(step_row(1, 0, 1, codes, spans_ns, 0, False)).phases_ns
+
+    own = dict(zip(MEASURED_PHASES, spans_ns, strict=False))
+    assert found == {**own, "other": own["other"] + sum(spans_ns[-2:])}

@@ -243,7 +243,7 @@ class Bucket(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> Bucket:
-        """The bucket as others know it: what is not known is None."""
+        """The bucket of a row, with None for unknown numbers."""
         first, until, first_ns, last_ns, finite, total, low, high, last, nonfinite, epoch = row
         return cls(
             first=first,
@@ -283,7 +283,7 @@ class StepBucket(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, ranks: int = 1) -> StepBucket:
-        """The bucket as others know it."""
+        """The bucket of a row."""
         shared = len(row) - len(MEASURED_PHASES)
         phases_ns = dict(zip(MEASURED_PHASES, row[shared:], strict=True))
         return cls._make((ranks, *row[:shared], phases_ns))

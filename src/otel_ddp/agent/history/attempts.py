@@ -197,7 +197,7 @@ class Attempts:
                 self._numbers.tell(each.number or 0, each.logged)
 
     def _hear_instead(self, rank: str, held: Iterable[Step]) -> None:
-        """The rank that told the numbers of earlier attempts is gone, or tells none any more."""
+        """The rank whose step numbers placed earlier attempts has ended, or reports no numbers."""
         if self._numbers.shift is None:
             self._hear(rank, held)
 

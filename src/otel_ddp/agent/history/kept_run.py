@@ -179,7 +179,7 @@ class KeptRun:
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:
-        """Add what was not kept before: an agent that starts again reads some of it twice."""
+        """Add records beyond the committed positions: a new agent reads some of them twice."""
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)

@@ -1,4 +1,4 @@
-"""Writes what is found of a run into the ledger: late ranks, lost time, stalls, deaths."""
+"""Writes the series of verdicts into the ledger: late ranks, lost time, stalls, deaths."""
 
 from __future__ import annotations
 

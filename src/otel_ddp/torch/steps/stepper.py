@@ -118,10 +118,10 @@ class Stepper:
         self.replays = False
         """Whether the last step was replayed from a graph of the device."""
         # Whether a graph is being captured, and how many of our steps it has so far.
-        self._captures = False
-        self._captured = 0
-        # How many steps of optimizers are open in it: that of a class calls that of its base.
-        self._capturing = 0
+        self._is_capturing = False
+        self._captured_steps = 0
+        # Nested optimizer steps in it: the step of a class may call that of its base.
+        self._open_captured = 0
         self._failures = 0
         self.measured = True
         """Whether the phases of the present step are measured. Where they are not, hooks are off
@@ -157,7 +157,7 @@ class Stepper:
 
     def act(self, where: str, act: Callable[..., _T], *given: Any) -> _T | None:
         """Do what a hook is for, contain what it raises, and note what that took of its thread."""
-        if self._captures and self.captures():
+        if self._is_capturing and self.captures():
             return None
         began_ns = thread_time_ns()
         try:
@@ -727,27 +727,27 @@ class Stepper:
         self.progress.go_on_uncounted()
         self.go_on_measured()
         self._phases.enter(self._compile)
-        self._captures, self._captured, self._capturing = True, 0, 0
+        self._is_capturing, self._captured_steps, self._open_captured = True, 0, 0
 
     def captures(self) -> bool:
         """Whether what hooks see now is captured. A capture that fails may have no end."""
-        if self._captures and not torch.cuda.is_current_stream_capturing():
+        if self._is_capturing and not torch.cuda.is_current_stream_capturing():
             self.capture_ended()
-        return self._captures
+        return self._is_capturing
 
     def optimizer_capture_began(self) -> None:
         """An optimizer of a watched model begins its step, which is captured."""
-        self._capturing += 1
+        self._open_captured += 1
 
     def optimizer_capture_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """Its step is captured, and a part of each replay."""
-        self._capturing -= 1
-        if not self._capturing:
-            self._captured += self.end.is_of(optimizer) or not self.end.known
+        self._open_captured -= 1
+        if not self._open_captured:
+            self._captured_steps += self.end.is_of(optimizer) or not self.end.known
 
     def capture_ended(self) -> int:
         """The graph is captured; returns how many training steps it contains."""
-        self._captures, steps, self._captured = False, self._captured, 0
+        self._is_capturing, steps, self._captured_steps = False, self._captured_steps, 0
         self._phases.leave(self._compile)
         return steps
 

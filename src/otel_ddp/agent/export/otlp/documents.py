@@ -125,7 +125,7 @@ def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trac
 
 
 def _exception(content: dict[str, Any]) -> dict[str, Any]:
-    """What is known of the exception that ended a span."""
+    """The attributes of the exception that ended a span."""
     _, full_name = content["exception"]
     said = str(content.get("error") or "").partition(": ")[2]
     message = {"exception.message": said} if said else {}

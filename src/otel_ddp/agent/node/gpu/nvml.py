@@ -137,7 +137,7 @@ class _Watched:
 
     @property
     def key(self) -> tuple[Device, bool]:
-        """What it is, and whether it answers."""
+        """The board's description, and whether it answers."""
         return self.device, self._calls is not None
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class _Watched:
     # -- rows of the table
 
     def _ask_at_once(self, calls: Calls, gpm: Callable[[Calls], GpmSamples]) -> None:
-        """Ask what is answered together: all fields, and all engines."""
+        """Read values that one call returns together: all fields, and all engines."""
         self._answers.clear()
         fields = [way for way in self._ways if isinstance(way, Fields)]
         if self._fields is None and fields:
