@@ -10,6 +10,7 @@ Ratios and limits, not digits: run it on a quiet machine, and name the machine.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import socket
@@ -348,14 +349,18 @@ def hook_cost() -> list[Row]:
     return [_hooks_by_themselves(where, each) for where, each in (("", warm), (_COLD, cold))]
 
 
-# A process that trains when it is told to: bare, or with us and what its budget leaves of that.
-STEPS = """
+# One process, with our hooks and without them in turns of a few steps: two processes, and two
+# seconds of one, differ by more than we take.
+BUDGET = """
 import logging; logging.getLogger('otel_ddp').setLevel('ERROR')
-import statistics, sys, time
+import json, statistics, sys, time
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+import otel_ddp
+from otel_ddp.torch import measure
+from otel_ddp.torch.hooks import optimizer as hooks
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -363,91 +368,89 @@ layers = (nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Lin
 model = DistributedDataParallel(nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 
-def step():
+def step_s():
+    began = time.thread_time()
     optimizer.zero_grad()
     model(inputs).square().mean().backward()
     optimizer.step()
+    return time.thread_time() - began
 
-def takes_s():
-    took = []
-    for _ in range(30):
-        before = time.thread_time()
-        step()
-        took.append(time.thread_time() - before)
-    return statistics.quantiles(took, n=4)[0]
-
-target_s, rows, seconds = (float(each) for each in sys.argv[1:4])
-rows, stepper = int(rows), None
-if not rows:
-    rows, inputs = 1, torch.randn(1, 128)
-    while (each_s := takes_s()) < target_s * 0.95 and rows < 1_000_000:
-        rows = int(rows * min(4.0, max(1.05, target_s / each_s)) + 1)
-        inputs = torch.randn(rows, 128)
-else:
-    import otel_ddp
-    from otel_ddp.torch import measure
+target_s, seconds, steps = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+rows, inputs = 1, torch.randn(1, 128)
+while (took_s := statistics.median(step_s() for _ in range(30))) < target_s * 0.95:
+    rows = int(rows * min(4.0, max(1.05, target_s / took_s)) + 1)
     inputs = torch.randn(rows, 128)
-    run = otel_ddp.instrument(model)
-    stepper = measure._current.stepper
-# As many steps are measured by then as will be.
-until = time.monotonic() + 4 * seconds
-while time.monotonic() < until:
-    step()
-print(rows, flush=True)
-for _ in sys.stdin:
-    steps, began, until = 0, time.thread_time(), time.monotonic() + seconds
+run = otel_ddp.instrument(model)
+stepper = measure._current.stepper
+
+def train(seconds):
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
-        step()
-        steps += 1
-    print((time.thread_time() - began) / steps, stepper.cost.every if stepper else 0, flush=True)
+        step_s()
+
+# As many steps are measured by then as will be.
+train(5)
+counted, measured, bare = [], [], []
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    stepper.switch_hooks(False)
+    hooks._after.remove()
+    hooks._after = None
+    # Not the first one: what it runs is new in the caches.
+    usual_s = statistics.median([step_s() for _ in range(steps + 1)][1:])
+    bare.append(usual_s)
+    hooks.attach(stepper)
+    stepper.switch_hooks(stepper.measured)
+    step_s()
+    for _ in range(steps):
+        (measured if stepper.measured else counted).append(step_s() - usual_s)
+print(json.dumps([statistics.median(bare), counted, measured, stepper.cost.every]))
 """
-_ROUNDS, _ROUND_S = 10, 2.0
 
 
 def budget_cost() -> list[Row]:
-    """Two processes, one of them bare, take turns; each is idle while the other one trains."""
+    """The time of the training thread itself: of steps that are only counted, and of measured ones.
+
+    What is written once a second, some 0.1 ms, is seen in neither.
+    """
     rows: list[Row] = []
-    for target_ms in (1, 2, 5, 20, 100):
+    for target_ms, steps, seconds in (
+        (1, 8, 40),
+        (2, 8, 40),
+        (5, 8, 40),
+        (20, 4, 60),
+        (100, 2, 90),
+    ):
         # The memory of tensors stays with the process: its pages would cost as much as our hooks.
         with Node(
             OTEL_DDP_OVERHEAD="0.005",
             MALLOC_MMAP_THRESHOLD_="1000000000",
             MALLOC_TRIM_THRESHOLD_="1000000000",
         ) as node:
-            trained = 0
-            processes = []
-            for _ in ("bare", "ours"):
-                given = (str(target_ms / 1000), str(trained), str(_ROUND_S))
-                process = node.start(sys.executable, "-c", STEPS, *given)
-                trained = int(_line_of(process))
-                processes.append(process)
-            found: list[list[tuple[float, int]]] = [[], []]
-            for number in range(_ROUNDS):
-                for at in (0, 1) if number % 2 else (1, 0):
-                    stdin = processes[at].stdin
-                    assert stdin is not None
-                    stdin.write("\n")
-                    stdin.flush()
-                    step_s, every = _line_of(processes[at]).split()
-                    found[at].append((float(step_s), int(every)))
-            bare_s, ours_s = (
-                statistics.quantiles([step_s for step_s, _ in each], n=4)[0] for each in found
+            given = (str(each) for each in (target_ms / 1000, seconds, steps))
+            process = node.start(sys.executable, "-c", BUDGET, *given)
+            bare_s, counted, measured, every = json.loads(finished(process))
+        (counted_s, error_s), (measured_s, measured_error_s) = map(_median, (counted, measured))
+        more_s = counted_s * (1 - 1 / every) + measured_s / every
+        more_error_s = math.hypot(error_s * (1 - 1 / every), measured_error_s / every)
+        rows.append(
+            (
+                f"thread time of a step of {target_ms} ms, more than bare",
+                "<= 0.5 %",
+                f"{more_s / bare_s:+.2%} +-{more_error_s / bare_s:.2%} of {bare_s * 1e3:.2f} ms "
+                f"(counted {counted_s * 1e6:+.1f} us, 1 of {every} measured "
+                f"{measured_s * 1e6:+.0f} us)",
             )
-            more_us = (ours_s - bare_s) * 1e6
-            rows.append(
-                (
-                    f"thread time of a step of {target_ms} ms, more than bare",
-                    "<= 0.5 %",
-                    f"{more_us / bare_s / 1e4:+.2f} % ({more_us:+.1f} us of {bare_s * 1e3:.2f} ms; "
-                    f"1 of {found[1][-1][1]} measured)",
-                )
-            )
+        )
     return rows
 
 
-def _line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
+def _median(found: Sequence[float]) -> tuple[float, float]:
+    """And its error, from the quartiles."""
+    if len(found) < 2:
+        return 0.0, 0.0
+    low, middle, high = statistics.quantiles(found, n=4)
+    return middle, 0.93 * (high - low) / math.sqrt(len(found))
 
 
 RATIO = """

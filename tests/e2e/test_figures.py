@@ -28,7 +28,7 @@ from node import Node, finished, until
 from otel_ddp.cli import main
 from otel_ddp.cli.mcp import Questions
 from otel_ddp.vocabulary import catalog
-from otel_ddp.vocabulary.catalog import Metric, prometheus_name
+from otel_ddp.vocabulary.catalog import Metric
 from otel_ddp.vocabulary.words import state_word
 from otlp_receiver import Receiver
 from webhook import Webhook
@@ -90,9 +90,8 @@ class Seen(NamedTuple):
 
     def exported(self, metric: Metric, share_of: float = 1.0, **labels: str) -> dict[str, Any]:
         """The last point with these labels, on both ways out."""
-        name = prometheus_name(metric.name, metric.kind, metric.unit)
         return {
-            "/metrics": last_of(self.scraped, name, labels) / share_of,
+            "/metrics": last_of(self.scraped, metric.prometheus, labels) / share_of,
             "otlp": last_of(self.sent, metric.name, labels) / share_of,
         }
 
@@ -147,6 +146,11 @@ def figures() -> Iterator[dict[str, Figure]]:
         (nan,) = webhook.of_kind("nonfinite")
         texts |= {"card": card, "message": nan["text"]}
         texts["webhook"] = f"{message['title']}\n{message['text']}"
+        # Its counters follow the history within a second.
+        until(
+            lambda: counted_s(node.scrape()) > 0.999 * said["page"]["time"]["rank_s"],
+            "the run's whole time on /metrics",
+        )
         scrape = node.scrape()
         node.stop_agent()
         points = [(each.metric, each.attributes, each.value) for each in receiver.points()]
@@ -158,6 +162,11 @@ def asked(*words: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(words) == 0
     return out.getvalue()
+
+
+def counted_s(points: Any) -> float:
+    """Of the time of a run's ranks, by all causes."""
+    return sum(value for name, _, value in points if name == catalog.OTEL_DDP_RUN_TIME.prometheus)
 
 
 def last_of(points: Any, metric: str, labels: Mapping[str, str]) -> float:
