@@ -430,7 +430,7 @@ def budget_cost() -> list[Row]:
             given = (str(each) for each in (target_ms / 1000, seconds, steps))
             process = node.start(sys.executable, "-c", BUDGET, *given)
             bare_s, counted, measured, every = json.loads(finished(process))
-        (counted_s, error_s), (measured_s, measured_error_s) = map(_median, (counted, measured))
+        (counted_s, error_s), (measured_s, measured_error_s) = map(_with_error, (counted, measured))
         more_s = counted_s * (1 - 1 / every) + measured_s / every
         more_error_s = math.hypot(error_s * (1 - 1 / every), measured_error_s / every)
         rows.append(
@@ -445,7 +445,7 @@ def budget_cost() -> list[Row]:
     return rows
 
 
-def _median(found: Sequence[float]) -> tuple[float, float]:
+def _with_error(found: Sequence[float]) -> tuple[float, float]:
     """And its error, from the quartiles."""
     if len(found) < 2:
         return 0.0, 0.0
