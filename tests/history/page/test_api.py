@@ -674,6 +674,7 @@ def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_pat
         tmp_path.chmod(0o700)
         named = [change(what="name=best", **bearer), change(what="tags=keep", **bearer)]
         rows = client.ask("/api/runs", **bearer).json["runs"]
+        emptied = change(what="tags=", **bearer)
         head = client.ask("/api/run?group=g&run=r", **bearer).json
         deleted = change(what="delete=yes", **bearer)
         left = client.ask("/api/runs", **bearer).json["runs"]
@@ -682,11 +683,11 @@ def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_pat
 
     assert refused == [401, 403, 403, 405, 409, 409, 404]
     assert open_to_others == [500, 500]
-    assert named == [200, 200]
+    assert [*named, emptied] == [200, 200, 200]
     assert [(each["name"], each["tags"]) for each in rows if each["run"] == "r"] == [
         ("best", "keep")
     ]
-    assert head["texts"] == {"name": "best", "tags": "keep"}
+    assert head["texts"] == {"name": "best", "tags": ""}
     assert deleted == 200
     assert {each["run"] for each in left} == {"on", "held"}
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"on", "held"}

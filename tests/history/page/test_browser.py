@@ -605,6 +605,11 @@ def test_ticked_runs_are_renamed_and_deleted_by_who_types_the_token(
             page.get_by_role("button", name="Save").click()
             page.get_by_text("the best · mnist/train.py").wait_for()
             check_accessibility(page)
+            page.get_by_label("Compare one").check()
+            written = page.get_by_label("Name", exact=True).input_value()
+            page.get_by_label("Name", exact=True).fill("")
+            page.get_by_role("button", name="Save").click()
+            page.get_by_text("the best · mnist/train.py").wait_for(state="detached")
             page.get_by_label("Compare other").check()
             page.get_by_role("button", name="Delete").click()
             page.locator("tr[data-run=other]").wait_for(state="detached")
@@ -612,7 +617,7 @@ def test_ticked_runs_are_renamed_and_deleted_by_who_types_the_token(
     finally:
         endpoint.stop()
 
-    assert left == 1
+    assert (written, left) == ("the best", 1)
 
 
 def test_what_goes_on_now_and_where_it_is(window: Window, look: str) -> None:

@@ -221,8 +221,8 @@ class App:
             if "delete" in question.query:
                 changes.delete(paths)
             else:
-                texts = {key: question.text(key)[:_LONGEST] for key in _TEXTS}
-                changes.describe(paths, {key: text for key, text in texts.items() if text})
+                given = [key for key in _TEXTS if key in question.query]
+                changes.describe(paths, {key: question.text(key)[:_LONGEST] for key in given})
         except (OSError, sqlite3.Error) as error:
             raise Refused(500, f"it cannot be changed: {error}") from None
         return {}

@@ -48,11 +48,12 @@ class Runs {
     const boxes = Object.keys(COLUMNS).map((name) => labelled(name, el("input", { type: "checkbox", checked: shownColumns().includes(name), change: (event) => this.choose(name, event.target.checked) })));
     this.said = el("p", { class: "warn", role: "status" });
     const typed = (type) => el("input", { type, size: "14", autocomplete: "off" });
-    const [name, tags, token] = [typed("text"), typed("text"), typed("password")];
+    this.texts = { name: typed("text"), tags: typed("text") };
+    const token = typed("password");
     const act = (text, what) => el("button", { type: "button", click: () => this.change(what(), token.value) }, text);
     const change = el(
       "details", {}, el("summary", {}, "Change the ticked runs"),
-      el("div", { class: "controls" }, labelled("Name", name), labelled("Tags", tags), labelled("Token", token), act("Save", () => ({ name: name.value, tags: tags.value })), act("Delete", () => ({ delete: "yes" }))),
+      el("div", { class: "controls" }, labelled("Name", this.texts.name), labelled("Tags", this.texts.tags), labelled("Token", token), act("Save", () => this.written()), act("Delete", () => ({ delete: "yes" }))),
     );
     this.element = el(
       "div", {}, el("h1", {}, "Runs"),
@@ -125,7 +126,7 @@ class Runs {
     if (what.delete && !confirm(`Delete ${this.ticked.size} runs with all that is known of them?`)) return;
     const headers = { "X-Otel-Ddp": "page", Authorization: `Bearer ${token}` };
     try {
-      for (const key of this.ticked.values()) await ask("change", { ...key, ...what }, { method: "POST", headers, credentials: "omit" });
+      for (const { group, run } of this.ticked.values()) await ask("change", { group, run, ...what }, { method: "POST", headers, credentials: "omit" });
       this.ticked.clear();
       fill(this.said, "");
     } catch (error) {
@@ -135,9 +136,19 @@ class Runs {
   }
 
   tick(run, isTicked) {
-    if (isTicked) this.ticked.set(run.key, { group: run.group, run: run.run });
+    if (isTicked) this.ticked.set(run.key, run);
     else this.ticked.delete(run.key);
     this.compare.disabled = this.ticked.size < 2;
+    // Of one run the fields hold what it has, which can be emptied.
+    if (this.ticked.size > 2) return;
+    const [only] = this.ticked.size === 1 ? this.ticked.values() : [{}];
+    for (const [name, field] of Object.entries(this.texts)) field.value = only[name] ?? "";
+  }
+
+  /** Of several runs what is left empty stays as it is. */
+  written() {
+    const all = Object.entries(this.texts).map(([name, field]) => [name, field.value]);
+    return Object.fromEntries(all.filter(([, text]) => text || this.ticked.size === 1));
   }
 }
 
