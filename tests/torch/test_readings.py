@@ -78,25 +78,6 @@ def train(model: nn.Module, steps: int = 6, scaler: Any = None, first: int = 1) 
     return seen
 
 
-def test_a_loss_that_is_divided_by_what_others_did_as_well_is_none(place: Here) -> None:
-    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-
-    class Divided(nn.Linear):
-        def forward(self, batch: torch.Tensor, num_items_in_batch: int | None = None) -> Any:
-            return {"loss": super().forward(batch).sum() / (num_items_in_batch or len(batch))}
-
-    model = Divided(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
-    for items in (64, 64, None, None):
-        model(torch.ones(8, 4), num_items_in_batch=items)["loss"].backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    # Asked for after each step, and taken from the next forward.
-    assert place.only().curves["loss"].keys() == {3, 4}
-
-
 def test_what_is_read_is_that_of_its_step(place: Here) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "3"
     model = Loss(4, 1)

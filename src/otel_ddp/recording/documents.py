@@ -152,13 +152,6 @@ class Names:
             self._texts[text] = self._writer.name(text)
         return self._texts.get(text, 0)
 
-    @property
-    def has_users(self) -> bool:
-        """Whether the program itself has logged a value of training."""
-        named = list(self._named.items())
-        ours = set(self._of_readings.values())
-        return any(split == "train" and n not in ours for n, (_, split) in named)
-
     def _new(self, key: tuple[str, str]) -> int:
         # Another thread may have added it meanwhile.
         known = self._numbers.get(key)

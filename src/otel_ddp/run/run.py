@@ -562,8 +562,6 @@ class Run:
             every=records.conf.sample_steps,
             overhead=records.conf.overhead,
             leads=not process.global_rank,
-            # Of all ranks of all nodes one: a job of a thousand nodes has one file of output.
-            speaks=self._speaks_for_all(),
             settle=self._settle_by_hooks,
         )
         # Only here: the hooks need a torch that is new enough.

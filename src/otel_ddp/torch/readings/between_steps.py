@@ -31,15 +31,13 @@ from otel_ddp.vocabulary import catalog
 # By then a loop has shown what it is made of.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
-# A loop that logs its loss has done so by this step.
-_STEPS_TO_LOG = 1000
 # What changes slowly is read so many times at each flush, for runs that are short; then once in so
 # long. A reading costs more than the hooks of a step.
 _READINGS_AT_ONCE = 20
 _READ_EVERY_NS = 10**9
 # So long a loss that backward begins at is kept back: most loops log theirs by then, by that name.
 _STEPS_TO_KEEP_BACK = 200
-# At most so long: people look for a curve, and a lost loss is to be told.
+# At most so long: people look for a curve.
 _NS_TO_KEEP_BACK = 120 * 10**9
 # Where a scaler keeps what it has found since its last update. Private.
 _FOUND = "_per_optimizer_states"
@@ -56,8 +54,6 @@ class StepOptions(NamedTuple):
     """
     leads: bool = True
     """Whether this rank records what all ranks have in common."""
-    speaks: bool = True
-    """Whether this rank warns of what is not measured."""
     reads_loss: bool = True
     """Whether the loss is read: a trainer may log another by that name."""
     settle: Callable[[], bool] | None = None
@@ -147,12 +143,8 @@ class Readings:
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
             averages = watched.is_ddp or capabilities.is_sharded(module)
-            self._loss.ask(
-                self._steps,
-                divided=watched.divided_loss,
-                averages=averages or capabilities.world_size() == 1,
-            )
-            self._stepper.sampled.wants_backward = not watched.divided_loss
+            self._loss.ask(self._steps, averages or capabilities.world_size() == 1)
+            self._stepper.sampled.wants_backward = True
 
     def backward_began(self) -> None:
         """Read the loss that it begins at."""
@@ -165,7 +157,7 @@ class Readings:
                 sys._current_frames().get(stepper.calls.forward_thread)
             )
             # A penalty of gradients and an inner loop come before the loss itself.
-            more = roots is None or self._loss.read_roots(roots, self._steps)
+            more = roots is None or self._loss.read_roots(roots)
         stepper.sampled.wants_backward = more
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
@@ -236,8 +228,6 @@ class Readings:
         )
         if self._steps.count >= _STEPS_TO_KNOW and watching:
             self.report()
-        if self._steps.count >= _STEPS_TO_LOG:
-            self._miss_loss()
 
     def _settle_identity(self) -> None:
         settle = self._options.settle
@@ -262,9 +252,8 @@ class Readings:
     @errors.contained()
     def _offer_loss(self) -> None:
         found = self._loss.pop()
-        if self._stepper.end.has_several_losses():
+        if self._stepper.end.several_losses:
             self._loss.missing = "several_losses"
-            self._kept_back.clear()
         elif found is not None:
             steps_before, loss = found
             since = self._steps.count - steps_before - 1
@@ -298,16 +287,6 @@ class Readings:
             missing = "; ".join(capabilities.sentences(found))
             self._recorder.documents.facts({"capability": found, "not_measured": missing})
 
-    def _miss_loss(self) -> None:
-        """Say that there is no loss, if none is returned and the program logs nothing itself."""
-        missing = self._loss.asked and self._loss.missing in capabilities.NO_LOSS
-        if missing and self._options.speaks and not self._recorder.names.has_users:
-            errors.warn_once(
-                "loss",
-                f"No loss is read: {capabilities.REASONS[self._loss.missing]}: "
-                "otel_ddp.log({'loss': loss}).",
-            )
-
     def _device_capability(self) -> dict[str, str]:
         if self._memory is None:
             return {}
@@ -335,8 +314,6 @@ class Readings:
         self._record_losses()
         if not self._known and (self._stepper.progress.work.forwards or self._steps.count):
             self.report()
-        if self._steps.count >= _STEPS_TO_WATCH:
-            self._miss_loss()
         if self._clock is not None:
             self._stepper.progress.phases.device_clock = None
             self._clock.close()
@@ -370,55 +347,40 @@ class StepLoss:
         # Whether it was asked for at all, and why the last step that was asked gave none.
         self.asked, self.missing = False, ""
         self._loss: tuple[int, Any] | None = None
-        # The step of the forward that was asked, and its number; the backwards since then.
-        self._asked_in = self._asked = self._backwards = 0
+        # The step of the forward that was asked.
+        self._asked_in = 0
         # Whether gradients are those of one rank, or their mean over ranks.
         self._averages = False
         # How many quotients were added up in this step, and in the last one of such.
         self._shares = self._usual_shares = 0
 
-    def ask(self, steps: StepNumbers, *, divided: bool, averages: bool) -> None:
-        """A forward of a step has ended whose loss is to be read.
-
-        *divided*: the model was given the number to divide its loss by. *averages*: as above.
-        """
-        self.asked = True
-        self._asked_in, self._asked = steps.count, steps.work.forwards
-        self._backwards = self._shares = 0
-        self._loss, self._averages = None, averages
-        # A share of a mean over all ranks is no loss of this one.
-        self.missing = "divided_loss" if divided else "no_loss"
+    def ask(self, steps: StepNumbers, averages: bool) -> None:
+        """A forward of a step has ended whose loss is to be read. *averages*: as above."""
+        self.asked, self.missing = True, "no_loss"
+        self._asked_in, self._averages = steps.count, averages
+        self._loss, self._shares = None, 0
 
     def is_of(self, steps: StepNumbers) -> bool:
         """Whether the step of the forward that was asked is still open."""
         return steps.count == self._asked_in
 
-    def read_roots(self, roots: tuple[Any, ...], steps: StepNumbers) -> bool:
-        """Keep what a backward begins at; true if more of this step are to be read."""
-        self._backwards += 1
-        # Each of several batches has a forward of its own, be they forwarded by turns or at once.
-        if self._backwards > steps.work.forwards - self._asked + 1:
-            self._miss("several_losses")
-            return False
-        if self._backwards > 1 and not self._shares:
-            return False
+    def read_roots(self, roots: tuple[Any, ...]) -> bool:
+        """Keep what a backward begins at; true if that of the step's next one is to be added."""
         number, missing = _begun_at(roots[0] if len(roots) == 1 else None)
-        if missing == _QUOTIENT and self._averages:
+        if is_share := missing == _QUOTIENT and self._averages:
             # Each batch contributes its quotient: their sum is the loss of the step.
+            before = self._loss[1] if self._loss is not None else 0.0
             self._shares += 1
-            before = self._loss[1] if self._loss is not None and self._shares > 1 else 0.0
             self._keep(before + number)
         elif missing or self._shares:
-            self._miss("scaled_loss" if missing in ("", _QUOTIENT) else missing)
+            self._loss, self._shares = None, 0
+            self.missing = missing if missing == "no_loss" else "scaled_loss"
         else:
             self._keep(number)
-        return True
+        return is_share
 
     def _keep(self, number: Any) -> None:
         self.missing, self._loss = "", (self._asked_in, number)
-
-    def _miss(self, why: str) -> None:
-        self.missing, self._loss, self._shares = why, None, 0
 
     def pop(self) -> tuple[int, Any] | None:
         """The loss to record, and the number of steps before its own."""

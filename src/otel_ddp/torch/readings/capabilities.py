@@ -49,10 +49,8 @@ REASONS: Mapping[str, str] = {
     "no_loss": "backward begins at no single number: log it where you compute it",
     "scaled_loss": "backward begins at a multiple or a share of the loss: log it where you compute "
     "it",
-    "several_losses": "several optimizers step in turn, or a step has several backwards of one "
-    "forward, with a loss each: log them where you compute them",
-    "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
-    "as Hugging Face's Trainer asks it to: log the mean",
+    "several_losses": "several optimizers step in turn, with a loss each: log them where you "
+    "compute them",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
     "packed": "sequences that are packed into one dimension are counted as tokens alone",
     "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "

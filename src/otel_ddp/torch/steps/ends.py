@@ -45,7 +45,8 @@ class StepEnd:
         # Since our last step: the backwards by the last step of an optimizer, and how many steps of
         # optimizers had backwards just before them. Each of these has a loss of its own.
         self._stepped_after = self._losses = 0
-        self._several_losses = False
+        self.several_losses = False
+        """Whether a step has had more than one, since its end is that of this optimizer."""
         # Whether a model that was found since our last step is trained in one round with those
         # before it, as far as is known; None: there is none.
         self._in_round: bool | None = None
@@ -58,6 +59,7 @@ class StepEnd:
     def choose(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
         """From here on this optimizer's step ends ours. *named*: the user has named it."""
         self._named = named
+        self._losses, self.several_losses = 0, False
         known: dict[int, Any] = {}
         # Weakly: its state may be most of the memory of a device. The callback is no function of
         # Python's: what a signal handler raises in one is lost.
@@ -117,10 +119,6 @@ class StepEnd:
         """Whether another optimizer makes steps between ours."""
         return 0 <= self._since_others < _ALONE
 
-    def has_several_losses(self) -> bool:
-        """Whether optimizers step between ours, each after a backward: there are several losses."""
-        return self._several_losses and self.others_step()
-
     def scaler_skips(self, found: Any) -> bool:
         """The scaler is about to be updated: whether it has left our step out.
 
@@ -134,7 +132,7 @@ class StepEnd:
     def step_ended(self) -> None:
         """A training step has ended."""
         self._since_others += self._since_others >= 0
-        self._several_losses |= self._losses > 1
+        self.several_losses |= self._losses > 1
         self.backwards = self._stepped_after = self._losses = 0
         self._in_round = None
 

@@ -44,9 +44,6 @@ class WatchedModel:
         # torch.compile and tasks that compute a loss wrap one, too.
         self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
         """Whether gradients are averaged over ranks: it is a DDP, or has one inside."""
-        self.divided_loss = False
-        """Whether it was given the number to divide its loss by: the items of all ranks' batches.
-        """
         self.trains_in_eval = False
         """Whether it trains in evaluation mode, as a model does that keeps its statistics."""
         self.counted = True
@@ -62,7 +59,6 @@ class WatchedModel:
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
         """A training forward begins: adds its FLOPs to the work."""
-        self.divided_loss = kwargs.get(_DIVISOR) is not None if kwargs else False
         self.samples, self.tokens = workload(args, kwargs)
         work.flops += self.flops
 
@@ -77,9 +73,6 @@ def _nothing() -> None:
     pass
 
 
-# Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
-# counts the items of other ranks and batches too.
-_DIVISOR = "num_items_in_batch"
 # The names of a language model's input, whose elements are tokens.
 _TOKEN_NAMES = ("input_ids", "tokens", "idx")
 _WHOLE = frozenset(
