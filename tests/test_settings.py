@@ -44,7 +44,6 @@ WRONG = {
     "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
     "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),
     "OTEL_DDP_OVERHEAD": ("0", "must be all, or a share from 0.0001 to 1, as in 0.005"),
-    "OTEL_DDP_GRAFANA_URL": ("grafana:3000", "must be an address that begins with http"),
     "OTEL_EXPORTER_OTLP_PROTOCOL": ("http/json", "must be one of http/protobuf, grpc"),
     "OTEL_METRIC_EXPORT_INTERVAL": ("0", "must be a number of milliseconds above 0"),
     "OTEL_EXPORTER_OTLP_TIMEOUT": ("-1", "must be a number of milliseconds above 0"),

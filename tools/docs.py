@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("init", "instrument", "uninstrument", "data", "current")
 _RECORDING = ("log", "phase", "span", "event", "alert", "artifact", "config", "finish")
-_RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
+_RUN_PROPERTIES = ("run", "group", "job_type", "identity")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
 

@@ -98,16 +98,6 @@ def _addresses(variable: str, text: str) -> tuple[str, ...]:
     return found
 
 
-def _web_page(variable: str, text: str) -> str:
-    # It is shown to everybody, so it may not have a password.
-    if not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", text, re.IGNORECASE):
-        raise ConfigError(
-            f"{variable} must be an address that begins with http:// or https://, without user "
-            f"and password, got {text.rpartition('@')[2]!r}. {_ADVICE}"
-        )
-    return text
-
-
 def _as_host(text: str) -> str:
     # Imported here: few processes need it.
     import ipaddress
@@ -264,9 +254,6 @@ class Settings:
     """Directory for histories and post-mortems. By default a private one in /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(0))
     """Limit of all histories; beyond it the oldest run is deleted. 0: none is stored."""
-    grafana_url: str = _setting("OTEL_DDP_GRAFANA_URL", "", _web_page)
-    """Address of the Grafana with the boards, as a browser reaches it. `run.url`, `otel-ddp status`
-    and verdicts then link to it."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
     """Where [notifications](notifications.md) go, separated by spaces: `https://` or `http://` for
     webhooks, other forms as in the library apprise."""

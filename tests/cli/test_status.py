@@ -216,19 +216,17 @@ def test_an_agents_file_is_read_as_it_was_written_and_of_another_version_only_wh
     assert "agent     pid 7, version 9" in lines(found)
 
 
-def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_its_board() -> None:
+def test_a_run_that_cannot_be_judged_is_shown_with_the_reason() -> None:
     why = "insufficient data: fewer than two known ranks are at work"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
     unjudged = [{"run": "one", "why": why}, *others]
 
-    agent = {"grafana": "https://g.example"}
-    shown_lines = shown(process(), agents=[agent], insufficient=unjudged)
+    shown_lines = shown(process(), agents=[{}], insufficient=unjudged)
 
-    sought = ("  board", "  stragglers", "  nothing")
+    sought = ("  stragglers", "  nothing")
     assert [line for line in shown_lines if line.startswith(sought)] == [
         "  nothing is wrong so far",
         f"  stragglers: {why}",
-        "  board https://g.example/d/otel-ddp-run?var-group=&var-run=one",
     ]
 
 

@@ -74,7 +74,7 @@ def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:
 
 @pytest.mark.parametrize(
     "variable",
-    ["OTEL_DDP_NOTIFY", "OTEL_DDP_GRAFANA_URL", "OTEL_DDP_SCRAPE_TOKEN_FILE"],
+    ["OTEL_DDP_NOTIFY", "OTEL_DDP_SCRAPE_TOKEN_FILE"],
 )
 def test_another_value_of_what_an_agent_goes_by_calls_for_another_agent(variable: str) -> None:
     without, one, other = (

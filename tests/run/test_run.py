@@ -389,13 +389,6 @@ def test_a_copy_of_a_run_is_that_run(place: Here) -> None:
     assert copy.deepcopy({"held": run})["held"] is run
 
 
-def test_a_run_has_the_address_of_its_board_where_a_grafana_is_named(place: Here) -> None:
-    with otel_ddp.init(group="g", run="mine") as run:
-        assert run.url == ""
-        os.environ["OTEL_DDP_GRAFANA_URL"] = "https://g.example/"
-        assert run.url == "https://g.example/d/otel-ddp-run?var-group=g&var-run=mine"
-
-
 @pytest.mark.parametrize(
     ("first", "is_gone", "script"),
     [

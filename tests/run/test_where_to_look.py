@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -146,30 +145,3 @@ def test_a_name_that_controls_a_terminal_is_written_out(
     assert capsys.readouterr().err == (
         "otel_ddp: run a\\u202eb\\x1b[2Jc\\u2066d\\x07é · http://x\nnext\n"
     )
-
-
-# -- the board of a run
-
-
-def test_the_address_has_the_run_and_begins_before_what_it_shows() -> None:
-    labels = {"group": "ours & theirs", "run": "lr/0.3", "rank": "3"}
-
-    found = urlsplit(addresses.board("https://g.example", "Ranks", labels, 2_000 * 10**9))
-
-    assert (found.netloc, found.path) == ("g.example", "/d/otel-ddp-ranks")
-    assert parse_qs(found.query) == {
-        "var-group": ["ours & theirs"],
-        "var-run": ["lr/0.3"],
-        "from": ["1400000"],
-        "to": ["now"],
-    }
-
-
-def test_a_grafana_may_lie_below_a_path_and_name_an_organisation() -> None:
-    found = addresses.board("https://g.example/grafana/?orgId=2", "Run", {"group": "", "run": "r"})
-
-    assert found == "https://g.example/grafana/d/otel-ddp-run?orgId=2&var-group=&var-run=r"
-
-
-def test_without_a_grafana_there_is_no_address() -> None:
-    assert addresses.board("", "Run", {"run": "r"}) == ""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from otel_ddp.identity.addresses import BOARDS
+BOARDS = {
+    "Runs": "otel-ddp-runs",
+    "Run": "otel-ddp-run",
+    "Ranks": "otel-ddp-ranks",
+    "GPUs & nodes": "otel-ddp-gpus",
+    "Compare": "otel-ddp-compare",
+    "Fleet": "otel-ddp-fleet",
+    "Goodput": "otel-ddp-goodput",
+    "Pipeline": "otel-ddp-pipeline",
+}
 
 # Every board has it, and by it they find each other.
 TAG = "otel-ddp"

@@ -155,7 +155,6 @@ class Front:
             "scrape": self.url,
             "export": self._exporter.describe(),
             "notify": self._notifier.describe(),
-            "grafana": self._conf.grafana_url,
             "history": watch.histories.describe(),
             "remark": "; ".join([*self.remarks.values(), *self._problems()]),
             **watch.sampling.describe(),

@@ -46,7 +46,6 @@ class NodeWatch:
             self.ledger,
             conf.stall_timeout_s,
             self.histories.directory,
-            grafana=conf.grafana_url,
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
         )

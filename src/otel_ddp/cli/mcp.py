@@ -48,7 +48,7 @@ _MOST_ENTRIES = 100
 _MOST_POINTS, _MOST_CURVES = 100, 20
 _DIGITS = 6
 # Each rises with every change of the keys.
-CURVES_SCHEMA, VERDICTS_SCHEMA = 1, 2
+CURVES_SCHEMA, VERDICTS_SCHEMA = 1, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

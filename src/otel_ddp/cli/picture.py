@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 from otel_ddp import shown
 from otel_ddp.cli.text import cell, dated, marked, named_ranks
 from otel_ddp.history.terminal import aligned
-from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, NOT_HEARD
@@ -173,9 +172,6 @@ def _run(
     for link in found.links:
         if of_run(link) == run:
             yield Line(f"  {cell(link.get('sentence'), '?')}")
-    grafana = next(filter(None, (cell(each.get("grafana")) for each in alive)), "")
-    if board := addresses.board(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
-        yield Line(f"  board {board}")
     past = [
         # From when to when, and what it has cost.
         Line(f"  - {dated(each, now_ns)}")

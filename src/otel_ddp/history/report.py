@@ -14,7 +14,7 @@ from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
 
-FORMAT, SCHEMA = "otel_ddp report", 6
+FORMAT, SCHEMA = "otel_ddp report", 7
 """How report.json calls itself."""
 _MOST_FILES = 5
 _GPU = {

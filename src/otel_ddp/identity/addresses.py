@@ -1,4 +1,4 @@
-"""Where a run can be looked at: on the page of its node's agent, and on boards in Grafana."""
+"""Where a run can be looked at: on the page of its node's agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from otel_ddp import files
 from otel_ddp.journal.place import Place
@@ -14,19 +14,6 @@ from otel_ddp.journal.place import Place
 # The agent's file begins with what is short; what follows may be long.
 _BEGINNING_BYTES = 4096
 _SCRAPE = re.compile(r'"scrape": "(http://[^"\\]+)/metrics"')
-# As in deploy/grafana/dashboards, by their titles.
-BOARDS = {
-    "Runs": "otel-ddp-runs",
-    "Run": "otel-ddp-run",
-    "Ranks": "otel-ddp-ranks",
-    "GPUs & nodes": "otel-ddp-gpus",
-    "Compare": "otel-ddp-compare",
-    "Fleet": "otel-ddp-fleet",
-    "Goodput": "otel-ddp-goodput",
-    "Pipeline": "otel-ddp-pipeline",
-}
-# A board begins this long before what it is to show.
-_BEFORE_S = 600
 
 
 def page(place: Place) -> str:
@@ -73,17 +60,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.geteuid())  # a container without this user's name
-
-
-def board(grafana: str, title: str, labels: Mapping[str, str], since_ns: int = 0) -> str:
-    """Where a board shows this run, from that time on; empty where no Grafana is named."""
-    if not grafana:
-        return ""
-    parts = urlsplit(grafana)
-    chosen = {f"var-{name}": labels.get(name, "") for name in ("group", "run")}
-    if since_ns:
-        chosen |= {"from": str(since_ns // 10**6 - _BEFORE_S * 1000), "to": "now"}
-    # It may name an organisation: ?orgId=2
-    query = "&".join(filter(None, (parts.query, urlencode(chosen))))
-    path = f"{parts.path.rstrip('/')}/d/{BOARDS[title]}"
-    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))

@@ -20,7 +20,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described
 
-SCHEMA = 7
+SCHEMA = 8
 """The number of the document; docs/json.md describes each key."""
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0

@@ -366,12 +366,6 @@ class Run:
         """The role of this process."""
         return self.identity.job_type
 
-    @property
-    def url(self) -> str:
-        """The board of this run if `OTEL_DDP_GRAFANA_URL` is set, else empty."""
-        grafana = settings.read().grafana_url
-        return addresses.board(grafana, "Run", {"group": self.group, "run": self.run})
-
     # -- what a script says
 
     def log(

@@ -48,7 +48,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.case = Case()
-        self.occasions = Occasions("")
+        self.occasions = Occasions()
         self.now = 1000.0
 
     def open(self, kind: Kind, labels: Labels = RANK, **evidence: Any) -> None:

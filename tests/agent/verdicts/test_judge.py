@@ -60,7 +60,6 @@ class Bench:
         self.cores: dict[Labels, float] = {}
         self.judge = Judge(
             *(self.ledger, FLOOR_S, self.folder / "incidents"),
-            grafana="https://g.example",
             clock=lambda: self.now_ns,
             gpus=lambda: list(self.gpus),
             cores=lambda: self.cores,
@@ -260,21 +259,6 @@ def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:
 
     assert bench.series(catalog.TRAINING_RECURRING_STALL) == {("1", "data"): 1.0}
     assert of("recurring", bench.reported()) == [("opened", "WARN")]
-
-
-def test_a_verdict_has_the_address_of_the_board_that_shows_it_in_each_record(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench.join(0, 1)
-    bench.train(150, late_ms=30)
-
-    verdict = bench.verdict("straggler")
-    assert verdict["board"].startswith("https://g.example/d/otel-ddp-ranks?var-group=g&var-run=r&")
-    documents = [each for _, _, some in bench.judge.flush_documents() for each in some]
-    attributes = [each.content["attributes"] for each in documents]
-    boards = [each["otel_ddp.board.url"] for each in attributes if each["verdict"] == "straggler"]
-    assert boards == [verdict["board"]]
-    assert f"{verdict['sentence']} · {verdict['board']}" in caplog.messages
 
 
 def test_a_core_that_is_taken_is_part_of_the_verdict(bench: Bench) -> None:

@@ -124,7 +124,7 @@ class Notifier:
             self._why_none = "off: OTEL_DDP_AGENT=offline sends nothing"
         elif conf.notify:
             self._outbox = Outbox(folder, [*map(Address, dict.fromkeys(conf.notify))])
-        self._occasions = Occasions(conf.grafana_url)
+        self._occasions = Occasions()
 
     @errors.contained()
     def poll(

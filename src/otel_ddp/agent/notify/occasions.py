@@ -64,8 +64,7 @@ class _Run:
 class Occasions:
     """One an agent. Its loop calls it right after it has judged."""
 
-    def __init__(self, grafana: str) -> None:
-        self._grafana = grafana
+    def __init__(self) -> None:
         self._runs: dict[Labels, _Run] = {}
         self._carded: set[Process] = set()
         self.ending: set[Labels] = set()
@@ -139,8 +138,6 @@ class Occasions:
         text = [verdict.sentence]
         if incident.postmortem is not None:
             text += ["", f"Post-mortem: {incident.postmortem}"]
-        if board := addresses.board(self._grafana, "Run", labels, verdict.since_ns):
-            text += ["", f"Board: {board}"]
         key = f"{verdict.kind}/{verdict.labels}/{verdict.since_ns}"
         title = f"run {labels.get('run')}{who} {what}"
         return _message(key, verdict.kind, level, title, "\n".join(text), labels, page)

@@ -10,7 +10,7 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.reports import Judgement, VerdictReporter, compared_ranks
+from otel_ddp.agent.verdicts.reports import Judgement, VerdictReporter, compared_ranks, plain
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
@@ -32,15 +32,13 @@ class Judge:
         floor_s: float,
         postmortems: Path,
         *,
-        grafana: str = "",
         clock: Callable[[], int] = time.monotonic_ns,
         gpus: Callable[[], Sequence[Gpu]] = tuple,
         cores: Callable[[], Cores] = dict,
     ) -> None:
         """*floor_s*: the shortest stall limit; *gpus*: the node's devices as known now.
 
-        *grafana*: the address that verdicts lead to, if any. *cores*: for how long the ranks have
-        waited for a core lately.
+        *cores*: for how long the ranks have waited for a core lately.
         """
         self._ledger = ledger
         self._clock = clock
@@ -50,7 +48,7 @@ class Judge:
         self._poll_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
-        self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus, cores)
+        self._reporter = VerdictReporter(ledger, postmortems, gpus, cores)
         self._series: dict[Labels, VerdictSeries] = {}
 
     @errors.contained()
@@ -140,7 +138,7 @@ class Judge:
 
     def _open(self, case: RunCase) -> list[dict[str, Any]]:
         led = () if case.judgement is None else case.judgement.open
-        own = [self._reporter.plain(each.shown) for each in [*case.reports.open.values()]]
+        own = [plain(each.shown) for each in [*case.reports.open.values()]]
         return [*(dict(each) for each in led), *own]
 
     def past(self) -> list[dict[str, Any]]:

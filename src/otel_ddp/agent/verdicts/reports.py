@@ -18,7 +18,6 @@ from otel_ddp.diagnosis.hardware import Cores, Gpu, with_cores, with_gpus
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
-from otel_ddp.identity import addresses
 from otel_ddp.journal.layout import EVENT, trace_of_step
 from otel_ddp.journal.parser import Document
 from otel_ddp.journal.process_state import ProcessState
@@ -30,8 +29,6 @@ log = logging.getLogger("otel_ddp.agent")
 _MOST_PAST = 20
 # After these, training does not go on by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "silence", "stall"})
-# Findings that compare ranks; the others are seen best on the board of the run.
-_OF_RANKS: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring", "stall", "death"})
 
 
 class Incident:
@@ -87,7 +84,6 @@ class VerdictReporter:
         self,
         ledger: Ledger,
         postmortems: Path,
-        grafana: str,
         gpus: Callable[[], Sequence[Gpu]],
         cores: Callable[[], Cores],
     ) -> None:
@@ -95,7 +91,6 @@ class VerdictReporter:
         a core lately."""
         self._ledger = ledger
         self._postmortems = postmortems
-        self._grafana = grafana
         self._gpus, self._cores = gpus, cores
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
@@ -121,7 +116,7 @@ class VerdictReporter:
             told.open[verdict.key] = incident
         else:
             ended_with = _ended_with(verdict, sources, ended)
-            told.past_of(verdict.kind).append(self._past(verdict, ended_with, now_ns))
+            told.past_of(verdict.kind).append(_past(verdict, ended_with, now_ns))
             told.just_closed = incident
         if incident.was_told_by_lead:
             return
@@ -148,7 +143,7 @@ class VerdictReporter:
         for incident in handed_over:
             verdict = incident.shown
             if verdict.kind != "death":
-                told.past_of(verdict.kind).append(self._past(verdict, "", now_ns))
+                told.past_of(verdict.kind).append(_past(verdict, "", now_ns))
             body = f"judged by the agent of {by} from now on: {verdict.sentence}"
             self._record(verdict, False, body, sources, now_ns)
 
@@ -176,10 +171,9 @@ class VerdictReporter:
         now_ns: int,
     ) -> None:
         """A line of the log; and a log record."""
-        board, warns = self._board(verdict), opened and verdict.kind not in HARMLESS_VERDICTS
+        warns = opened and verdict.kind not in HARMLESS_VERDICTS
         severity = ("ERROR" if verdict.kind in _FATAL else "WARN") if warns else "INFO"
-        level = logging.WARNING if warns else logging.INFO
-        log.log(level, "%s%s", body, f" · {board}" if board else "")
+        log.log(logging.WARNING if warns else logging.INFO, "%s", body)
         if not self._ledger.keep_history:
             return
         attributes = {
@@ -189,8 +183,6 @@ class VerdictReporter:
             "sentence": verdict.sentence,
             **dict(_flat(verdict.evidence)),
         }
-        if board:
-            attributes["otel_ddp.board.url"] = board
         record = {
             "name": f"training.{verdict.kind}",
             "trace": "" if verdict.step is None else trace_of_step(verdict.step),
@@ -215,9 +207,9 @@ class VerdictReporter:
         processes = {**told.ended, **{each.labels: each.describe() for each in sources}}
         others = [each.shown for each in told.open.values() if each is not incident]
         found = {
-            "verdict": self.plain(verdict),
+            "verdict": plain(verdict),
             "processes": [each.to_json() for each in processes.values()],
-            "open_verdicts": list(map(self.plain, others)),
+            "open_verdicts": list(map(plain, others)),
             "gpus": incident.gpus,
         }
         run = dict(told.run).get("run", "")
@@ -228,33 +220,30 @@ class VerdictReporter:
         documents, self._documents = self._documents, []
         return documents
 
-    def plain(self, verdict: Verdict) -> dict[str, Any]:
-        """A verdict as JSON. Programs read these keys."""
-        return {
-            "kind": verdict.kind,
-            "who": dict(verdict.labels),
-            "phase": verdict.phase,
-            "sentence": verdict.sentence,
-            "evidence": dict(verdict.evidence),
-            "step": verdict.step,
-            "since_ns": verdict.since_ns,
-            "board": self._board(verdict),
-        }
 
-    def _past(self, verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
-        """A verdict that is over, as JSON: with its numbers and words, without its long tables."""
-        numbers = {k: v for k, v in verdict.evidence.items() if not isinstance(v, list)}
-        return {
-            **self.plain(verdict),
-            "sentence": past_sentence(verdict),
-            "evidence": numbers,
-            "until_ns": verdict.until_ns or now_ns,
-            "ended_with": ended_with,
-        }
+def plain(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON. Programs read these keys."""
+    return {
+        "kind": verdict.kind,
+        "who": dict(verdict.labels),
+        "phase": verdict.phase,
+        "sentence": verdict.sentence,
+        "evidence": dict(verdict.evidence),
+        "step": verdict.step,
+        "since_ns": verdict.since_ns,
+    }
 
-    def _board(self, verdict: Verdict) -> str:
-        title = "Ranks" if verdict.kind in _OF_RANKS else "Run"
-        return addresses.board(self._grafana, title, dict(verdict.labels), verdict.since_ns)
+
+def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
+    """A verdict that is over, as JSON: with its numbers and words, without its long tables."""
+    numbers = {k: v for k, v in verdict.evidence.items() if not isinstance(v, list)}
+    return {
+        **plain(verdict),
+        "sentence": past_sentence(verdict),
+        "evidence": numbers,
+        "until_ns": verdict.until_ns or now_ns,
+        "ended_with": ended_with,
+    }
 
 
 def _ended_with(verdict: Verdict, sources: Collection[Process], ended: Collection[Labels]) -> str:
