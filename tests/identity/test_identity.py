@@ -87,11 +87,6 @@ TORCHRUN_ON_TWO_NODES = TORCHRUN | {
     "GROUP_RANK": "1",
     "GROUP_WORLD_SIZE": "2",
 }
-REPLICAS = {
-    "REPLICA_GROUP_ID": "2",
-    "NUM_REPLICA_GROUPS": "3",
-    "TORCHFT_LIGHTHOUSE": "http://alpha:29510",
-}
 SLURM = {
     "SLURM_JOB_ID": "812",
     "SLURM_STEP_ID": "3",
@@ -156,20 +151,6 @@ PLACES = {
     "by hand, one node": (
         {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"},
         ("environment", 1, 1, 4, None, None),
-    ),
-    "torchft": (TORCHRUN_ON_TWO_NODES | REPLICAS, ("torchrun", 11, 1, 12, 5, 6)),
-    "torchft, by hand": (BY_HAND | REPLICAS, ("environment", 9, 1, 12, None, None)),
-    "torchft, no local rank": (
-        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"} | REPLICAS,
-        ("environment", 5, None, 6, None, None),
-    ),
-    "replica groups of another program": (
-        TORCHRUN | {"REPLICA_GROUP_ID": "2", "NUM_REPLICA_GROUPS": "3"},
-        ("torchrun", 1, 1, 2, 0, 1),
-    ),
-    "one replica group": (
-        TORCHRUN | REPLICAS | {"NUM_REPLICA_GROUPS": "1"},
-        ("torchrun", 1, 1, 2, 0, 1),
     ),
     "a local rank only": (
         {"LOCAL_RANK": "1", "WORLD_SIZE": "4"},
@@ -585,38 +566,6 @@ def test_a_live_process_group_is_believed_before_the_launcher() -> None:
 
     assert (me.global_rank, me.world_size, me.local_rank, me.nodes) == (9, 16, None, None)
     assert (me.run, me.settled) == ("agreed-on", True)
-
-
-def test_the_process_group_of_a_replica_group_is_a_part_of_the_training() -> None:
-    me = who(TORCHRUN_ON_TWO_NODES | REPLICAS)
-    env = {"MASTER_ADDR": "localhost", **REPLICAS}
-
-    up = settle(me, GroupFacts(3, 4, None, "127.0.0.1"), env=env)
-    by_hand = settle(who(REPLICAS), GroupFacts(1, 2, None, "127.0.0.1"), env=env)
-
-    assert place(up) == (11, 1, 12, 5, 6)
-    assert (up.local_world_size, up.run) == (2, me.run)
-    # The other groups may be on other machines, also where the store of this one is on loopback.
-    assert (by_hand.global_rank, by_hand.world_size) == (5, 6)
-    assert (by_hand.local_rank, by_hand.local_world_size) == (None, None)
-
-
-def test_replica_groups_of_one_lighthouse_or_job_are_one_run() -> None:
-    first, second = (
-        TORCHRUN | REPLICAS | {"REPLICA_GROUP_ID": group, "TORCHELASTIC_RUN_ID": f"group-{group}"}
-        for group in "01"
-    )
-    elsewhere = {"TORCHFT_LIGHTHOUSE": "http://beta:29510"}
-    job = {"TORCHX_JOB_ID": "slurm://torchx/torchft-7"}
-
-    one, other, another, of_job = (
-        {who(env | more).run for env in (first, second)}
-        for more in ({}, elsewhere, job, {"OTEL_DDP_RUN": "mine"})
-    )
-
-    assert [len(each) for each in (one, other, another)] == [1, 1, 1]
-    assert len(one | other | another) == 3
-    assert of_job == {"mine"}
 
 
 def test_a_process_group_does_not_overrule_the_user() -> None:

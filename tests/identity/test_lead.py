@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
@@ -84,12 +83,3 @@ def test_a_text_that_another_program_has_written_is_no_lead(text: str) -> None:
 
 def test_a_lead_that_is_off_is_not_sought() -> None:
     assert not LeadSearch(Settings(lead="off")).is_sought
-
-
-def test_replica_groups_of_torchft_seek_no_lead_in_stores_that_do_not_know_each_other() -> None:
-    assert LeadSearch(Settings()).is_sought
-    os.environ["REPLICA_GROUP_ID"] = "0"
-    os.environ["NUM_REPLICA_GROUPS"] = "2"
-    os.environ["TORCHFT_LIGHTHOUSE"] = "http://localhost:29510"
-
-    assert not LeadSearch(Settings()).is_sought

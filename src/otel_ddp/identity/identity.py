@@ -186,7 +186,7 @@ def resolve(
     node_rank = _first(numbers["node_rank"], facts.node_rank)
     local = _first(numbers["local_rank"], facts.local_rank)
     if local is None:
-        master = env.get("MASTER_ADDR", "") if facts.replicas is None else ""
+        master = env.get("MASTER_ADDR", "")
         local = _local_rank(rank, world, node_rank, facts.nodes, master, process.host)
 
     # Name.
@@ -236,10 +236,6 @@ def settle(
     """
     given = identity.given
     master = facts.store_host or env.get("MASTER_ADDR", "")
-    if (part := launchers.replicas(env)) is not None:
-        # The process group is one replica group's, and others may be on other machines.
-        numbers, master = part.number(facts.global_rank, facts.world_size), ""
-        facts = facts._replace(global_rank=numbers[0], world_size=numbers[1])
     rank = identity.global_rank if "global_rank" in given else facts.global_rank
     world = identity.world_size if "world_size" in given else facts.world_size
     same_world = identity.world_size in (None, world)

@@ -38,32 +38,6 @@ class LauncherFacts(NamedTuple):
     nodes: int | None = None
     markers: tuple[str, ...] = ()
     """The variables that the launcher sets for this process and does not have itself."""
-    replicas: Replicas | None = None
-    """The replica group that this launch is, and that is counted in the numbers above."""
-
-
-class Replicas(NamedTuple):
-    """One of torchft's replica groups: each is a launch of its own, and all are one training."""
-
-    group: int
-    groups: int
-    shared: str
-    """What all groups of the training have in common, and no other training at that time."""
-
-    def number(self, index: int, size: int) -> tuple[int, int]:
-        """An index in this group, and its size, by the numbers of the whole training."""
-        return self.group * size + index, self.groups * size
-
-    def in_training(self, facts: LauncherFacts) -> LauncherFacts:
-        """The facts of this launch, by the numbers of the whole training."""
-        if facts.global_rank is None or facts.world_size is None:
-            return facts
-        rank, world = self.number(facts.global_rank, facts.world_size)
-        facts = facts._replace(global_rank=rank, world_size=world, replicas=self)
-        if facts.node_rank is None or facts.nodes is None:
-            return facts._replace(node_rank=None, nodes=None)
-        node_rank, nodes = self.number(facts.node_rank, facts.nodes)
-        return facts._replace(node_rank=node_rank, nodes=nodes)
 
 
 class _Variables(NamedTuple):
@@ -127,24 +101,6 @@ def read(process: ProcessFacts) -> LauncherFacts:
         return _spawned(process, candidates)
     if not candidates:
         return LauncherFacts("spawn" if process.spawned else "lone")
-    facts = _innermost(process, candidates)
-    part = replicas(process.env)
-    return facts if part is None else part.in_training(facts)
-
-
-def replicas(env: Mapping[str, str]) -> Replicas | None:
-    """torchft's replica group of this process, as its launcher and examples name it."""
-    group, groups = (
-        _digits(env.get(name, "")) for name in ("REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS")
-    )
-    # The lighthouse alone is torchft's own: other programs may have groups of replicas.
-    lighthouse = env.get("TORCHFT_LIGHTHOUSE", "")
-    if not lighthouse or group is None or groups is None or not group < groups > 1:
-        return None
-    return Replicas(group, groups, env.get("TORCHX_JOB_ID") or lighthouse)
-
-
-def _innermost(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
     facts = _facts_of(candidates[0], process.env)
     for variables in candidates[1:]:
         try:

@@ -57,8 +57,6 @@ def find(
         return RunName(given, "given")
     if facts.launcher == "pool":
         return RunName(make_id(), "made")
-    if facts.replicas is not None:
-        return RunName(_derived("torchft", facts.replicas.shared), "launcher")
     elastic_id = clean(env.get("TORCHELASTIC_RUN_ID", ""))
     if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
         is_uuid = _UUID.fullmatch(elastic_id)

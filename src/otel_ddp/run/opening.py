@@ -63,9 +63,7 @@ class LeadSearch:
     """Finds out where the agent is that leads a run, by the process group."""
 
     def __init__(self, conf: Settings | None = None) -> None:
-        # The stores of torchft's replica groups know nothing of each other.
-        in_one_store = launchers.replicas(os.environ) is None
-        self.is_sought = conf is not None and conf.lead != "off" and in_one_store
+        self.is_sought = conf is not None and conf.lead != "off"
         """Whether the process group may still tell more of it."""
         self._found: Lead | None = None
         self._was_told = False

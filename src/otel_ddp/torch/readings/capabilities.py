@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from otel_ddp.identity.launchers import replicas
 from otel_ddp.torch import inspection
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import is_up
@@ -41,8 +39,6 @@ REASONS: Mapping[str, str] = {
     "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
     "tensor_parallel": "tensor parallelism waits inside forward and backward",
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
-    "replica_groups": "torchft's replica groups wait for each other inside backward, and between "
-    "the phases",
     "sends": "sends and receives, as in a pipeline, make ranks wait in any phase",
     "no_ddp": "several ranks and no DistributedDataParallel: they wait in collectives of the "
     "program's own, and in which of its steps and phases is not known",
@@ -96,8 +92,6 @@ def measured(
 
 
 def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> str:
-    if replicas(os.environ) is not None:
-        return "replica_groups"
     if world_size <= 1:
         return ""
     if any(is_sharded(each) for model in models for each in model.modules()):
@@ -143,8 +137,7 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
     # People take a missing `comm_wait` for a late rank that is not found.
     by_calls = "; within a node a late rank is found by its calls to process groups"
     for reason, missing in reasons.items():
-        noted = found.get("calls") == "" and reason != "replica_groups"
-        more = by_calls if "comm_wait" in missing and noted else ""
+        more = by_calls if "comm_wait" in missing and found.get("calls") == "" else ""
         yield f"{', '.join(missing)} ({REASONS[reason]}{more})"
 
 
