@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -22,11 +22,8 @@ from otel_ddp.agent.node.gpu.nvml_calls import (
     GpmSamples,
     NotSupported,
     Xids,
-    printable,
-    supported,
-    words,
 )
-from otel_ddp.agent.node.gpu.nvml_table import ROWS, Call, Field, Fields, Gpm, Way
+from otel_ddp.agent.node.gpu.nvml_table import ROWS, Field, Fields, Gpm, Way
 from otel_ddp.agent.node.source import Measurement, boot_ns
 from otel_ddp.vocabulary.catalog import Kind
 
@@ -38,6 +35,7 @@ _FIND_EVERY_S = 60.0
 # A reset board appears only once the driver is opened anew, which interrupts the others.
 _OPEN_ANEW_EVERY_S = 600.0
 _MOST_USED_BYTES = 1 << 50
+_LINK_COUNT, _MOST_LINKS = Field(91), 72
 _PROCESSES = (
     # If several lists have a process, each has all of its memory.
     *("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
@@ -125,15 +123,12 @@ class _Watched:
         self._calls, self._xids = calls, xids
         self._rows = [each for each in ROWS if each.of_parts or xids is not None]
         self._ways = [w for row in self._rows for ways in row.series.values() for w in ways]
-        # What the device does not support, by the name of the function and its arguments.
-        self._absent: set[tuple[Any, ...]] = set()
         self._gpm: GpmSamples | None = None
-        # None until the driver has listed them.
-        self._fields: Mapping[Fields, tuple[Field, ...]] | None = None
-        # The answers of one reading.
+        self._links = range(0)
+        # The answers of one reading; None: not supported, or this attempt failed.
         self._answers: dict[tuple[Any, ...], Any] = {}
         self._values: Mapping[Field, float | None] = {}
-        self._rates: Mapping[int, float] = {}
+        self._rates: Mapping[Gpm, float] = {}
 
     @property
     def key(self) -> tuple[Device, bool]:
@@ -154,29 +149,30 @@ class _Watched:
             if self._xids is not None and not self.lost:
                 # First of all: a fault may be the reason why the other questions fail.
                 self._xids.calls = self._calls
-                found += self._possible(self._attempt(("Xid",), self._xids.ask) or ())
+                found += self._possible(self._attempt("Xid", self._xids.ask) or ())
             if self._calls is not None and not self.lost:
+                faults = len(found)
                 self._ask_at_once(self._calls, gpm)
                 found += self._possible(self._measured(self._calls, loaded_ns))
+                if len(found) == faults:
+                    raise DeviceLost("the driver answers no question about it")
                 users = self._users(self._calls)
         except DeviceLost as why:
             # The other devices go on.
             self.lost = str(why)
         return DeviceSample(self.device, tuple(found), users)
 
-    def _attempt(self, what: tuple[Any, ...], ask: Callable[[], T]) -> T | None:
-        """The answer; None where it is not supported, or this attempt failed, which is logged."""
-        if what in self._absent:
-            return None
+    def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
+        """The answer; None if it is not supported, or this attempt failed, which is logged."""
         try:
             return ask()
         except NotSupported:
-            self._absent.add(what)
+            return None
         except DeviceLost:
             raise
         except errors.ANY_ERROR as why:
             text = "GPU: %s failed (%s: %s); it is tried again."
-            errors.warn_once(f"gpu {what[0]}", text, what[0], type(why).__name__, why)
+            errors.warn_once(f"gpu {what}", text, what, type(why).__name__, why)
         return None
 
     def _possible(self, found: Iterable[Measurement]) -> Iterator[Measurement]:
@@ -195,65 +191,66 @@ class _Watched:
     def _ask_at_once(self, calls: Calls, gpm: Callable[[Calls], GpmSamples]) -> None:
         """Read values that one call returns together: all fields, and all engines."""
         self._answers.clear()
-        fields = [way for way in self._ways if isinstance(way, Fields)]
-        if self._fields is None and fields:
-            self._fields = self._attempt(("fields",), lambda: supported(calls, fields))
-        wanted = [field for each in (self._fields or {}).values() for field in each]
-        self._values = {}
-        if wanted:
-            self._values = self._attempt(("fields",), lambda: calls.fields(wanted)) or {}
-        self._gpm = self._gpm or self._attempt(("engines",), lambda: gpm(calls))
+        fields = [_LINK_COUNT]
+        for way in self._ways:
+            if isinstance(way, Fields):
+                fields += self._of_links(way)
+        self._values = self._attempt("fields", lambda: calls.fields(fields)) or {}
+        links = self._values.get(_LINK_COUNT) or 0
+        self._links = range(int(links) if links <= _MOST_LINKS else 0)
+        self._gpm = self._gpm or self._attempt("engines", lambda: gpm(calls))
         self._rates = {}
         if (samples := self._gpm) is not None:
-            numbers = [way.number for way in self._ways if isinstance(way, Gpm)]
-            self._rates = self._attempt(("engines",), lambda: samples.read(numbers)) or {}
+            wanted = [way for way in self._ways if isinstance(way, Gpm)]
+            self._rates = self._attempt("engines", lambda: samples.read(wanted)) or {}
+
+    def _of_links(self, way: Fields) -> Sequence[Field]:
+        if not way.links:
+            return way.fields
+        return [each._replace(scope=link) for each in way.fields for link in self._links]
 
     def _measured(self, calls: Calls, loaded_ns: int) -> Iterator[Measurement]:
         """Each series by the first way that the device supports."""
-        known = set()
         for row in self._rows:
-            is_counter = row.metric.kind is Kind.COUNTER
             for word, ways in row.series.items():
-                way = next((each for each in ways if self._has(calls, each)), None)
-                if way is None or (row.metric, word) in known:
-                    continue
-                known.add((row.metric, word))
-                if (raw := self._raw(way)) is None:
-                    continue
-                start_ns = loaded_ns if is_counter else 0
-                found = row.measurement(word, raw, self.device.pci, start_ns)
-                if is_counter and isinstance(way, Gpm) and self._gpm is not None:
-                    found = self._gpm.counted(way.number, found)
-                yield found
+                for way in ways:
+                    try:
+                        raw = self._raw(calls, way)
+                    except NotSupported:
+                        continue
+                    if raw is not None:
+                        start_ns = loaded_ns if row.metric.kind is Kind.COUNTER else 0
+                        if start_ns and isinstance(way, Gpm) and self._gpm is not None:
+                            start_ns = self._gpm.since_ns
+                        yield row.measurement(word, raw, self.device.pci, start_ns)
+                    break
 
-    def _has(self, calls: Calls, way: Way) -> bool:
-        if isinstance(way, Fields):
-            return way in (self._fields or {})
-        if isinstance(way, Gpm):
-            return self._gpm is not None
-        function = way.function
-        if function not in self._answers:
-            # It shows only when it is asked. Several series may share the answer.
-            self._answers[function] = self._attempt(function, partial(calls.ask, *function))
-        return function not in self._absent
-
-    def _raw(self, way: Way) -> float | None:
+    def _raw(self, calls: Calls, way: Way) -> float | None:
         """The number as NVML has it; None: it could not be read this time."""
-        if isinstance(way, Call):
-            answer = self._answers[way.function]
-            return None if answer is None else way.value(answer)
         if isinstance(way, Gpm):
-            return self._rates.get(way.number)
-        values = [self._values.get(field) for field in (self._fields or {})[way]]
-        known = [value for value in values if value is not None]
-        # A sum without one part would fall, which looks like a reset of the counter.
-        return sum(known) * way.times if len(known) == len(values) else None
+            if self._gpm is None:
+                raise NotSupported
+            return self._rates.get(way)
+        if isinstance(way, Fields):
+            # A sum without one part would fall, which looks like a reset of the counter.
+            parts = [self._values[each] for each in self._of_links(way) if each in self._values]
+            if not parts:
+                raise NotSupported
+            known = [part for part in parts if part is not None]
+            return sum(known) * way.times if len(known) == len(parts) else None
+        # Several series may share the answer.
+        if way.function not in self._answers:
+            ask = partial(calls.ask, *way.function)
+            self._answers[way.function] = self._attempt(way.function[0], ask)
+        if (answer := self._answers[way.function]) is None:
+            raise NotSupported
+        return way.value(answer)
 
     def _users(self, calls: Calls) -> tuple[User, ...]:
         """The processes that compute on this device."""
         users: dict[int, User] = {}
         for function in _PROCESSES:
-            for process in self._attempt((function,), partial(calls.ask, function)) or ():
+            for process in self._attempt(function, partial(calls.ask, function)) or ():
                 used = process.usedGpuMemory
                 known = used is not None and 0 <= used < _MOST_USED_BYTES
                 user = User(int(process.pid), int(used) if known else None)
@@ -322,30 +319,19 @@ class Gpus:
 
     def _open(self) -> str:
         """The driver's version."""
-        if self._lib is None:
-            try:
-                # Imported only here, so that a node without a GPU does not pay for it.
-                import pynvml
-            except ImportError as error:
-                raise _DriverMissing(
-                    "GPU statistics need nvidia-ml-py: pip install nvidia-ml-py."
-                ) from error
-            self._lib = pynvml
-        try:
-            self._lib.nvmlInit()
-        except self._lib.NVMLError as error:
-            raise _DriverMissing(self._hint(error)) from error
-        self._version = "NVIDIA driver"
-        try:
-            if not self._lib.nvmlDeviceGetCount():
-                raise _DriverMissing(_NO_DEVICES)
-            return f"NVIDIA driver {words(self._lib.nvmlSystemGetDriverVersion)}"
-        except self._lib.NVMLError as error:
-            raise _DriverMissing(self._hint(error)) from error
+        # Imported only here, so that a node without a GPU does not pay for it.
+        import pynvml
 
-    def _hint(self, error: Any) -> str:
-        sentence = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
-        return _HINTS.get(error.value, sentence)
+        self._lib = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._version = "NVIDIA driver"
+            if not pynvml.nvmlDeviceGetCount():
+                raise _DriverMissing(_NO_DEVICES)
+            return f"NVIDIA driver {pynvml.nvmlSystemGetDriverVersion()}"
+        except pynvml.NVMLError as error:
+            sentence = f"The NVIDIA driver does not answer ({error}): see `nvidia-smi`."
+            raise _DriverMissing(_HINTS.get(error.value, sentence)) from error
 
     def close(self, remark: str = "") -> None:
         """Release everything; never raises."""
@@ -374,7 +360,7 @@ class Gpus:
             for each in self._watched:
                 each.close()
             self._watched = found
-        self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
+        self._remark = "" if self._watched else _NO_DEVICES
 
     def _found(self) -> Iterator[_Watched]:
         """All devices, in the order of their indices."""
@@ -400,10 +386,8 @@ class Gpus:
 
     def _failed(self, index: int, error: Exception) -> Iterator[_Watched]:
         """A board that no longer answers stays listed if it has reported faults."""
-        sentence = (
-            f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
-            "kernel's log for Xid."
-        )
+        where = "see `nvidia-smi`, and the kernel's log for Xid"
+        sentence = f"GPU {index} does not answer ({error}): {where}."
         self._silent.append(sentence)
         errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
         before = self._boards.get(index)
@@ -422,17 +406,11 @@ class Gpus:
             except (NotSupported, self._lib.NVMLError):
                 continue  # no instance has this number
             part = Calls(self._lib, handle, calls)
-            uuid = part.words("nvmlDeviceGetUUID")
+            uuid, name = part.ask("nvmlDeviceGetUUID"), part.ask("nvmlDeviceGetName")
             part.instance = part.ask("nvmlDeviceGetGpuInstanceId")
-            name = part.words("nvmlDeviceGetName") or f"{board.name} MIG"
             yield Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid), part
 
 
 def _board(calls: Calls, index: int) -> Device:
-    uuid = calls.words("nvmlDeviceGetUUID")
-    name = calls.words("nvmlDeviceGetName") or "NVIDIA GPU"
-    try:
-        pci = printable(calls.ask("nvmlDeviceGetPciInfo").busId)
-    except (NotSupported, UnicodeDecodeError):
-        pci = ""
-    return Device(uuid, str(index), name, pci)
+    uuid, name = calls.ask("nvmlDeviceGetUUID"), calls.ask("nvmlDeviceGetName")
+    return Device(uuid, str(index), name, calls.ask("nvmlDeviceGetPciInfo").busId)

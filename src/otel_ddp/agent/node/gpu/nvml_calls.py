@@ -8,13 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from otel_ddp.agent.node.gpu.nvml_table import U32, Field, Fields
+from otel_ddp.agent.node.gpu.nvml_table import U32, Field, Gpm
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS
 
 
 class NotSupported(Exception):
-    """This device does not support that: it is never asked for it again."""
+    """This device does not support that."""
 
 
 class DeviceLost(Exception):
@@ -38,7 +38,11 @@ RESET_REQUIRED = 16
 LIB_RM_VERSION_MISMATCH = 18
 ARGUMENT_VERSION_MISMATCH = 25
 
-_ABSENT = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH}
+# A driver older than a number answers that the argument is invalid.
+_ABSENT = {
+    *(INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION),
+    *(FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH),
+}
 _LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
 # Of each value type: the member of the union, and what says that there is no number.
@@ -52,23 +56,6 @@ _MEMBERS = {
     6: ("usVal", None),
 }
 _IN_32_BITS = 1
-_LONGEST_TEXT = 100
-
-
-def printable(text: str | bytes) -> str:
-    """A driver's text, made fit for a label."""
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
-    text = "".join(each if each.isprintable() else " " for each in text)
-    return " ".join(text.split())[:_LONGEST_TEXT]
-
-
-def words(ask: Callable[[], str | bytes]) -> str:
-    try:
-        return printable(ask())
-    except UnicodeDecodeError as error:
-        # nvidia-ml-py insists on UTF-8; the vendor of a board may not.
-        return printable(error.object)
 
 
 class Calls:
@@ -87,37 +74,26 @@ class Calls:
             raise NotSupported(f"this nvidia-ml-py has no {function}")
         return self.guarded(lambda: call(self.handle, *arguments))
 
-    def words(self, function: str) -> str:
-        return words(lambda: self.ask(function))
-
     def guarded(self, call: Callable[[], Any]) -> Any:
         """Any other error than ours means that only this attempt failed."""
         try:
             return call()
         except self.lib.NVMLError as error:
             if error.value in _ABSENT:
-                raise NotSupported(printable(str(error))) from error
+                raise NotSupported(str(error)) from error
             if error.value in _LOST:
-                raise DeviceLost(printable(str(error))) from error
-            if error.value != INVALID_ARGUMENT:
-                raise
-            # Either this device has no such number, or a driver reload made the handle invalid.
-            try:
-                self.lib.nvmlDeviceGetUUID(self.handle)
-            except self.lib.NVMLError:
-                raise DeviceLost("the driver no longer knows the device") from error
-            raise NotSupported(printable(str(error))) from error
+                raise DeviceLost(str(error)) from error
+            raise
 
     def fields(self, fields: Sequence[Field]) -> dict[Field, float | None]:
-        """Those that the device may have, in one call; None: it could not be read this time."""
+        """Those that the device has, in one call; None: it could not be read this time."""
         asked = [(each.number, each.scope) for each in fields]
         found: dict[Field, float | None] = {}
         for field, answer in zip(fields, self.ask("nvmlDeviceGetFieldValues", asked), strict=True):
             code, kind = answer.nvmlReturn, answer.valueType
             if code in _LOST:
-                raise DeviceLost(printable(str(self.lib.NVMLError(code))))
-            # A driver older than a field answers that the argument is invalid.
-            if code in _ABSENT or code == INVALID_ARGUMENT:
+                raise DeviceLost(str(self.lib.NVMLError(code)))
+            if code in _ABSENT:
                 continue
             if code != SUCCESS or kind not in _MEMBERS:
                 found[field] = None
@@ -190,30 +166,10 @@ class Xids:
         self.calls = self._events = None
 
 
-# -- fields of a board
-
-_LINK_COUNT = Field(91)
-_MOST_LINKS = 72
-
-
-def supported(calls: Calls, wanted: Sequence[Fields]) -> dict[Fields, tuple[Field, ...]]:
-    """Those that the board has: each one of all links, without the fields that it lacks."""
-    count = calls.fields([_LINK_COUNT]).get(_LINK_COUNT) or 0
-    links = range(int(count) if count <= _MOST_LINKS else 0)
-    every = {
-        way: [each._replace(scope=n) for each in way.fields for n in links]
-        if way.links
-        else way.fields
-        for way in wanted
-    }
-    has = calls.fields([field for each in every.values() for field in each])
-    found = {way: tuple(f for f in each if f in has) for way, each in every.items()}
-    return {way: each for way, each in found.items() if each}
-
-
 # -- engines
 
 _VERSION = 1
+_MIB = 1 << 20
 
 
 class GpmSamples:
@@ -231,44 +187,43 @@ class GpmSamples:
         instance = calls.instance
         self._get = ("nvmlGpmSampleGet",) if instance is None else ("nvmlGpmMigSampleGet", instance)
         self._before: Any = None
-        self._before_s = self._elapsed_s = 0.0
+        self._before_s = 0.0
         self._spare: Any = None
-        self._counted: dict[int, float] = defaultdict(float)
-        self._since_ns = wall_ns()
+        self._counted: dict[Gpm, float] = defaultdict(float)
+        self.since_ns = wall_ns()
 
-    def read(self, numbers: Sequence[int]) -> dict[int, float]:
-        """The metrics that NVML gives these numbers."""
+    def read(self, wanted: Sequence[Gpm]) -> dict[Gpm, float]:
+        """What NVML has of these; of those that count, all of it since `since_ns`."""
         if self._spare is None:
             self._spare = self._calls.guarded(self._calls.lib.nvmlGpmSampleAlloc)
         self._calls.ask(*self._get, self._spare)
         now_s = self._clock()
-        found = {} if self._before is None else self._between(numbers, self._before, self._spare)
-        self._elapsed_s = now_s - self._before_s
+        found = {} if self._before is None else self._between(wanted, self._before, self._spare)
+        for each in found:
+            if each.counts:
+                moved = found[each] * (now_s - self._before_s) * _MIB
+                # One that cannot be is not added.
+                found[each] = moved
+                if moved >= 0:
+                    self._counted[each] += moved
+                    found[each] = self._counted[each]
         self._before, self._spare, self._before_s = self._spare, self._before, now_s
         return found
 
-    def _between(self, numbers: Sequence[int], before: Any, after: Any) -> dict[int, float]:
+    def _between(self, wanted: Sequence[Gpm], before: Any, after: Any) -> dict[Gpm, float]:
         lib = self._calls.lib
         asked = lib.c_nvmlGpmMetricsGet_t()
         asked.version = _VERSION
-        asked.numMetrics = len(numbers)
+        asked.numMetrics = len(wanted)
         asked.sample1, asked.sample2 = before, after
-        for slot, number in enumerate(numbers):
-            asked.metrics[slot].metricId = number
+        for slot, each in enumerate(wanted):
+            asked.metrics[slot].metricId = each.number
         self._calls.guarded(lambda: lib.nvmlGpmMetricsGet(asked))
         return {
-            number: asked.metrics[slot].value
-            for slot, number in enumerate(numbers)
+            each: asked.metrics[slot].value
+            for slot, each in enumerate(wanted)
             if asked.metrics[slot].nvmlReturn == SUCCESS
         }
-
-    def counted(self, number: int, rate: Measurement) -> Measurement:
-        """A counter, of which NVML gives the rate. One that cannot be is NaN, and is not added."""
-        moved = rate.value * self._elapsed_s
-        if moved >= 0:
-            self._counted[number] += moved
-            moved = self._counted[number]
-        return rate._replace(value=moved, start_ns=self._since_ns)
 
     def close(self) -> None:
         """Free the samples. Call it only while NVML is open."""

@@ -33,7 +33,7 @@ _CELSIUS = Unit(most=200, least=-60)
 _MILLIWATTS = Unit(1000, 20_000_000)
 _MILLIJOULES, _NANOSECONDS, _MEGAHERTZ = Unit(1000), Unit(1e9), Unit(1e-6, 100_000)
 _MEMORY, _SIZE = Unit(most=2**50), Unit(most=2**50, least=1)
-_BYTES, _MIB_PER_S = Unit(), Unit(1 / 2**20, 2**20)
+_BYTES = Unit()
 _EVENTS = Unit(most=U32 - 1)
 _GENERATION, _LANES = Unit(most=20, least=1), Unit(most=64, least=1)
 
@@ -76,9 +76,11 @@ class Fields(NamedTuple):
 
 
 class Gpm(NamedTuple):
-    """A metric of GPM: it covers the time between two samples. Of a counter it is the rate."""
+    """A metric of GPM: it covers the time between two samples."""
 
     number: int
+    counts: bool = False
+    """It is a rate in MiB/s, and is added up to bytes."""
 
 
 Way = Call | Fields | Gpm
@@ -169,8 +171,10 @@ _CLOCKS: Ways = {"core": [_get("ClockInfo", 1)], "memory": [_get("ClockInfo", 2)
 _ACTIVE: Ways = {reason: _reason(bit) for reason, bit in _REASONS.items()}
 _DURATION: Ways = {reason: [_sum(field)] for reason, field in _DURATIONS.items()}
 _GPM: Ways = {engine: [Gpm(number)] for engine, number in _ENGINES.items()}
-_PCIE_RATE: Ways = {"transmit": [Gpm(20)], "receive": [Gpm(21)]}
-_PCIE: Ways = {"transmit": [_sum(197, wide=True)], "receive": [_sum(198, wide=True)]}
+_PCIE: Ways = {
+    "transmit": [Gpm(20, counts=True), _sum(197, wide=True)],
+    "receive": [Gpm(21, counts=True), _sum(198, wide=True)],
+}
 _NVLINK: Ways = {
     # In KiB; the fifth generation of NVLink counts the bytes of each link instead.
     "transmit": [Fields((Field(138, _ALL_LINKS),), times=1024), _sum(202, links=True)],
@@ -212,7 +216,6 @@ ROWS = (
     Row(catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, _MEGAHERTZ, _CLOCKS),
     Row(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, _YES, _ACTIVE),
     Row(catalog.OTEL_DDP_GPU_ENGINE_ACTIVE, _ROUNDED_PERCENT, _GPM, of_parts=True),
-    Row(catalog.HW_GPU_IO, _MIB_PER_S, _PCIE_RATE),
     Row(catalog.HW_GPU_IO, _BYTES, _PCIE),
     Row(catalog.OTEL_DDP_GPU_NVLINK_IO, _BYTES, _NVLINK),
     Row(catalog.OTEL_DDP_GPU_NVLINK_ERRORS, Unit(), _NVLINK_ERRORS),
