@@ -90,41 +90,25 @@ def _of_disks(vmstat: str) -> dict[str, int]:
     return {"read": found["pgpgin"] * 1024, "write": found["pgpgout"] * 1024}
 
 
-class Network:
+def _of_interfaces(files: KernelFiles, proc: Path, sys: Path) -> dict[str, int]:
     """Interfaces with hardware behind them, and a container's own one."""
+    rows = files.read(f"{proc}/net/dev", _rows) or {}
+    folder = f"{sys}/class/net"
+    moved = [row for name, row in rows.items() if _leads_out(files, f"{folder}/{name}", name)]
+    return dict(zip(("receive", "transmit"), map(sum, zip(*moved, strict=True)), strict=False))
 
-    def __init__(self, files: KernelFiles, proc: Path, sys: Path) -> None:
-        self._files = files
-        self._path = f"{proc}/net/dev"
-        self._folder = f"{sys}/class/net"
-        self._counts: dict[str, bool] = {}
-        """Whether an interface counts, by its name."""
 
-    def moved(self) -> dict[str, int] | None:
-        """By direction; None if they cannot be read. They fall when an interface is removed."""
-        rows = self._files.read(self._path, _rows)
-        if rows is None:
-            return None
-        if rows.keys() != self._counts.keys():
-            self._counts = {name: self._leads_out(name) for name in rows}
-        moved = [row for name, row in rows.items() if self._counts[name]]
-        if not moved:
-            return None
-        received, sent = map(sum, zip(*moved, strict=True))
-        return {"receive": received, "transmit": sent}
-
-    def _leads_out(self, name: str) -> bool:
-        folder = f"{self._folder}/{name}"
-        if name == _OF_CONTAINER:
-            return True
-        if not os.path.exists(f"{folder}/device"):
-            return False  # a bond, a bridge or a VLAN: the devices below them are counted
-        # Clouds put a second device below one that counts for both (Azure, virtio failover).
-        if os.path.exists(f"{folder}/master/device"):
-            return False
-        # A switch in a network card shows a representor for each of its virtual functions.
-        port = self._files.read(f"{folder}/phys_port_name", str) or ""
-        return "vf" not in port and "sf" not in port
+def _leads_out(files: KernelFiles, folder: str, name: str) -> bool:
+    if name == _OF_CONTAINER:
+        return True
+    if not os.path.exists(f"{folder}/device"):
+        return False  # a bond, a bridge or a VLAN: the devices below them are counted
+    # Clouds put a second device below one that counts for both (Azure, virtio failover).
+    if os.path.exists(f"{folder}/master/device"):
+        return False
+    # A switch in a network card shows a representor for each of its virtual functions.
+    port = files.read(f"{folder}/phys_port_name", str) or ""
+    return "vf" not in port and "sf" not in port
 
 
 def _rows(text: str) -> dict[str, tuple[int, int]]:
@@ -177,7 +161,6 @@ class Host:
         # The cgroup, the moment, and what the processors had spent by then.
         self._before: tuple[str, float, SpentS] | None = None
         self._boot_ns = boot_ns()
-        self._network = Network(self._files, proc, sys)
 
     def read(self) -> list[Measurement]:
         online = self._cores() or 0
@@ -193,7 +176,9 @@ class Host:
             *self._memory(node_bytes, memory),
             *self._pressure(groups),
             *self._moved(catalog.SYSTEM_DISK_IO, self._files.read(self._vmstat, _of_disks)),
-            *self._moved(catalog.SYSTEM_NETWORK_IO, self._network.moved()),
+            *self._moved(
+                catalog.SYSTEM_NETWORK_IO, _of_interfaces(self._files, self._proc, self._sys)
+            ),
             *infiniband(self._files, self._sys, self._boot_ns),
         ]
 
