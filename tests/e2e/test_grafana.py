@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.dashboards.links import BOARDS
+from tools.dashboards.links import BOARDS, uid
 from tools.dashboards.queries import FOLDER, panels
 from tools.stack import grafana, loki
 from tools.stack.build import Binaries
@@ -91,7 +91,7 @@ def lines(title: str) -> int:
 
 def file(title: str) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(
-        (FOLDER / f"{BOARDS[title].removeprefix('otel-ddp-')}.json").read_text()
+        (FOLDER / f"{uid(title).removeprefix('otel-ddp-')}.json").read_text()
     )
     return told
 
@@ -101,10 +101,10 @@ def test_every_panel_of_every_board_shows_something(
     title: str, looking: Browser, played: Scenario, pictures: Path
 ) -> None:
     asked = {"var_run": SHOWN[title]} if title in SHOWN else {}
-    with looking.open(BOARDS[title], lines(title), **times(played), **asked) as board:
+    with looking.open(uid(title), lines(title), **times(played), **asked) as board:
         board.open_rows()
         seen = board.panels()
-        board.keep(pictures / f"{BOARDS[title]}.png")
+        board.keep(pictures / f"{uid(title)}.png")
 
     assert len(seen) == len(list(panels(file(title))))
     counted = [each for each in seen if each.title not in MAY_BE_EMPTY]

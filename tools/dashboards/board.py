@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DashboardLinkType
-from tools.dashboards.links import BOARDS, TAG, to_the_others
+from tools.dashboards.links import TAG, to_the_others, uid
 from tools.dashboards.panels import Panel
 
 # Without it Grafana takes an xychart for one of before 11.1, and turns it into nonsense.
@@ -37,7 +37,7 @@ def board(
     """The file of one board."""
     made = (
         build.Dashboard(title)
-        .uid(BOARDS[title])
+        .uid(uid(title))
         .description(
             f"{question} Generated from tools/dashboards of otel_ddp: edits here are overwritten."
         )

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-BOARDS = {
-    "Runs": "otel-ddp-runs",
-    "Run": "otel-ddp-run",
-    "Ranks": "otel-ddp-ranks",
-    "GPUs & nodes": "otel-ddp-gpus",
-    "Compare": "otel-ddp-compare",
-    "Fleet": "otel-ddp-fleet",
-    "Goodput": "otel-ddp-goodput",
-    "Pipeline": "otel-ddp-pipeline",
-}
+BOARDS = ("Runs", "Run", "Ranks", "GPUs & nodes", "Compare", "Fleet", "Goodput", "Pipeline")
 
 # Every board has it, and by it they find each other.
 TAG = "otel-ddp"
@@ -24,8 +15,13 @@ _PLACES = ("node", "rank", "local_rank")
 _WHOSE = "${group:queryparam}&${job_type:queryparam}"
 
 
+def uid(title: str) -> str:
+    """Of a board, which its address holds."""
+    return f"{TAG}-{title.partition(' ')[0].lower()}"
+
+
 def _board(title: str) -> str:
-    return f"/d/{BOARDS[title]}?${{datasource:queryparam}}"
+    return f"/d/{uid(title)}?${{datasource:queryparam}}"
 
 
 def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str, str]]:
