@@ -16,8 +16,6 @@ _PHASES_IN_WORDS = {
     "other": "the time between the phases",
     GARBAGE: "garbage collection",
 }
-# What a stall may follow.
-_EVENTS = {"eval": "evaluation", "checkpoint": "checkpoint", "compile": "compilation"}
 
 
 # Both the bound of all ranks and the verdict on one give it.
@@ -129,22 +127,15 @@ def rounded(values: Mapping[str, Any]) -> dict[str, float]:
     return {word: round(value, 4) for word, value in values.items()}
 
 
-def recurs(evidence: Mapping[str, Any]) -> str:
-    """How often a rank stalls, and after what."""
-    often = f"about every {evidence['recurs_every']:.0f} steps"
-    event = _EVENTS.get(evidence.get("recurs_after", ""))
-    return f"after each {event}, {often}" if event else often
-
-
 def past_sentence(verdict: Verdict) -> str:
     """For people who come after it; from when to when is said beside it."""
     evidence = verdict.evidence
     where = phase_in_words(verdict.phase)
     if verdict.kind == "recurring":
         return (
-            f"{rank_name(verdict.labels)} stalled in {where} {recurs(evidence)}, for "
-            f"{duration(evidence['stall_s'])}, which cost the others "
-            f"{duration(evidence['lost_s'])} in total"
+            f"{rank_name(verdict.labels)} stalled in {where} about every "
+            f"{evidence['recurs_every']:.0f} steps, for {duration(evidence['stall_s'])}, which "
+            f"cost the others {duration(evidence['lost_s'])} in total"
         )
     if verdict.kind not in ("straggler", "imbalance"):
         return verdict.sentence

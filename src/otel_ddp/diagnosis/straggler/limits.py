@@ -128,14 +128,8 @@ RECURS_LEAST_EVERY = 4.0
 # How alike the distances between so many last stalls must be, as standard deviation by mean. Of a
 # million pauses at random one has such distances before it.
 RECURS_REGULAR, RECURS_ALIKE = 7, 0.05
-# They follow an event if this share of them does: the machine adds stalls of its own.
-RECURS_FOLLOWS = 0.8
-# Where they are not, the rank has to stall by SIGMAS more than the typical other one. That takes 29
-# stalls where that one has none. The last so many count.
-RECURS_KEPT = 200
-# The stalls of the typical other rank in that phase are at most this share of its own: the first
-# where distances are alike, which is soon seen.
-RECURS_OF_OTHERS_REGULAR, RECURS_OF_OTHERS = 0.1, 0.5
+# The stalls of the typical other rank in that phase are at most this share of its own.
+RECURS_OF_OTHERS = 0.1
 # So many of the last stalls make the figures of a verdict. It ends where these are less alike than
 # this, or where none came for so many times the longest distance.
 RECURS_SHOWN = 30
