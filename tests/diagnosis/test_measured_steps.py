@@ -167,6 +167,6 @@ def test_the_innermost_frame_of_torch_says_the_phase(file: str, function: str, p
 
 
 def test_a_process_that_ends_in_a_step_that_was_not_measured_ends_in_a_step() -> None:
-    process = EndedProcess((), "killed", 7, "unmeasured", NOW, NOW, NOW)
+    process = EndedProcess((), "killed", 7, "unmeasured", NOW, NOW)
 
     assert how_it_ended(process) == "was killed in a step after step 7"

@@ -30,7 +30,7 @@ TICK_S = 0.5
 
 
 def ended(labels: Labels, at_ns: int) -> EndedProcess:
-    return EndedProcess(labels, "killed", None, "forward", at_ns, at_ns, at_ns)
+    return EndedProcess(labels, "killed", None, "forward", at_ns, at_ns)
 
 
 class Job:

@@ -16,7 +16,7 @@ from otel_ddp.journal.process_state import ProcessState
 
 S = 1_000_000_000
 NOW = 1_700_000_000 * S
-SENTENCE = "rank 1 (node-1) was killed in backward after step 17, 0.8 s into it: SIGKILL."
+SENTENCE = "rank 1 (node-1) was killed in backward after step 17: SIGKILL."
 DEATH: dict[str, Any] = {
     "kind": "death",
     "who": {"group": "", "run": "r", "job_type": "train", "node": "node-1", "rank": "1"},

@@ -537,7 +537,6 @@ class Process:
             state=described.state,
             step=described.step,
             phase=described.phase,
-            phase_since_ns=described.phase_since_ns,
             seen_alive_ns=alive_ns - uncertain_ns,
             ended_ns=ended_ns + uncertain_ns,
             reason=described.reason,

@@ -55,7 +55,6 @@ class EndedProcess(NamedTuple):
     """`killed` if it ended without a word, else `failed` or `finished`."""
     step: int | None
     phase: str
-    phase_since_ns: int
     seen_alive_ns: int
     ended_ns: int
     """It died between the two: the time before the look at its lock that was the last to find it
@@ -128,25 +127,16 @@ def how_it_ended(process: EndedProcess) -> str:
     else:
         verb = "was killed"
     at = "before its first step" if process.step is None else f"after step {process.step}"
-    return f"{verb} {in_phase(process.phase)} {at}{_time_in_phase(process)}"
+    return f"{verb} {in_phase(process.phase)} {at}"
 
 
-def _time_in_phase(process: EndedProcess) -> str:
-    """How long it had been in its phase, as precisely as that is known."""
-    least_s = (process.seen_alive_ns - process.phase_since_ns) / 1e9
-    most_s = (process.ended_ns - process.phase_since_ns) / 1e9
-    if most_s <= 0:
-        return ""
-    if least_s >= 0.8 * most_s:
-        return f", {about(least_s)} into it"
-    return f", less than {about(most_s)} into it"
-
-
-def why_it_ended(process: EndedProcess, sizes: bool = True) -> str:
-    """Why it ended, in full; *sizes*: with the memory that it held."""
+def why_it_ended(process: EndedProcess) -> str:
+    """Why it ended, in full."""
     cause = process.cause
     if cause.get("out_of_memory") == "kernel log":
-        return _out_of_memory_kill(cause, sizes)
+        scopes = {"node": "the node was out of memory", "memory cgroup": "its cgroup was full"}
+        scope = scopes.get(str(cause.get("out_of_memory_in")), "")
+        return "the kernel's out-of-memory killer" + (f" ({scope})" if scope else "")
     if cause.get("out_of_memory") == "cgroup events":
         kills, within = cause.get("out_of_memory_kills", 1), cause.get("out_of_memory_within_s", 0)
         return (
@@ -166,24 +156,10 @@ def why_it_ended(process: EndedProcess, sizes: bool = True) -> str:
 
 
 def short_cause(process: EndedProcess) -> str:
-    """Why it ended, in one line of bounded length."""
-    return short(why_it_ended(process))
-
-
-def short(text: str) -> str:
-    """The first line, cut where it is too long: the evidence has the whole text."""
-    line, _, rest = text.strip().partition("\n")
+    """Why it ended, in one line of bounded length: the evidence has the whole text."""
+    line, _, rest = why_it_ended(process).strip().partition("\n")
     cut = line[:_LONGEST_REASON].rstrip()
     return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut
-
-
-def _out_of_memory_kill(cause: Mapping[str, object], sizes: bool) -> str:
-    scopes = {"node": "the node was out of memory", "memory cgroup": "its memory cgroup was full"}
-    scope = scopes.get(str(cause.get("out_of_memory_in")), "")
-    resident = cause.get("resident_bytes")
-    held = f"it held {size(resident)}" if sizes and isinstance(resident, int) else ""
-    details = "; ".join(filter(None, (scope, held)))
-    return "the kernel's out-of-memory killer" + (f" ({details})" if details else "")
 
 
 def hints(process: EndedProcess) -> str:

@@ -15,7 +15,6 @@ from otel_ddp.vocabulary.words import TAKEN_BACK
 
 _MOST_INCIDENTS = 8
 _MOST_REASONS = 3
-_WATCHDOG = ". Most likely the watchdog of NCCL, which ends ranks whose collectives do not end"
 # A rank that raises may report it after the rank that lost it, and all may raise the same. So where
 # no process was killed, a verdict waits for further reports; longer where none gives a cause.
 _OTHERS_REPORT_S = 0.5
@@ -34,13 +33,11 @@ _Order = Literal["only", "time", "evidence", "unknown"]
 class _Incident:
     """Processes of a run that ended because of each other, as far as that is known."""
 
-    def __init__(self, stall: str, under_nccl: bool) -> None:
+    def __init__(self, stall: str) -> None:
         self.members: dict[Labels, EndedProcess] = {}
         self.verdict: Verdict | None = None
         self.stall = stall
         """For how long no rank had moved before, and why; empty where ranks moved."""
-        self.under_nccl = under_nccl
-        """Whether a watchdog ends ranks that stand for long."""
         self.unheard: Sequence[str] = ()
         """The nodes that are not heard."""
 
@@ -56,17 +53,12 @@ class _Incident:
         times = [process.ended_ns, *(member.ended_ns for member in self.members.values())]
         return max(times) - min(times) <= cause.FOLLOWS_S * 1e9
 
-    def update(
-        self, finished: Sequence[EndedProcess], at_work: Collection[Labels]
-    ) -> Iterator[Change]:
-        """Judge the incident again; what has changed by that.
-
-        *at_work*: the ranks that still train together.
-        """
+    def update(self, finished: Sequence[EndedProcess]) -> Iterator[Change]:
+        """Judge the incident again; what has changed by that."""
         members, before = list(self.members.values()), self.verdict
         if before is None and not _is_ready(members, finished):
             return
-        after = self.verdict = _verdict_of(members, finished, at_work, self)
+        after = self.verdict = _verdict_of(members, finished, self)
         if before is not None and (after is None or before.key != after.key):
             evidence = {**before.evidence, TAKEN_BACK: True}
             sentence = _taken_back(before, after)
@@ -82,21 +74,13 @@ class Deaths(Detector):
         self._incidents: list[_Incident] = []
         self._ended: list[EndedProcess] = []
         self._finished: dict[Labels, EndedProcess] = {}
-        self._at_work: set[Labels] = set()
-        self._under_nccl = False
         self._changes: list[Change] = []
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         """What the kernel knows of an end may come a moment after it: then it is judged again."""
-        self._under_nccl |= rank.under_nccl
         if seen.ended is not None:
-            self._at_work.discard(rank.labels)
             self._ended.append(seen.ended)
             return
-        if rank.is_beside:
-            self._at_work.discard(rank.labels)
-        else:
-            self._at_work.add(rank.labels)
         self._finished.pop(rank.labels, None)
         for incident in [*self._incidents]:
             # A restart may move ranks to other nodes.
@@ -108,9 +92,6 @@ class Deaths(Detector):
                 who, told = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
                 sentence = f"{told} {who} is at work again: the run was restarted."
                 self._changes.append(Change(incident.verdict._replace(sentence=sentence), False))
-
-    def forget(self, labels: Labels) -> None:
-        self._at_work.discard(labels)
 
     def poll(self, now_ns: int, stall: str = "", unheard: Collection[Labels] = ()) -> list[Change]:
         """All ends that were seen since the last poll are judged at once.
@@ -128,14 +109,14 @@ class Deaths(Detector):
             self._finished.pop(each.labels, None)
             incident = next((known for known in self._incidents if known.includes(each)), None)
             if incident is None:
-                incident = _Incident(stall, self._under_nccl)
+                incident = _Incident(stall)
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
             incident.members[each.labels] = each
             if incident not in touched:
                 touched.append(incident)
         for incident in touched:
             incident.unheard = sorted(dict(node).get("node", "?") for node in unheard)
-            changes += incident.update([*self._finished.values()], self._at_work)
+            changes += incident.update([*self._finished.values()])
         return changes
 
 
@@ -145,15 +126,10 @@ def _rank(labels: Labels) -> Labels:
 
 def _taken_back(before: Verdict, after: Verdict | None) -> str:
     """Why a verdict on an end was withdrawn."""
-    of_rank = "rank" in dict(before.labels)
-    who = say.rank_name(before.labels) if of_rank else "the run"
-    if after is None:
-        return f"the end of {who} was intended"
-    if not of_rank:
-        return after.sentence
-    if "rank" in dict(after.labels):
-        return f"{who} did not cause the end of the run: {after.sentence}"
-    return f"it is not known whether {who} caused the end of the run: {after.sentence}"
+    if after is not None:
+        return f"by now more is known: {after.sentence}"
+    who = say.rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
+    return f"the end of {who} was intended"
 
 
 def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess]) -> bool:
@@ -282,7 +258,6 @@ def _without_numbers(process: EndedProcess) -> str:
 def _verdict_of(
     members: list[EndedProcess],
     finished: Sequence[EndedProcess],
-    at_work: Collection[Labels],
     incident: _Incident,
 ) -> Verdict | None:
     """The verdict on processes that ended together; None where the end is no failure."""
@@ -296,7 +271,7 @@ def _verdict_of(
     if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
         # Some lost a peer and a launcher ended the others: the cause is not among them.
         first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
-        other_end = _other_end(first, members, [*finished, *left], at_work, incident.unheard)
+        other_end = _other_end(first, [*finished, *left], incident.unheard)
         sentence, word = f"{_lost_peers(first)}. {other_end}", "lost_peer"
     elif order == "unknown":
         sentence, word = _together(first)
@@ -308,8 +283,6 @@ def _verdict_of(
     if rest := [each for each in members if each not in first]:
         sentence += f". {_what_followed(first, rest)}"
     if incident.stall:
-        if incident.under_nccl and {each.cause.get("signal") for each in first} == {"SIGABRT"}:
-            sentence += _WATCHDOG
         sentence += f". Before that, no rank had moved {incident.stall}"
     phases = {each.phase for each in first}
     start_ns = members[0].ended_ns if order == "unknown" else first[0].ended_ns
@@ -342,46 +315,23 @@ def _verdict_of(
 
 def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
     """It is not known which process was first: the sentence, and the cause of all."""
-    reported = all(each.state != "killed" for each in first)
-    when = f"ended at the same moment (within {_within(first)})"
-    if reported:
-        when = f"failed within {_within(first)} of each other"
     sentence = (
-        f"{say.rank_names(each.labels for each in first)} {when}, {_where(first)}: "
-        "it is not known which was first"
+        f"{say.rank_names(each.labels for each in first)} ended within {_within(first)} of each "
+        f"other, {_where(first)}, and which was first is not known: {_causes(first)}"
     )
-    causes = {cause.why_it_ended(each, sizes=False) for each in first}
-    signals = {str(each.cause.get("signal")) for each in first}
-    if signals <= set(cause.REQUESTS):
-        sentence += f"; each: {' or '.join(sorted(signals))}"
-        sentence += ". A launcher, a scheduler or a person asked all of them to end"
-    elif len(causes) == 1:
-        sentence += f"; each: {cause.short(causes.pop())}"
-    elif reported:
-        sentence += f"; {_each_cause(first)}"
     words = {cause.cause_word(each) for each in first}
+    reported = all(each.state != "killed" for each in first)
     return sentence, words.pop() if reported and len(words) == 1 else "unknown"
 
 
 def _lost_peers(lost: Sequence[EndedProcess]) -> str:
     """They lost connections, and no process that ended here says why the other end did."""
-    if len(lost) == 1:
-        name = say.rank_name(lost[0].labels)
-        sentence = f"{name} {cause.how_it_ended(lost[0])}, because it lost a connection"
-    else:
-        names = say.rank_names(each.labels for each in lost)
-        when = f"within {_within(lost)}, {_where(lost)}"
-        sentence = f"{names} failed {when}, because they lost connections"
-    same = len(set(map(_without_numbers, lost))) == 1
-    return f"{sentence}: {cause.short(lost[0].reason) if same else _each_cause(lost)}"
+    names = say.rank_names(each.labels for each in lost)
+    return f"{names} failed {_where(lost)}, because of lost connections: {_causes(lost)}"
 
 
 def _other_end(
-    lost: Sequence[EndedProcess],
-    members: Sequence[EndedProcess],
-    finished: Sequence[EndedProcess],
-    at_work: Collection[Labels],
-    unheard: Sequence[str],
+    lost: Sequence[EndedProcess], finished: Sequence[EndedProcess], unheard: Sequence[str]
 ) -> str:
     """Where the peer may be that they lost, as far as that is known."""
     if unheard:
@@ -390,11 +340,12 @@ def _other_end(
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
     # Not an evaluator that ended as well: it has a world of its own.
-    finished = [each for each in finished if each.world_size in (None, world)]
     left = [
         each
         for each in finished
-        if soonest - cause.FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
+        if each.world_size in (None, world)
+        and soonest - cause.FOLLOWS_S * 1e9 <= each.ended_ns
+        and each.seen_alive_ns <= latest
     ]
     if left:
         has = say.verb(left, "has", "have")
@@ -402,13 +353,7 @@ def _other_end(
         if any("exit_code" not in e.cause for e in left):
             text += ", with an exit code that is not known"
         return say.capitalized(text)
-    if not 0 < world <= len({*at_work, *(each.labels for each in (*members, *finished))}):
-        return "No rank here reports another cause: it is on another node, or in the network"
-    if at_work:
-        # Their node may have gone this second: it takes some to notice.
-        was, it_was = say.verb(at_work, "was", "were"), say.verb(at_work, "it was", "they were")
-        return f"{say.capitalized(say.rank_names(at_work))} {was} there when {it_was} last heard"
-    return "All ranks are known here, and none reports another cause"
+    return "No rank reports another cause: look at other nodes, and at the network"
 
 
 def _within(processes: Sequence[EndedProcess]) -> str:
@@ -427,20 +372,11 @@ def _where(processes: Sequence[EndedProcess]) -> str:
 
 def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) -> str:
     """What became of the other ranks, in a sentence or two."""
-    killed = [each for each in others if each.state == "killed"]
     parts = []
-    if killed:
+    if killed := [each for each in others if each.state == "killed"]:
         after_s = (max(each.ended_ns for each in killed) - first[0].ended_ns) / 1e9
         when = f" within {say.about(after_s)}" if after_s > 0 else ""
-        text = say.rank_names(e.labels for e in killed)
-        asked = all(each.cause.get("signal") in cause.REQUESTS for each in killed)
-        if asked and len(first) > 1 and not any(map(cause.guilt, first)):
-            # Several were asked at once, and these take longer to end.
-            parts.append(f"{text} followed{when}")
-        elif asked:
-            parts.append(f"the launcher ended {text} after it{when}")
-        else:
-            parts.append(f"{text} ended after it{when}, as a launcher ends the rest of a run")
+        parts.append(f"{say.rank_names(e.labels for e in killed)} followed{when}")
     if lost := [each for each in others if cause.manner(each) == "lost_peer"]:
         its = say.verb(lost, "its connection", "their connections")
         parts.append(f"{say.rank_names(e.labels for e in lost)} lost {its} and failed")
@@ -457,8 +393,10 @@ def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) ->
     return say.capitalized("; ".join(parts))
 
 
-def _each_cause(processes: Sequence[EndedProcess]) -> str:
-    """The causes of the first few, each with its rank."""
+def _causes(processes: Sequence[EndedProcess]) -> str:
+    """The cause of all; if they differ those of the first few, each with its rank."""
+    if len(set(map(cause.short_cause, processes))) == 1:
+        return cause.short_cause(processes[0])
     shown = processes[:_MOST_REASONS]
     parts = [f"{say.rank_names([each.labels])}: {cause.short_cause(each)}" for each in shown]
     if more := len(processes) - len(shown):
