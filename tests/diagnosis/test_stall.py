@@ -643,10 +643,7 @@ def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil() -> 
     _, verdict = job.stalls_after()
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
-    assert verdict.sentence.partition(": ")[2].startswith(
-        "rank 0 waits in a collective; the launch queue of rank 1 is full, where otel_ddp itself "
-        "waits for a place: what the device is in cannot be asked. Look at the network"
-    )
+    assert "; the launch queue of rank 1 is full. Look at the network" in verdict.sentence
 
 
 @pytest.mark.parametrize(("phase", "limit_s"), [("other", 600), ("data", 60)])

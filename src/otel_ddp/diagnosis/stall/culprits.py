@@ -41,13 +41,10 @@ _ADVICE = {
     "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
     "and the GPUs' errors.",
     "unheard": "Look whether the node is still there: its power, its kernel, the network to it.",
-    # pytorch#143890, TransformerEngine#1353.
-    "untimed": "To know which devices are in it, set TORCH_NCCL_ENABLE_TIMING=1 before the process "
-    "group is made, but not where CUDA_DEVICE_MAX_CONNECTIONS=1 is set: there it keeps "
-    "communication from overlapping with computation.",
     "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
     "that need not finish daemons.",
 }
+_LOOK = "Look at its stack: `otel-ddp stacks`."
 # By phase, of a rank that others wait for.
 _OF_PHASE = {
     "data": "Look at its data loader and at what that reads from.",
@@ -55,12 +52,9 @@ _OF_PHASE = {
     "take longer.",
     "eval": 'Look at its evaluation; say phase("eval", expect_s=...) where it may take longer.',
     "compile": "Compilation takes long: look at its log (TORCH_LOGS=recompiles).",
+    "other": f'{_LOOK} If that is an evaluation or a checkpoint, say so: phase("eval") and '
+    'phase("checkpoint") may take longer.',
 }
-_LOOK = "Look at its stack: `otel-ddp stacks`."
-_SAY_SO = (
-    ' If that is an evaluation or a checkpoint, say so: phase("eval") and phase("checkpoint") may '
-    "take longer."
-)
 
 
 class Findings(NamedTuple):
@@ -134,9 +128,7 @@ def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
     why = []
     for each, cause in found:
         kernel, more = each.known.kernel, ""
-        if cause == "gil":
-            more = f" and {each.doing or 'does not return'}"
-        elif cause == "uninterruptible" and kernel is not None and kernel.waits_in:
+        if cause == "uninterruptible" and kernel is not None and kernel.waits_in:
             more = f" ({kernel.waits_in})"
         why.append(f"{each.name}, {_at(each)}, {_DISABLED[cause][0]}{more}")
     causes = list(dict.fromkeys(cause for _, cause in found))
@@ -216,7 +208,7 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
     why = [_activity(each) + gaps.get(each.labels, "") for each in culprits]
     why += _waits(living, culprits)
     cause = "not_reached" if late else "crossed"
-    advice = _advice(late[0], others_wait=True) if late else _ADVICE[cause]
+    advice = _advice(late[0]) if late else _ADVICE[cause]
     return _findings(cause, living, culprits, why, advice)
 
 
@@ -298,15 +290,15 @@ def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
         return found
     waits = _waits(living, culprits)
     why = [*map(_activity, culprits), *waits]
-    advice = _advice(culprits[0], others_wait=bool(waits))
-    return _findings("not_reached" if waits else "long_phase", living, culprits, why, advice)
+    cause = "not_reached" if waits else "long_phase"
+    return _findings(cause, living, culprits, why, _advice(culprits[0]))
 
 
 # -- all living ranks wait, and all have come equally far
 
 
 def _waiting(living: Sequence[Suspect]) -> str:
-    return f"{_ranks(living)} {verb(living, 'waits', 'wait')} in the same collective"
+    return f"{_ranks(living)} {verb(living, 'waits', 'wait')}"
 
 
 def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | None:
@@ -317,62 +309,36 @@ def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | Non
         return None
     states = {each.position.state for each in culprits}
     did = states.pop() if states in ({"failed"}, {"finished"}) else "died"
-    why = [_waiting(living), f"{_ranks(culprits)} {did} before it"]
+    why = [_waiting(living), f"{_ranks(culprits)} {did}"]
     return _findings("dead" if dead else "finished", living, culprits, why, _ADVICE["gone"])
 
 
 def _none_of_these(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings:
     """They wait for another node, or for the collective itself."""
-    waiting, advice = _waiting(living), _ADVICE["backend"]
+    waiting = _waiting(living)
     if max((each.position.world or 0 for each in living), default=0) > len(living) + len(ended):
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
         return _findings("elsewhere", living, (), why, _ADVICE["elsewhere"])
-    if full := [each for each in living if each.has_full_queue]:
-        others = [each for each in living if each not in full]
-        why = (
-            [f"{_ranks(others)} {verb(others, 'waits', 'wait')} in a collective"] if others else []
-        )
-        why.append(
-            f"the launch queue of {_ranks(full)} is full, where otel_ddp itself waits for a "
-            "place: what the device is in cannot be asked"
-        )
-        return _findings("backend", living, (), why, advice)
-    if untimed := _untimed(living):
-        why = [waiting, f"it does not end ({untimed})"]
-        return _findings("backend", living, (), why, f"{_ADVICE['untimed']} {advice}")
     culprits, why = _where_it_goes_on(living)
-    return _findings("backend", living, culprits, why, advice)
-
-
-def _untimed(living: Sequence[Suspect]) -> str:
-    """The first collective under way, where torch tells of no device whether it is in one."""
-    # Gloo has all its collectives as scheduled, also those that have ended.
-    under_way = [
-        one for each in living for one in each.known.collectives if one.op.startswith("nccl:")
-    ]
-    if {one.state for one in under_way} != {_SCHEDULED}:
-        return ""
-    first = min(under_way, key=lambda one: one.number)
-    return f"{first}, collective number {first.number}"
+    return _findings("backend", living, culprits, why, _ADVICE["backend"])
 
 
 def _where_it_goes_on(living: Sequence[Suspect]) -> tuple[list[Suspect], list[str]]:
     """The ranks on which a collective goes on that has ended on others, and what to say of it."""
     for group, number, entered in _entered(living):
-        started = [(each, one) for each, one in entered if one.state == _STARTED]
-        if not started:
-            continue
-        inside = [each for each, _ in started]
-        what = f"{started[0][1]}, collective number {number}"
-        if done := [
+        inside = [each for each, one in entered if one.state == _STARTED]
+        done = [
             each
             for each in living
             if any(g.name == group and (g.completed or 0) >= number for g in each.known.groups)
-        ]:
+        ]
+        if inside and done:
+            what = f"{entered[0][1]}, collective number {number}"
             return inside, [f"{what}, has ended on {_ranks(done)} and goes on on {_ranks(inside)}"]
-        if len(inside) == len(living):
-            return [], [_waiting(living), f"all devices are in it ({what})", "it does not end"]
-    return [], [_waiting(living), "it does not end"]
+    why = [_waiting(living), "none is known to hold up the others"]
+    if full := [each for each in living if each.has_full_queue]:
+        why.append(f"the launch queue of {_ranks(full)} is full")
+    return [], why
 
 
 # -- in words
@@ -407,13 +373,9 @@ def _waits(living: Sequence[Suspect], culprits: Sequence[Suspect]) -> list[str]:
     return [f"{_ranks(others)} {verb(others, 'waits', 'wait')} for {verb(culprits, 'it', 'them')}"]
 
 
-def _advice(each: Suspect, *, others_wait: bool) -> str:
+def _advice(each: Suspect) -> str:
     """What to look at."""
-    if each.known.has_left:
-        return _ADVICE["left"]
-    phase = each.position.phase
-    say_so = _SAY_SO if phase == "other" and others_wait else ""
-    return _OF_PHASE.get(phase, _LOOK) + say_so
+    return _ADVICE["left"] if each.known.has_left else _OF_PHASE.get(each.position.phase, _LOOK)
 
 
 def _at(each: Suspect) -> str:

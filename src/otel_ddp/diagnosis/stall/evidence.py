@@ -47,11 +47,6 @@ class Group(NamedTuple):
     """How many of them are sends and receives; None: that is not known."""
 
     @property
-    def collectives(self) -> int | None:
-        """How many of them are collectives, as far as that is known."""
-        return None if self.enqueued is None else self.enqueued - (self.sends or 0)
-
-    @property
     def device_completed(self) -> int | None:
         """The number of the last one that the device has done. Gloo's counts are not reliable."""
         return self.completed if "nccl" in self.backend else None
