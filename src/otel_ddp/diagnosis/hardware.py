@@ -42,15 +42,9 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
     if others:
         more["others_waited_for_core_s"] = round(others_s, 6)
         compared = f", the others for {duration(others_s)}"
-    is_taken, where = (
-        "Its core is taken: in each step it",
-        "on its cores, and how it is bound to them",
-    )
-    if is_node:
-        is_taken, where = "Its cores are taken: in each step its typical rank", "on this node"
     advice = (
-        f"{is_taken} is ready to run and has no core for {duration(mine_s)}{compared}. Look at "
-        f"what else runs {where}."
+        f"Its core is taken: in each step {'its typical rank' if is_node else 'it'} is ready to "
+        f"run and has no core for {duration(mine_s)}{compared}. Look at what else runs there."
     )
     return verdict._replace(sentence=sentence_of(verdict, advice), evidence={**evidence, **more})
 

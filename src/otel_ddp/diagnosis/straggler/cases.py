@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from otel_ddp.diagnosis.straggler import limits, rule
@@ -188,7 +188,7 @@ class Cases:
         for each in named:
             self._continue(each, look)
         for each in opening:
-            self._begin(each, look, named)
+            self._begin(each, look)
 
     def _late_nodes(self, look: _Look) -> list[Late]:
         """Those without a verdict yet."""
@@ -245,35 +245,24 @@ class Cases:
         """How many ranks of the whole job wait for it."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
-    def _charge(self, late: Late, wait_s: float, steps: int, before: int = 0) -> float:
-        """For so many of the last steps, but for those *before* was charged for.
+    def _charge(self, late: Late, wait_s: float, steps: int) -> float:
+        """Each of the others has waited *wait_s* in each of so many of the last steps.
 
-        Each of the others has waited *wait_s* in each. Its ranks answer for that in equal parts.
+        Its ranks answer for that in equal parts.
         """
-        many = self.window.stand_for(steps) - self.window.stand_for(before)
-        more_s = wait_s * many * self._others(late)
+        more_s = wait_s * self.window.stand_for(steps) * self._others(late)
         for at in late.members:
             labels = self.ranks.units[at].labels
             self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s / len(late.members)
         return more_s
 
-    def _begin(self, late: Late, look: _Look, named: Sequence[Late]) -> None:
-        """*named*: the late ones that have a verdict already, and have been charged."""
+    def _begin(self, late: Late, look: _Look) -> None:
         labels, length = late.labels, late.length
-        late_s = look.excesses_s(length)
-        charged_s = _latest_s([late_s[each.labels] for each in named])
-        left_s = max(_latest_s(late_s.values()) - charged_s, 0.0)
-        before = {each.labels for each in named}
-        opening_s = {each: late_s[each] for each in late_s if each not in before}
-        table = look.table(late.history, length)
-        reading = table.kind_and_phase(late.i, late.excess_s())
+        reading = look.table(late.history, length).kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         late_for = late.history.late_for(late.i, length)
-        steps = min(self._steps_since_look, late_for)
-        wait_s = _part(labels, opening_s) * left_s
-        lost_s = self._charge(late, wait_s, late_for, steps)
-        lost_s += self._charge(late, _share_s(labels, late_s), steps)
-        case.add(late, late_for, lost_s)
+        wait_s = _share_s(labels, look.excesses_s(length))
+        case.add(late, late_for, self._charge(late, wait_s, late_for))
         case.usual_s = late.excess_s()
         case.verdict = case.with_cost()
         self._open[labels] = case
@@ -355,24 +344,11 @@ class Cases:
             self.close(labels)
 
 
-# -- what the other ranks have waited for each of several late ones
-
-
 def _share_s(one: Labels, late_s: Mapping[Labels, float]) -> float:
     """The wait per step that this late unit answers for.
 
     The others wait for the latest one only. Where several are late, they share that wait in
     proportion to their excesses, which *late_s* has.
     """
-    return _part(one, late_s) * _latest_s(late_s.values())
-
-
-def _part(one: Labels, late_s: Mapping[Labels, float]) -> float:
-    """The share of this late unit in the excesses of all late ones."""
-    total_s = sum(max(each_s, 0.0) for each_s in late_s.values())
-    return max(late_s[one], 0.0) / total_s if total_s else 0.0
-
-
-def _latest_s(excesses_s: Collection[float]) -> float:
-    """The excess of the latest one."""
-    return max([0.0, *excesses_s])
+    excesses_s = [max(each_s, 0.0) for each_s in late_s.values()]
+    return max(late_s[one], 0.0) * max(excesses_s) / (sum(excesses_s) or 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import (
     duration,
     percent,
@@ -20,47 +19,27 @@ from otel_ddp.diagnosis.straggler.window import Late
 from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind
 
+_CORES = "Look at this rank's cores: what else runs on them, how it is bound to them, their clocks."
 _ADVICE = {
     **{word: PHASE[word].advice for word in WORK_PHASES},
-    "compute": "Look at this rank's device: clocks, heat, power, other users of it.",
-    "mixed": "Look at what else runs on this rank's cores and device.",
+    "compute": _CORES,
+    "mixed": _CORES,
     "imbalance": "Look at how batches are divided among the ranks.",
 }
 # Better advice in these phases, where it is known which side is late. On the host: its device is
 # idle meanwhile, or has no more to do than was launched at the moment.
 _KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
 _ADVICE_BY_SIDE = {
-    "host": "Its device waits for launches: look at this rank's cores, at what else runs on them, "
-    "and at its garbage collection.",
-    "device": "The device itself is slower: look at its clocks, heat, power, and other users of "
-    "it.",
-    "unclear": "Its host launches late, or its device is slower: which one is not known. Look at "
+    "host": f"The device waits for launches. {_CORES}",
+    "device": "The device is slower. Look at this rank's clocks, heat and power, and at what else "
+    "uses the device.",
+    "unclear": "The host launches late, or the device is slower: which one is not known. Look at "
     "this rank's cores, and at its device's clocks and heat.",
 }
 _ADVICE_WHERE_IT_WAITS = (
     "Its host alone waits for its device in each step, as `.item()`, printing a loss or a "
     "synchronisation makes it, and its device idles until more is launched: ask more rarely."
 )
-# Better advice where no device works for the rank.
-_ADVICE_WITHOUT_DEVICE = {
-    "compute": "Look at this rank's cores: what else runs on them, how it is bound to them, their "
-    "clocks.",
-    "mixed": "Look at what else runs on this rank's cores.",
-}
-# Of a node: what its ranks have in common.
-_NODE_ADVICE = {
-    "data": "Look at this node's storage and network, and at the cores that its loaders have.",
-    "other": "Look at this node's cores, network and storage: copies, logging, what else runs on "
-    "it.",
-    "imbalance": _ADVICE["imbalance"],
-}
-_NODE_ADVICE_BY_SIDE = {
-    "host": "Their devices wait for launches: look at this node's processors: clocks, power "
-    "settings, what else runs on it.",
-    "device": "The devices themselves are slower: look at this node's cooling, power and clocks, "
-    "and at other users of its devices.",
-}
-_USUAL_NODE_ADVICE = "Look at this node's clocks, heat, power, and at what else runs on it."
 
 
 def side_of(verdict: Verdict) -> str:
@@ -110,11 +89,7 @@ def evidence_of(
     if (one_of := window.one_of(length)) > 1:
         evidence["one_of"] = one_of
     if len(ranks) > 1:
-        # What each of its ranks needs more than those of the typical other node.
-        each_ns = history.rank_excesses_ns(i, late.members, length)
         evidence["ranks"] = list(map(rank_number, ranks))
-        late_s = [round(median(ns) / 1e9, 6) for ns in each_ns]
-        evidence["excess_s_by_rank"] = dict(zip(evidence["ranks"], late_s, strict=True))
     if side:
         evidence["side"] = side
     if table.waits_alone(i, phase):
@@ -158,16 +133,12 @@ def _what_if(verdict: Verdict) -> str:
 def _advice(verdict: Verdict) -> str:
     word = "imbalance" if verdict.kind == "imbalance" else verdict.phase
     side = side_of(verdict) if word in _KERNELS else ""
+    advice = _ADVICE_BY_SIDE[side] if side else _ADVICE[word]
     if "ranks" in verdict.evidence:
-        by_side = _NODE_ADVICE_BY_SIDE if side else _NODE_ADVICE
-        return by_side.get(side or word, _USUAL_NODE_ADVICE)
+        return advice.replace("this rank", "this node")
     if side in ("host", "unclear") and "waits_for_device" in verdict.evidence:
         return _ADVICE_WHERE_IT_WAITS
-    if side:
-        return _ADVICE_BY_SIDE[side]
-    usual = _ADVICE[word]
-    on_device = verdict.evidence["clock"] == "device"
-    return usual if on_device else _ADVICE_WITHOUT_DEVICE.get(word, usual)
+    return advice
 
 
 def _size(verdict: Verdict) -> str:
@@ -187,15 +158,12 @@ def _unequal_work(verdict: Verdict) -> str:
 
 
 def _lateness(verdict: Verdict) -> str:
-    need, late, how = "it needs", "it is late", ""
-    if late_s := verdict.evidence.get("excess_s_by_rank"):
-        need, late, how = f"its {len(late_s)} ranks need", "they are late", ", all alike"
-        latest = max(late_s, key=late_s.__getitem__)
-        if limits.NODE_ALIKE * late_s[latest] > min(late_s.values()):
-            how = f", and rank {latest} the most, {duration(late_s[latest])} in total"
+    need, late = "it needs", "it is late"
+    if ranks := verdict.evidence.get("ranks"):
+        need, late = f"its {len(ranks)} ranks need", "they are late"
     return (
         f"{unit_name(verdict.labels)} keeps the others waiting: {need} "
-        f"{duration(_longer_s(verdict))} longer in {phase_in_words(verdict.phase)}{how}; in total "
+        f"{duration(_longer_s(verdict))} longer in {phase_in_words(verdict.phase)}; in total "
         f"{late} by {_size(verdict)}"
     )
 
