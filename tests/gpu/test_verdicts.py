@@ -392,10 +392,10 @@ def test_the_host_that_asks_alone_is_the_reason_where_that_costs_much(
         assert verdict["who"]["rank"] == "0"
         assert verdict["phase"] in ("forward", "compute", "mixed")
         assert verdict["evidence"]["side"] in ("host", "unclear")
-        assert verdict["evidence"]["waits_for_device"]
-        # On a busy machine its core may be the better advice.
-        said = "Its host alone waits for its device in each step"
-        assert said in verdict["sentence"] or "waited_for_core_s" in verdict["evidence"]
+        # On a busy machine its core may be the better reason.
+        if "waited_for_core_s" not in verdict["evidence"]:
+            assert verdict["evidence"]["waits_for_device"]
+            assert "Its host alone waits for its device in each step" in verdict["sentence"]
 
 
 HANGS_AT = 60
