@@ -18,7 +18,7 @@ PINNED = {
     ("runs", 2): "c0f5359ff663dd70",
     ("report", 7): "0b2308dbccbe65e9",
     ("goodput", 2): "3a03bd34386c8fdc",
-    ("compare", 4): "4e052a96286dedbe",
+    ("compare", 5): "9fa08a61d7c66fa8",
     ("stacks", 1): "add94b0d7e572e29",
     ("verdicts", 3): "c305617cf94702d5",
     ("curves", 1): "da1afd1dc3be4d0d",

@@ -12,25 +12,14 @@ import pytest
 
 from histories import write_history
 from history.noisy_runs import noisy_side
-from otel_ddp.cli.compare import titles
 from otel_ddp.history import blocks
-from otel_ddp.history.compare import Comparison, Row, Side, Used, load, of_run, percent
-from otel_ddp.history.compare import compare as compare_runs
+from otel_ddp.history.compare import Comparison, Row, Side, Used, compare, load, of_run, percent
 from otel_ddp.history.directory import NotFound, find_run
-
-
-def compare(before: Side, after: Side) -> Comparison:
-    return compare_runs([before], [after])
 
 
 @cache
 def usual(seed: int) -> Side:
     return noisy_side(seed)
-
-
-def loaded(words: str, folder: Path) -> Side:
-    [only] = load(words, folder)
-    return only
 
 
 def row(found: Comparison, name: str) -> Row:
@@ -93,7 +82,7 @@ def test_a_large_change_that_may_be_chance_is_told_with_the_reason() -> None:
     rows = [Row("step_time", "s", "min", 0.0395, 0.0729, 0.2)]
     used = Used(100, 10, 0, 0)
 
-    found = Comparison([], [], (used, used), rows, [], [])
+    found = Comparison(usual(1), usual(2), (used, used), rows, [], [])
 
     assert found.conclusion == (
         "no significant difference: step_time +84.6 % may be chance, as the pace within these runs "
@@ -191,48 +180,16 @@ def test_several_tests_need_more_evidence_each() -> None:
     assert blocks.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-# -- several runs on a side
-
-
-def runs(*seeds: int, pace: float = 1.0, apart: float = 0.0) -> list[Side]:
-    """Runs of this pace, each *apart* from the one before."""
-    paces = [pace * (1 + apart * (at - len(seeds) // 2)) for at in range(len(seeds))]
-    return [
-        noisy_side(seed, slower=dict.fromkeys(("data", "forward", "backward"), factor))
-        for seed, factor in zip(seeds, paces, strict=True)
-    ]
-
-
 def test_a_step_that_is_slower_in_all_phases_alike_may_be_another_machine() -> None:
     # Two runs alone differ by more than their own steps do, but their pace changes too.
-    little = compare_runs(runs(1), runs(2, pace=1.1))
-    much = compare_runs(runs(1), runs(2, pace=1.4))
+    little, much = (
+        compare(usual(1), noisy_side(2, slower=dict.fromkeys(("data", "forward", "backward"), by)))
+        for by in (1.1, 1.4)
+    )
 
     assert row(little, "step_time").verdict == ""
     assert row(much, "step_time").verdict == "worse"
-    assert "One run on each side" in " ".join(much.notes())
-
-
-def test_runs_that_differ_by_themselves_prove_nothing_by_one_of_them() -> None:
-    several = compare_runs(runs(1, 3, 5, 7, 9, apart=0.1), runs(2, pace=1.1))
-
-    assert row(several, "step_time").verdict == ""
-    assert "p: by whole runs" in " ".join(several.notes())
-
-
-def test_several_runs_find_what_is_more_than_they_differ() -> None:
-    found = compare_runs(runs(1, 3, 5, 7, 9, apart=0.005), runs(2, 4, 6, pace=1.1, apart=0.005))
-
-    assert row(found, "step_time").verdict == "worse"
-    assert "One run on each side" not in " ".join(found.notes())
-    assert titles(found.before) == "run-1, run-3, run-5, run-7, run-9 (5 runs)"
-    assert found.used[0].warm_up == 75
-
-
-def test_three_runs_are_too_few() -> None:
-    found = compare_runs(runs(1, 3), runs(2))
-
-    assert row(found, "step_time").untested == "too few runs"
+    assert "equal runs differ as well" in " ".join(much.notes())
 
 
 # -- where runs come from
@@ -254,11 +211,9 @@ def test_the_steps_of_two_nodes_are_one_run(tmp_path: Path) -> None:
 def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", group="g")
 
-    titles = {loaded(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))}
-    both = load("r, g/r", tmp_path)
+    titles = {load(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))}
 
     assert titles == {"g/r"}
-    assert [each.title for each in both] == ["g/r", "g/r"]
 
 
 def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:
@@ -266,9 +221,9 @@ def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:
     write_history(tmp_path, "r", group="h")
 
     with pytest.raises(NotFound, match="g/r, h/r"):
-        loaded("r", tmp_path)
+        load("r", tmp_path)
     with pytest.raises(NotFound, match="several runs"):
-        loaded(str(tmp_path), tmp_path)
+        load(str(tmp_path), tmp_path)
 
 
 def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
@@ -277,7 +232,7 @@ def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
         about = {"config": {"lr": lr, "batch": batch}, "environment": environment}
         write_history(tmp_path, name, ranks=ranks, about=about)
 
-    found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
+    found = compare(load("a", tmp_path), load("b", tmp_path))
 
     assert ("ranks", "4", "2") in found.conditions
     assert ("gpus", "4 x H100", "2 x H100") in found.conditions
@@ -289,7 +244,7 @@ def test_two_versions_of_rocm_are_a_difference(tmp_path: Path) -> None:
     for name, runtime in (("a", "ROCm 6.2.41134"), ("b", "ROCm 6.4.43482")):
         write_history(tmp_path, name, about={"environment": {"device_runtime": runtime}})
 
-    found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
+    found = compare(load("a", tmp_path), load("b", tmp_path))
 
     assert found.conditions == [("device_runtime", "ROCm 6.2.41134", "ROCm 6.4.43482")]
 
@@ -298,7 +253,7 @@ def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
     write_history(tmp_path, "a", steps=5000, ranks=1, seed=1)
     write_history(tmp_path, "b", steps=5000, ranks=1, seed=2, slower={"backward": 1.03})
 
-    found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
+    found = compare(load("a", tmp_path), load("b", tmp_path))
 
     assert verdicts(found)["backward"] == "worse"
     assert "forward" not in verdicts(found)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from otel_ddp.cli.options import history_directory
 from otel_ddp.cli.text import print_answer, print_json
 from otel_ddp.history import compare
-from otel_ddp.history.compare import Comparison, Differing, Side
+from otel_ddp.history.compare import Comparison, Differing
 from otel_ddp.history.directory import NotFound
 from otel_ddp.history.terminal import aligned, printable
 
@@ -19,9 +19,8 @@ _MOST_SETTINGS, _LONGEST_SETTING = 20, 80
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare two runs: step time, the time in each phase, and every value that both have "
-        "logged. A run is its name, a history, or a folder with one run; or several of these with "
-        "commas between them. Exit status: 0, 1 if B is worse with --fail-if-worse, 2 if the runs "
-        "cannot be compared."
+        "logged. A run is its name, a history, or a folder with one run. Exit status: 0, 1 if B is "
+        "worse with --fail-if-worse, 2 if the runs cannot be compared."
     )
     parser.add_argument("a", metavar="A", help="the run to compare with")
     parser.add_argument("b", metavar="B", help="the run that may be better or worse")
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
-    """Two sides by the words of a user; raises NotFound or reader.Unreadable.
+    """Two runs by the words of a user; raises NotFound or reader.Unreadable.
 
     *paths*: as in find_run.
     """
@@ -58,8 +57,8 @@ def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
 
 def lines(found: Comparison) -> Iterator[str]:
     """For a terminal."""
-    for letter, runs in (("A", found.before), ("B", found.after)):
-        yield f"{letter}  {printable(titles(runs))}"
+    for letter, side in (("A", found.before), ("B", found.after)):
+        yield f"{letter}  {printable(side.title)}"
     for title, differing in (
         ("These differ, and may explain what follows:", found.conditions),
         ("Settings that differ:", found.config),
@@ -76,14 +75,6 @@ def lines(found: Comparison) -> Iterator[str]:
     yield ""
     yield from map(printable, found.notes())
     yield f"Result: {printable(found.conclusion)}"
-
-
-def titles(runs: Sequence[Side]) -> str:
-    """The name of a run, or of several."""
-    names = ", ".join(each.title for each in runs[:5])
-    if len(runs) == 1:
-        return names
-    return f"{names}{', ...' if len(runs) > 5 else ''} ({len(runs)} runs)"
 
 
 def _of_both(each: Differing) -> str:

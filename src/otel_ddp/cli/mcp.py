@@ -210,8 +210,7 @@ class Questions:
         """Compare run b with run a: step time, the time in each phase, and each value that both
         have logged, with a test of whether chance explains the difference.
 
-        Each side is a run, or several with commas between them. `conclusion` is the result in one
-        sentence.
+        `conclusion` is the result in one sentence.
         """
         return compare.compared(a, b, paths=False).to_json()
 

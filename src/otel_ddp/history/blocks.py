@@ -18,7 +18,6 @@ _OUTLIERS = 2
 _FEWEST_STEPS = 40
 # Logged values are few, and further from each other.
 _FEWEST_VALUES = 5
-_FEWEST_RUNS = 4
 # Runs of the same code, on a machine that others share, differed by 4 % to 6 % from each other, and
 # their blocks by 3 %. So the variance between runs is that between blocks, times this.
 _RUNS_VARY = 3.0
@@ -59,13 +58,6 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> float | None:
     return of_values([0.0] * len(first), apart)
 
 
-def of_runs(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The same of whole runs, one number each: what differs from run to run is chance."""
-    if not first or not second or len(first) + len(second) < _FEWEST_RUNS:
-        return None
-    return _of_means(first, second, 0.0)
-
-
 def without_pauses(values: Sequence[float]) -> list[int]:
     """The positions of all values but a few that are far above the others."""
     middle = median(values)
@@ -84,7 +76,7 @@ def _means(values: Sequence[float], blocks: int) -> list[float]:
 def _of_means(
     first: Sequence[float], second: Sequence[float], runs_vary: float, outliers: int = 0
 ) -> float:
-    """By Student's t test: one variance for both sides, so one of them may be a single run.
+    """By Student's t test, with one variance for both sides.
 
     *runs_vary*: the variance between runs, as a multiple of that between these means. *outliers*:
     so many at each end are left out of their mean, and are as far from it as the next one (Yuen).

@@ -1,4 +1,4 @@
-"""Compares two runs, or several on each side: what differs, and whether chance explains it."""
+"""Compares two runs: what differs, and whether chance explains it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from otel_ddp import plain, shown
 from otel_ddp.history import blocks
 from otel_ddp.history.buckets import Bucket
-from otel_ddp.history.directory import NotFound, find_run, split_names
+from otel_ddp.history.directory import find_run
 from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
-SCHEMA = 4
+SCHEMA = 5
 """The number of its JSON."""
 _SIGNIFICANT_P = 0.01
 # Below it a change is not worth a word, however certain it is.
@@ -41,8 +41,6 @@ _CONDITIONS = (
     *("nodes", "gpus", "model", "backend", "precision", "strategy"),
     *("torch", "device_runtime"),
 )
-
-_Runs = Sequence[Sequence[Cell]]
 
 
 # -- the runs
@@ -73,19 +71,13 @@ class Side(NamedTuple):
     """Where all of its ranks are shown; empty: here."""
 
 
-def load(words: str, folder: Path, *, paths: bool = True) -> list[Side]:
-    """One run by the words of a user, or several with commas between.
+def load(words: str, folder: Path, *, paths: bool = True) -> Side:
+    """One run by the words of a user.
 
     *paths*: as in find_run. Raises NotFound or reader.Unreadable.
     """
-    named = split_names(words, folder)
-    if not named:
-        raise NotFound(f"{words!r} names no run: give one, or several with commas between.")
-    sides = []
-    for each in named:
-        with find_run(each, folder, paths=paths) as run:
-            sides.append(of_run(run))
-    return sides
+    with find_run(words, folder, paths=paths) as run:
+        return of_run(run)
 
 
 def of_run(run: WholeRun) -> Side:
@@ -186,21 +178,10 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
 
 
 def _tested(
-    row: Row,
-    first: Sequence[Sequence[float]],
-    second: Sequence[Sequence[float]],
-    test: Callable[[], float | None],
-    too_few: str,
+    row: Row, first: Sequence[float], second: Sequence[float], p: float | None, too_few: str
 ) -> Row:
-    """The row with the numbers of all runs. *test*: of one run on each side."""
-    # Each run counts once, however long it was.
-    means = [[fmean(run) for run in runs if run] for runs in (first, second)]
-    before, after = (fmean(each) if each else None for each in means)
-    if len(first) == len(second) == 1:
-        p, why_not = test(), too_few
-    else:
-        p, why_not = blocks.of_runs(*means), "too few runs"
-    return row._replace(before=before, after=after, p=p, untested=why_not if p is None else "")
+    before, after = (fmean(each) if each else None for each in (first, second))
+    return row._replace(before=before, after=after, p=p, untested=too_few if p is None else "")
 
 
 # -- steps
@@ -222,30 +203,30 @@ _MEASURES: dict[str, tuple[str, str, Callable[[Cell], float]]] = {
 }
 
 
-def step_rows(first: _Runs, second: _Runs) -> list[Row]:
+def step_rows(first: Sequence[Cell], second: Sequence[Cell]) -> list[Row]:
     """A row for each measure that both sides have; of usual steps."""
     sides = {
-        name: [[[of(cell) for cell in run] for run in runs] for runs in (first, second)]
+        name: [[of(cell) for cell in cells] for cells in (first, second)]
         for name, (_, _, of) in _MEASURES.items()
     }
 
     def is_known(name: str) -> bool:
-        runs = [any(run) for side in sides[name] for run in side]
-        return name == "step_time" or (all(runs) if name == "throughput" else any(runs))
+        known = map(any, sides[name])
+        return name == "step_time" or (all(known) if name == "throughput" else any(known))
 
     whole, *parts = (_step_row(name, *sides[name]) for name in filter(is_known, sides))
     return _corrected([whole, *(_weighed(row, whole.before or 0.0) for row in parts)])
 
 
-def _step_row(name: str, first: list[list[float]], second: list[list[float]]) -> Row:
+def _step_row(name: str, first: list[float], second: list[float]) -> Row:
     unit, better, _ = _MEASURES[name]
-    tested = first[0], second[0]
+    tested = first, second
     if name == "throughput":
         # By the time that a unit takes, so that it says what the time of a step says: a few quick
         # steps outweigh all others in a mean of units a second.
-        tested = _inverse(first[0]), _inverse(second[0])
-    test = partial(blocks.of_steps, *tested)
-    return _tested(Row(name, unit, better), first, second, test, "too few steps")
+        tested = _inverse(first), _inverse(second)
+    p = blocks.of_steps(*tested)
+    return _tested(Row(name, unit, better), first, second, p, "too few steps")
 
 
 def _inverse(values: Sequence[float]) -> list[float]:
@@ -258,10 +239,10 @@ def _weighed(row: Row, step_s: float) -> Row:
     return row._replace(matters=not is_small)
 
 
-def special_rows(before: Sequence[Side], after: Sequence[Side]) -> Iterator[Row]:
+def special_rows(before: Side, after: Side) -> Iterator[Row]:
     """What comes now and then: its share of all steps, without a test."""
     for word in UNUSUAL_PHASES:
-        one, other = (fmean(_share_of_all(s.cells, word) for s in runs) for runs in (before, after))
+        one, other = (_share_of_all(each.cells, word) for each in (before, after))
         if one or other:
             why = "not in every step"
             yield Row(word, "s", "min", one, other, untested=why, matters=False)
@@ -275,43 +256,40 @@ def _share_of_all(cells: Sequence[Cell], word: str) -> float:
 # -- values
 
 
-def value_rows(before: Sequence[Side], after: Sequence[Side]) -> list[Row]:
-    """What all runs have logged."""
-    named = [
-        [{(each.name, each.split): each for each in run.values} for run in runs]
-        for runs in (before, after)
-    ]
+def value_rows(before: Side, after: Side) -> list[Row]:
+    """What both runs have logged."""
+    others = {(each.name, each.split): each for each in after.values}
     return _corrected(
         [
-            _value_row([run[key] for run in named[0]], [run[key] for run in named[1]])
-            for key in named[0][0]
-            if all(key in run for runs in named for run in runs)
+            _value_row(each, others[key])
+            for each in before.values
+            if (key := (each.name, each.split)) in others
         ]
     )
 
 
-def _value_row(before: list[Value], after: list[Value]) -> Row:
-    until = min((max(each.means) for each in (*before, *after) if each.means), default=0)
+def _value_row(before: Value, after: Value) -> Row:
+    until = min((max(each.means) for each in (before, after) if each.means), default=0)
     since = until - until * _LAST_PART
     first, second = (
-        [{at: mean for at, mean in each.means.items() if since <= at <= until} for each in runs]
-        for runs in (before, after)
+        {at: mean for at, mean in each.means.items() if since <= at <= until}
+        for each in (before, after)
     )
-    few = min(len(first[0]), len(second[0]))
+    few = min(len(first), len(second))
     row = Row(
-        before[0].name,
+        before.name,
         "",
-        before[0].direction or after[0].direction,
-        split=before[0].split,
+        before.direction or after.direction,
+        split=before.split,
         of_value=True,
-        last=(_only([each.last for each in before]), _only([each.last for each in after])),
-        best=(_only([each.best for each in before]), _only([each.best for each in after])),
+        last=(before.last, after.last),
+        best=(before.best, after.best),
     )
     return _tested(
         row,
-        [[*run.values()] for run in first],
-        [[*run.values()] for run in second],
-        partial(_test_values, first[0], second[0]),
+        [*first.values()],
+        [*second.values()],
+        _test_values(first, second),
         f"only {few} value{'' if few == 1 else 's'} in the last part",
     )
 
@@ -321,12 +299,6 @@ def _test_values(one: dict[int, float], other: dict[int, float]) -> float | None
     if 2 * len(paired) >= max(len(one), len(other)):
         return blocks.of_pairs([one[step] for step in paired], [other[step] for step in paired])
     return blocks.of_values([*one.values()], [*other.values()])
-
-
-def _only(found: Sequence[float | None]) -> float | None:
-    """The mean over runs; None if one has none."""
-    known = [each for each in found if each is not None]
-    return fmean(known) if known and len(known) == len(found) else None
 
 
 # -- all of it
@@ -350,22 +322,16 @@ class Differing(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Two runs beside each other, or several on a side."""
+    """Two runs beside each other."""
 
-    before: list[Side]
-    after: list[Side]
+    before: Side
+    after: Side
     used: tuple[Used, Used]
-    """Of all runs of a side together."""
     rows: list[Row]
     conditions: list[Differing]
     """What makes the steps differ by itself."""
     config: list[Differing]
     """Other settings that differ."""
-
-    @property
-    def is_of_runs(self) -> bool:
-        """Whether whole runs were compared, and not steps."""
-        return len(self.before) + len(self.after) > 2
 
     @property
     def conclusion(self) -> str:
@@ -398,27 +364,25 @@ class Comparison(NamedTuple):
             counts = zip(used[1:], words, strict=True)
             left = ", ".join(f"{count} {what}" for count, what in counts if count)
             yield f"{letter}: {used.used} steps{f', without {left}' if left else ''}."
-        for letter, sides in (("A", self.before), ("B", self.after)):
-            yield from (
-                f"{letter}: {look}." for look in dict.fromkeys(s.look for s in sides) if look
-            )
-        how = "by whole runs" if self.is_of_runs else "by blocks of steps"
+        for letter, side in (("A", self.before), ("B", self.after)):
+            if side.look:
+                yield f"{letter}: {side.look}."
         yield (
-            f"p: {how}, corrected for several tests. Reported: p < {_SIGNIFICANT_P:g} and a change "
-            f"of {_LEAST_CHANGE * 100:g} % or more."
+            "p: by blocks of steps, corrected for several tests. Reported: p < "
+            f"{_SIGNIFICANT_P:g} and a change of {_LEAST_CHANGE * 100:g} % or more."
         )
-        if not self.is_of_runs and any(row.verdict and not row.of_value for row in self.rows):
+        if any(row.verdict and not row.of_value for row in self.rows):
             yield (
-                "One run on each side: where other work shares the machine, equal runs differ as "
-                "well. Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
+                "Where other work shares the machine, equal runs differ as well: train A again, "
+                "and compare A with that run."
             )
 
     def to_json(self) -> dict[str, Any]:
         """For programs and the page; docs/json.md lists the keys."""
         return {
             "schema": SCHEMA,
-            "a": [each.title for each in self.before],
-            "b": [each.title for each in self.after],
+            "a": self.before.title,
+            "b": self.after.title,
             "steps": [each._asdict() for each in self.used],
             "conditions": [each._asdict() for each in self.conditions],
             "config": [each._asdict() for each in self.config],
@@ -454,36 +418,26 @@ def percent(share: float | None) -> str:
     return f"{round(share * 100, 1) + 0.0:+.1f} %"
 
 
-def compare(before: Sequence[Side], after: Sequence[Side]) -> Comparison:
-    """All that both sides have, each one run or several."""
-    first, first_used = _usual_of_all(before)
-    second, second_used = _usual_of_all(after)
-    others = {key for side in (*before, *after) for key in side.conditions}
-    config = _differing([side.config for side in before], [side.config for side in after])
+def compare(before: Side, after: Side) -> Comparison:
+    """All that both runs have."""
+    first, first_used = _usual(before.cells)
+    second, second_used = _usual(after.cells)
+    others = before.conditions.keys() | after.conditions.keys()
+    config = _differing(before.config, after.config)
     return Comparison(
-        [*before],
-        [*after],
+        before,
+        after,
         (first_used, second_used),
         [*step_rows(first, second), *special_rows(before, after), *value_rows(before, after)],
-        _differing([side.conditions for side in before], [side.conditions for side in after]),
+        _differing(before.conditions, after.conditions),
         [each for each in config if each.name not in others],
     )
 
 
-def _differing(
-    before: Sequence[dict[str, str]], after: Sequence[dict[str, str]]
-) -> list[Differing]:
-    def words(runs: Sequence[dict[str, str]], key: str) -> str:
-        return ", ".join(sorted({each.get(key, "-") for each in runs}))
-
-    keys = dict.fromkeys(key for each in (*before, *after) for key in each)
-    found = (Differing(key, words(before, key), words(after, key)) for key in keys)
+def _differing(before: dict[str, str], after: dict[str, str]) -> list[Differing]:
+    keys = dict.fromkeys((*before, *after))
+    found = (Differing(key, before.get(key, "-"), after.get(key, "-")) for key in keys)
     return [each for each in found if each.a != each.b]
-
-
-def _usual_of_all(runs: Sequence[Side]) -> tuple[list[list[Cell]], Used]:
-    cells, used = zip(*(_usual(each.cells) for each in runs), strict=True)
-    return list(cells), Used(*map(sum, zip(*used, strict=True)))
 
 
 def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:

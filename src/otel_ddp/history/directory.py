@@ -140,14 +140,6 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     return open_run(_newest(found))
 
 
-def split_names(words: str, folder: Path) -> list[str]:
-    """The runs that *words* name with commas between them, or the one whose name has commas."""
-    known = {} if why_not_ours(folder) else _known(folder)
-    if any(words in (key[1], "/".join(key)) for key in known):
-        return [words]
-    return list(filter(None, map(str.strip, words.split(","))))
-
-
 def _path(words: str) -> Path | None:
     """The file or folder of this name; None if there is none, or none can have this name."""
     path = os.path.expanduser(words)

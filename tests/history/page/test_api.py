@@ -581,7 +581,7 @@ def test_two_runs_are_compared_as_the_command_does(tmp_path: Path, client: Clien
     told = {row["name"]: row["verdict"] for row in found["rows"] if row["verdict"]}
     steps, _ = found["tables"]
 
-    assert (found["a"], found["b"], told["forward"]) == (["sweep/a"], ["sweep/b"], "worse")
+    assert (found["a"], found["b"], told["forward"]) == ("sweep/a", "sweep/b", "worse")
     assert ["forward", "worse"] in [[row[0], row[-1]] for row in steps["rows"]]
     assert client.api("compare", run="a").status == 400
 

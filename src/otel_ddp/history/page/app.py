@@ -172,7 +172,7 @@ class App:
                 sides.append(compare.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")
-        told = compare.compare(sides[:1], sides[1:])
+        told = compare.compare(*sides)
         return {**told.to_json(), "tables": [each._asdict() for each in compare.tables(told)]}
 
     def _folders(self) -> list[Path]:
