@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -213,24 +212,3 @@ def two_attempts(began_ns: int, why: str = "rank 1 (node-0) left without a word"
         "time": {"seconds": SPENT_S, "late": late, "ranks": {}},
         "attempts": [first, {**second, "repeated_steps": 40}],
     }
-
-
-def write_profile(root: Path, group: str, run: str) -> Path:
-    """What `otel-ddp profile` leaves of ranks 3 and 0, but for the traces; its folder."""
-    folder = root / run
-    folder.mkdir(parents=True)
-    content = {
-        "run": run,
-        "group": group,
-        "asked_ns": 5,
-        "why": "rank 3 is named by a verdict",
-        "ranks": [
-            {"rank": 3, "state": "written", "file": "rank-3.json.gz"},
-            {"rank": 0, "state": "written", "file": "rank-0.json.gz"},
-            {"rank": 7, "state": "refused", "file": None},
-        ],
-        # Any program of this user can write here.
-        "files": ["rank-3.json.gz", "rank-0.json.gz", "../secret", "secret", 7],
-    }
-    (folder / "profile.json").write_text(json.dumps(content))
-    return folder

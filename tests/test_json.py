@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PINNED = {
     ("status", 8): "f6161487a1ec1918",
     ("runs", 2): "c0f5359ff663dd70",
-    ("report", 7): "0b2308dbccbe65e9",
+    ("report", 8): "d74af68f255f78cd",
     ("goodput", 2): "3a03bd34386c8fdc",
     ("compare", 5): "9fa08a61d7c66fa8",
     ("stacks", 1): "add94b0d7e572e29",

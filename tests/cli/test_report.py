@@ -27,7 +27,7 @@ def test_it_writes_a_page_and_json_of_the_newest_run(
     assert main(["report", "--out", str(out)]) == 0
 
     content = json.loads((out / "report.json").read_text())
-    assert (content["format"], content["schema"]) == ("otel_ddp report", 6)
+    assert (content["format"], content["schema"]) == ("otel_ddp report", 8)
     assert content["run"]["run"] == "new"
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     said = capsys.readouterr().out

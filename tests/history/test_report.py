@@ -129,11 +129,10 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
         steps=60,
         about={"config": {EVIL: EVIL}, "texts": {"description": EVIL}, "job_type": EVIL},
     )
-    profile = {"why": EVIL, "ranks": [0], "traces": [EVIL]}
-    beside = [{"name": EVIL, "path": EVIL, "sentence": EVIL}], [profile]
+    postmortems = [{"name": EVIL, "path": EVIL, "sentence": EVIL}]
     with find_run(str(tmp_path), tmp_path) as run:
-        report = gather(run, *beside)
-        page = page_answers.saved(run, *beside)
+        report = gather(run, postmortems)
+        page = page_answers.saved(run, postmortems)
 
     packed = re.findall(r'<script type="application/gzip" id="answers">([\w+/=]+)</script>', page)
     answers = json.loads(gzip.decompress(base64.b64decode(packed[0])))

@@ -19,7 +19,7 @@ from typing import Any
 from otel_ddp import __version__
 from otel_ddp.cli import compare, goodput, runs, stacks
 from otel_ddp.cli.options import add_directory_option, find_places, history_directory
-from otel_ddp.cli.report import beside_of
+from otel_ddp.cli.report import postmortems_of
 from otel_ddp.errors import OtelDdpError
 from otel_ddp.history import report
 from otel_ddp.history.directory import NotFound, find_run
@@ -168,7 +168,7 @@ class Questions:
         Ask `verdicts` for what is wrong with it.
         """
         with _run(run) as found:
-            return report.gather(found, *beside_of(found))
+            return report.gather(found, postmortems_of(found))
 
     def curves(
         self,

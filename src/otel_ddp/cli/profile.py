@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -13,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import __version__, files, plain
+from otel_ddp import files, plain
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, named_ranks, print_answer
 from otel_ddp.errors import ConfigError, OtelDdpError
-from otel_ddp.history import beside
 from otel_ddp.journal.layout import ASK_SUFFIX, MOST_PROFILED_STEPS, PROFILE_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -30,6 +30,7 @@ _WAIT_S = 120.0
 _LONGEST_STEP_S = 600.0
 _POLL_S = 0.05
 _LARGEST_ANSWER = 64 * 1024
+_LONGEST_NAME = 80
 
 
 class NotFound(OtelDdpError):
@@ -57,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", dest="of_run", default="", help="the run, if several have such a rank"
     )
-    parser.add_argument(
-        "--out", type=Path, help=f"where the folder is made (default: {beside.profile_directory()})"
-    )
+    parser.add_argument("--out", type=Path, help=f"where the folder is made (default: {_root()})")
     add_directory_option(parser)
 
 
@@ -84,11 +83,16 @@ def run(options: argparse.Namespace) -> int:
     windows = [Window(each, folder) for each in chosen]
     print(f"profile of run {cell(chosen[0].process.run)}: {why}")
     _record(windows, options.steps)
-    return _report(folder, why, windows, options.steps)
+    return _report(folder, windows)
+
+
+def _root() -> Path:
+    """On a disk, as post-mortems are: a trace is much larger than a journal."""
+    return files.default_root() / "profiles"
 
 
 def _make_folder(out: Path | None, run_name: str) -> Path:
-    root = beside.profile_directory()
+    root = _root()
     if out is None:
         files.make_kept(root)
     else:
@@ -96,7 +100,8 @@ def _make_folder(out: Path | None, run_name: str) -> Path:
         root.mkdir(parents=True, exist_ok=True)
     seconds, ns = divmod(time.time_ns(), 10**9)
     at = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
-    folder = root / beside.profile_name(run_name, f"{at}-{ns // 1_000_000:03}")
+    safe = re.sub(r"[^\w.-]+", "-", run_name).strip(".-")[:_LONGEST_NAME]
+    folder = root / f"{safe or 'run'}-{at}-{ns // 1_000_000:03}"
     folder.mkdir(0o700)
     return folder
 
@@ -129,31 +134,19 @@ def _said(window: Window) -> str:
     return f"{'failed' if window.state == 'failed' else 'not profiled'}: {window.why}"
 
 
-def _report(folder: Path, why: str, windows: Sequence[Window], steps: int) -> int:
+def _report(folder: Path, windows: Sequence[Window]) -> int:
     written = [each for each in windows if each.state == "written"]
     if not written:
         shutil.rmtree(folder, ignore_errors=True)
         return 1
     try:
-        kept = {each: each.keep() for each in written}
+        kept = [each.keep() for each in written]
     except OSError as error:
         print(f"A trace in {folder} cannot be compressed: {error}.", file=sys.stderr)
         return 1
-    content = {
-        "version": __version__,
-        "run": windows[0].rank.process.run,
-        "group": windows[0].rank.process.group,
-        "asked_ns": windows[0].asked_ns,
-        "asked_steps": steps,
-        "why": why,
-        "ranks": [{**each.answer(), "file": kept.get(each)} for each in windows],
-        "files": list(kept.values()),
-    }
-    # Whole at once: page and report may look at any moment.
-    files.replace(folder / beside.PROFILE, json.dumps(content, indent=1))
     opened = "Open them side by side" if len(kept) > 1 else "Open it"
     late = "; what takes longer in the first makes its rank late" if len(kept) > 1 else ""
-    shown = [str(folder), *(f"  {name}" for name in kept.values())]
+    shown = [str(folder), *(f"  {name}" for name in kept)]
     shown.append(f"{opened} in https://ui.perfetto.dev or chrome://tracing{late}.")
     print_answer("\n".join(["", *shown]))
     return 0 if len(written) == len(windows) else 1
@@ -290,13 +283,6 @@ class Window:
     @property
     def _is_over(self) -> bool:
         return self.state not in ("waiting", "recording")
-
-    def answer(self) -> dict[str, Any]:
-        """How it ended, for `profile.json`."""
-        process = self.rank.process
-        who = {"rank": self.rank.rank, "node": process.node, "pid": process.pid}
-        names = ("state", "why", "steps", "first_step")
-        return who | {name: getattr(self, name) for name in names}
 
     def keep(self) -> str:
         """Compress the trace; returns the name of its file. Raises OSError."""

@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
 
     # All of it before the history is closed, which says so if it is damaged.
     with find_run(options.which, history_directory()) as run:
-        lies_beside = beside_of(run)
-        told = report.gather(run, *lies_beside)
+        postmortems = postmortems_of(run)
+        told = report.gather(run, postmortems)
         if options.json:
             return print_json(told)
         if options.card:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         out = options.out or Path(f"report-{name}")
         html = out / "report.html"
         shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
-        content = answers.saved(run, *lies_beside)
+        content = answers.saved(run, postmortems)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.json").write_bytes(as_json(200, told).body)
@@ -70,12 +70,9 @@ def run(options: argparse.Namespace) -> int:
     return print_answer(shown)
 
 
-def beside_of(run: WholeRun) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The post-mortems and profiles of a run; raises ConfigError."""
+def postmortems_of(run: WholeRun) -> list[dict[str, Any]]:
+    """Those beside the histories of this node; raises ConfigError."""
     from otel_ddp.history import beside
 
     folder = history_directory()
-    return (
-        beside.postmortems([*filter(files.is_kept, [folder])], run.group, run.name),
-        beside.profiles(run.group, run.name),
-    )
+    return beside.postmortems([*filter(files.is_kept, [folder])], run.group, run.name)

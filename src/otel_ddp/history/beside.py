@@ -1,4 +1,4 @@
-"""What lies beside the histories of a run: the post-mortems of its agents, and its profiles.
+"""The post-mortems that agents write beside the histories of a run.
 
 Any program of this user may have written the files: a value may be of any type.
 """
@@ -6,7 +6,6 @@ Any program of this user may have written the files: a value may be of any type.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +13,9 @@ from typing import Any
 
 from otel_ddp import files, plain
 
-PROFILE = "profile.json"
 _POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
-_LARGEST_POSTMORTEM, _LARGEST_PROFILE = 16 * 1024 * 1024, 1024 * 1024
+_LARGEST_POSTMORTEM = 16 * 1024 * 1024
 _MOST_POSTMORTEMS = 200
-_TRACE = re.compile(r"rank-[0-9]+\.json\.gz")
-_LONGEST_NAME = 80
-
-
-# -- post-mortems
 
 
 def postmortems(folders: Sequence[Path], group: str, run: str) -> list[dict[str, Any]]:
@@ -67,45 +60,3 @@ def _newest_first(path: Path) -> float:
         return -path.stat().st_mtime
     except OSError:
         return 0.0  # it has just gone
-
-
-# -- profiles
-
-
-def profile_directory() -> Path:
-    """On a disk, as post-mortems are: a trace is much larger than a journal."""
-    return files.default_root() / "profiles"
-
-
-def profile_name(run: str, asked: str) -> str:
-    """The name of a folder: its run, and when it was asked for."""
-    safe = re.sub(r"[^\w.-]+", "-", run).strip(".-")[:_LONGEST_NAME]
-    return f"{safe or 'run'}-{asked}"
-
-
-def profiles(group: str, run: str, root: Path | None = None) -> list[dict[str, Any]]:
-    """Of a run on this node, the newest first; `ranks`: with a trace, the suspect first."""
-    root = root or profile_directory()
-    try:
-        names = sorted(os.listdir(root)) if files.is_kept(root) else []
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        # Empty: a window is under way, or it is no folder of ours.
-        content = files.read_mapping(root / name / PROFILE, _LARGEST_PROFILE)
-        if {"group": group, "run": run}.items() <= content.items():
-            found.append(_profile(root / name, content))
-    return sorted(found, key=lambda each: -each["asked_ns"])
-
-
-def _profile(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [row for row in plain.list_of(dict, content.get("ranks")) if row.get("file")]
-    ranks = [rank for row in rows if (rank := plain.whole(row.get("rank"))) is not None]
-    traces = plain.list_of(str, content.get("files"))
-    return {
-        "asked_ns": plain.whole(content.get("asked_ns")) or 0,
-        "why": str(content.get("why") or ""),
-        "ranks": ranks,
-        "traces": [str(folder / each) for each in traces if _TRACE.fullmatch(each)],
-    }

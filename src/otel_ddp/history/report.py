@@ -14,7 +14,7 @@ from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
 
-FORMAT, SCHEMA = "otel_ddp report", 7
+FORMAT, SCHEMA = "otel_ddp report", 8
 """How report.json calls itself."""
 _MOST_FILES = 5
 _GPU = {
@@ -25,12 +25,10 @@ _GPU = {
 }
 
 
-def gather(
-    run: WholeRun, postmortems: Sequence[Any] = (), profiles: Sequence[Any] = ()
-) -> dict[str, Any]:
+def gather(run: WholeRun, postmortems: Sequence[Any] = ()) -> dict[str, Any]:
     """All of it; only the newest step of a run that goes on may be missing.
 
-    *postmortems*, *profiles*: as `beside` tells of them.
+    *postmortems*: as `beside` tells of them.
     """
     about, cells = run.about, run.cells()
     found = goodput.goodput_of(run)
@@ -50,7 +48,6 @@ def gather(
         "cost": run.cost,
         "gaps": about.get("gaps") or [],
         "postmortems": list(postmortems[:_MOST_FILES]),
-        "profiles": list(profiles[:_MOST_FILES]),
     }
 
 

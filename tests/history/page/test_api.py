@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from histories import S, kept_steps, two_attempts, value_rows, write_history, write_profile
+from histories import S, kept_steps, two_attempts, value_rows, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
@@ -463,19 +463,6 @@ def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
         outside = client.api("postmortem", name="postmortem-../../x").status
 
     assert (found["sentence"], json.loads(text)["run"], outside) == ("rank 1 died", "lr-0.3", 404)
-
-
-def test_profiles_of_a_run_are_its_own(tmp_path: Path) -> None:
-    write_history(tmp_path / "runs")
-    folder = write_profile(tmp_path / "profiles", "sweep", "lr-0.3")
-    write_profile(tmp_path / "profiles", "sweep", "other")
-
-    app = App(tmp_path / "runs", profile_folder=tmp_path / "profiles")
-    with served(app) as client:
-        [found] = client.api("profiles", run="lr-0.3").json["profiles"]
-
-    assert (found["why"], found["ranks"]) == ("rank 3 is named by a verdict", [3, 0])
-    assert found["traces"] == [str(folder / f"rank-{rank}.json.gz") for rank in (3, 0)]
 
 
 def test_bad_requests_are_told_of(tmp_path: Path, client: Client) -> None:

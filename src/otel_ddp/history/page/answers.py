@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp.history import beside
 from otel_ddp.history.page import columns, runs, static_files
@@ -14,18 +14,11 @@ from otel_ddp.history.waits import waits
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 
-_MOST_EVENTS, _MOST_PROFILES = 500, 20
+_MOST_EVENTS = 500
 # In a saved page: pictures, the points of all lines in one, and the characters of a post-mortem.
 _SAVED_NAMES, _SAVED_POINTS, _SAVED_TEXT = 60, 8192, 256 * 1024
 _SAVED_COLUMNS, _FEWEST_COLUMNS = 512, 32
 _SAVED_FILES = 5
-
-
-class Beside(NamedTuple):
-    """Where lies what belongs to a run, and is in no history."""
-
-    postmortems: Sequence[Path]
-    profiles: Path
 
 
 def _names(run: WholeRun, question: Question) -> dict[str, Any]:
@@ -67,16 +60,11 @@ ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
     "waits": lambda run, question: _waits(run),
     "events": _events,
 }
-BESIDE: Mapping[str, Callable[[WholeRun, Beside], list[dict[str, Any]]]] = {
-    "postmortems": lambda run, at: beside.postmortems(at.postmortems, run.group, run.name),
-    "profiles": lambda run, at: beside.profiles(run.group, run.name, at.profiles)[:_MOST_PROFILES],
-}
-
 
 # -- saved in one file
 
 
-def saved(run: WholeRun, reports: Sequence[Any] = (), profiles: Sequence[Any] = ()) -> str:
+def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
     """The page of a run as HTML: what its scripts would ask for lies in it."""
     names, reports = _names(run, Question("names")), reports[:_SAVED_FILES]
     texts = {
@@ -96,7 +84,6 @@ def saved(run: WholeRun, reports: Sequence[Any] = (), profiles: Sequence[Any] = 
         "events": _events(run, Question("events", {"most": ["200"]})),
         "postmortems": {"postmortems": reports},
         "postmortem": {name: text[:_SAVED_TEXT] for name, text in texts.items()},
-        "profiles": {"profiles": profiles[:_SAVED_FILES]},
     }
     return static_files.saved(gzip.compress(as_json(200, found).body, 9, mtime=0))
 

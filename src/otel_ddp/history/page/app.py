@@ -62,20 +62,17 @@ class App:
         disk_hangs: Callable[[], bool] | None = None,
         live: Callable[[], Survey] | None = None,
         ask_stacks: AskStacks | None = None,
-        profile_folder: Path | None = None,
     ) -> None:
         """*live*: None where there is no agent, but a folder alone.
 
         *ours*: the folder is read only while it is closed to other users; else whatever is there.
         *disk_hangs*: whether a thread that reads the folder may wait for long.
-        *profile_folder*: None for where `otel-ddp profile` writes without `--out`.
         """
         self._runs = Runs(folder, ours)
         self._disk_hangs = disk_hangs
         self._live = live
         self._ask_stacks = ask_stacks
         self._folder, self._ours = folder, ours
-        self._profiles = profile_folder or beside.profile_directory()
 
     def answer(self, question: Question) -> Answer:
         """The answer, whatever is asked; raises nothing."""
@@ -138,7 +135,6 @@ class App:
         return self._of_run(name, question) if path == name else self._table(name, question)
 
     def _of_run(self, name: str, question: Question) -> Answer:
-        at = answers.Beside(self._folders(), self._profiles)
         with self._runs.opened(question.group, question.text("run")) as run:
             if name == "run":
                 found = runs.head(run, self._now_known())
@@ -146,8 +142,8 @@ class App:
                 found = runs.ranks(run, self._now_known())
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
-            elif name in answers.BESIDE:
-                found = {name: answers.BESIDE[name](run, at)}
+            elif name == "postmortems":
+                found = {name: beside.postmortems(self._folders(), run.group, run.name)}
             else:
                 raise Refused(404, f"there is no {name[:100]!r}")
         return as_json(200, found)

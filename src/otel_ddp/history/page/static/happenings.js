@@ -1,4 +1,4 @@
-// What happened in a run: verdicts, post-mortems, profiles and events.
+// What happened in a run: verdicts, post-mortems and events.
 
 import { ask } from "./api.js";
 import { choose, chosen } from "./address.js";
@@ -48,27 +48,6 @@ export class Postmortems {
     };
     if (isOpen) load();
     return el("details", { open: isOpen, toggle: load }, el("summary", {}, `${time(written_ns)} ${sentence}`), text);
-  }
-}
-
-export class Profiles {
-  constructor(run) {
-    this.run = run;
-    this.list = el("div");
-    this.element = el("section", { "aria-labelledby": "profiles", hidden: true }, el("h2", { id: "profiles" }, "Profiles"), this.list);
-  }
-
-  async refresh() {
-    const { profiles } = await ask("profiles", this.run.key());
-    this.element.hidden = !profiles.length;
-    fill(this.list, profiles.map((each) => this.one(each)));
-  }
-
-  one({ asked_ns, why, traces }) {
-    return el(
-      "div", {}, el("h3", {}, `${time(asked_ns)}: ${why}`),
-      el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing:"), el("ul", {}, traces.map((path) => el("li", {}, el("code", {}, path)))),
-    );
   }
 }
 

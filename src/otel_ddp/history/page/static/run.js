@@ -5,7 +5,7 @@ import { Axis } from "./axis.js";
 import { curves } from "./curves.js";
 import { el, fill, table } from "./dom.js";
 import { Tiles, title, Troubles } from "./first.js";
-import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
+import { Events, Postmortems, Verdicts } from "./happenings.js";
 import { marks } from "./marks.js";
 import { NodePictures } from "./node.js";
 import { Picture } from "./picture.js";
@@ -52,7 +52,6 @@ class Run {
     this.node = new NodePictures(this, this.axis);
     this.happened = new Verdicts();
     this.postmortems = new Postmortems(this);
-    this.profiles = new Profiles(this);
     this.events = new Events(this);
     this.about = el("section", { "aria-labelledby": "about", hidden: true });
     for (const each of [this.values, this.ranks]) each.element.hidden = true;
@@ -60,7 +59,7 @@ class Run {
       "div", {}, this.title, this.remarks, this.troubles.element, this.tiles.element,
       el("div", { class: "pair" }, this.waits.element, this.learns), this.spent, this.jump,
       this.controls, this.values.element, this.timing.element, this.ranks.element, this.node.element, this.happened.element,
-      this.postmortems.element, this.profiles.element, this.events.element, this.about,
+      this.postmortems.element, this.events.element, this.about,
     );
   }
 
@@ -112,7 +111,7 @@ class Run {
   async refreshRest(seldom) {
     this.showAbout();
     const work = [ask("waits", this.key()).then((answer) => this.showWaits(answer)), this.node.refreshDevices()];
-    if (seldom) work.push(this.ranks.refresh(), this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
+    if (seldom) work.push(this.ranks.refresh(), this.postmortems.refresh(), this.events.refresh());
     await Promise.all(work);
   }
 
