@@ -24,11 +24,9 @@ from otel_ddp.cli.options import add_directory_option
 from otel_ddp.cli.picture import NO_AGENT, unserved
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import identity
-from otel_ddp.identity.identity import Choice
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
-from otel_ddp.torch.models import loses_overlap, too_old
+from otel_ddp.torch.models import too_old
 
 # A collector has so long to answer.
 _ANSWER_S = 5.0
@@ -50,18 +48,9 @@ class Inputs:
     """What the checks look at."""
 
     def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
+        """Raises ConfigError for a variable that is wrong, as the start of a training does."""
         self.directory, self.env = directory, env
-        self.wrong: list[str] = []
-        """A sentence for each variable that is wrong."""
-        usable = dict(env)
-        for name in sorted(env):
-            try:
-                settings.read({name: env[name]})
-            except ConfigError as error:  # noqa: PERF203
-                self.wrong.append(str(error))
-                del usable[name]
-        self.conf = settings.read(usable, directory=directory or None)
-        """The settings, without the variables that are wrong."""
+        self.conf = settings.read(env, directory=directory or None)
 
     @cached_property
     def survey(self) -> Survey:
@@ -127,27 +116,10 @@ def torch(inputs: Inputs) -> Said:
 
 
 def variables(inputs: Inputs) -> Said:
-    for sentence in inputs.wrong:
-        yield "fail", sentence
-    # A training that starts here would stop, although each variable is valid by itself.
-    for refused_by_init in (
-        lambda: Choice(inputs.conf.strategy),
-        lambda: identity.resolve(env=inputs.env),
-    ):
-        try:
-            refused_by_init()
-        except ConfigError as error:  # noqa: PERF203
-            yield "fail", str(error)
     for sentence in (*settings.doubts(inputs.env), *settings.unknown(inputs.env)):
         yield "warn", sentence
     if inputs.conf.disabled:
         yield "warn", "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
-    if loses_overlap(inputs.env):
-        yield (
-            "warn",
-            "TORCH_NCCL_ENABLE_TIMING=1 keeps communication from overlapping with computation "
-            "where CUDA_DEVICE_MAX_CONNECTIONS=1 is set: unset the first",
-        )
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
     # Without their values: one may be a token.
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
@@ -174,7 +146,7 @@ def agent(inputs: Inputs) -> Said:
         if each.get("starting") is True:
             yield "ok", f"pid {cell(each.get('pid'), '?')} is starting; run this again in a moment"
         else:
-            yield from _of_agent(each, inputs)
+            yield from _of_agent(each)
     starts_agent = inputs.conf.starts_agent
     without_agent = list(unserved(inputs.survey)) if starts_agent else []
     for sentence in without_agent:
@@ -183,18 +155,15 @@ def agent(inputs: Inputs) -> Said:
         yield "ok" if starts_agent else "warn", NO_AGENT[inputs.conf.agent]
 
 
-def _of_agent(each: Mapping[str, Any], inputs: Inputs) -> Said:
+def _of_agent(each: Mapping[str, Any]) -> Said:
     pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
     if version == __version__:
         yield "ok", f"pid {pid}, version {version}; OTLP: {cell(each.get('export'), 'unknown')}"
     else:
-        # A process id of another PID namespace belongs to another process here.
-        ours = each.get("pid") == each.get("pid_here")
-        how = f"with `kill {pid}`" if ours else "where it runs"
         yield (
             "warn",
-            f"pid {pid} has version {version}, this is {__version__}: end it {how}, and the "
-            "training starts another one",
+            f"pid {pid} has version {version}, this is {__version__}: end it, and the training "
+            "starts another one",
         )
     if remark := cell(each.get("remark")):
         yield "warn", remark

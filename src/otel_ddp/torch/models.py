@@ -37,13 +37,6 @@ def device_runtime(version: Mapping[str, Any]) -> str:
     return ""
 
 
-def loses_overlap(env: Mapping[str, str]) -> bool:
-    """Whether timing keeps collectives from overlapping with computation: on one queue."""
-    timing = env.get("TORCH_NCCL_ENABLE_TIMING", "").lower()
-    is_timed = timing in ("1", "y", "yes", "t", "true")
-    return is_timed and env.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
-
-
 def can_measure(model: Any) -> bool:
     """Whether the steps of this model (None: of any) can be measured; warns once if not."""
     torch = _import_torch() if model is None else sys.modules.get("torch")
