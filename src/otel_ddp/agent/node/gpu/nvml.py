@@ -115,8 +115,8 @@ def identity(device: Device) -> Attributes:
 class _Watched:
     """A device that is read again and again."""
 
-    def __init__(self, device: Device, calls: Calls | None, xids: Xids | None) -> None:
-        """*calls*: None of a board that answers no longer. *xids*: None of a part."""
+    def __init__(self, device: Device, calls: Calls, xids: Xids | None) -> None:
+        """*xids*: None of a part."""
         self.device = device
         self.lost = ""
         """Why the device is no longer asked; empty while it answers."""
@@ -130,11 +130,6 @@ class _Watched:
         self._values: Mapping[Field, float | None] = {}
         self._rates: Mapping[Gpm, float] = {}
 
-    @property
-    def key(self) -> tuple[Device, bool]:
-        """The board's description, and whether it answers."""
-        return self.device, self._calls is not None
-
     def close(self) -> None:
         """Release what NVML holds for it. Call it only while NVML is open."""
         for held in (self._xids, self._gpm):
@@ -143,24 +138,22 @@ class _Watched:
 
     def read(self, loaded_ns: int, gpm: Callable[[Calls], GpmSamples]) -> DeviceSample:
         """*loaded_ns*: about since when the driver counts."""
-        found: list[Measurement] = []
+        found: tuple[Measurement, ...] = ()
         users: tuple[User, ...] = ()
         try:
-            if self._xids is not None and not self.lost:
-                # First of all: a fault may be the reason why the other questions fail.
-                self._xids.calls = self._calls
-                found += self._possible(self._attempt("Xid", self._xids.ask) or ())
-            if self._calls is not None and not self.lost:
-                faults = len(found)
-                self._ask_at_once(self._calls, gpm)
-                found += self._possible(self._measured(self._calls, loaded_ns))
-                if len(found) == faults:
+            if not self.lost:
+                if (xids := self._xids) is not None:
+                    # First of all: a fault may be the reason why the other questions fail.
+                    self._attempt("Xid", lambda: xids.poll(self._calls))
+                self._ask_at_once(gpm)
+                found = tuple(self._possible(self._measured(loaded_ns)))
+                if not found:
                     raise DeviceLost("the driver answers no question about it")
-                users = self._users(self._calls)
+                users = self._users()
         except DeviceLost as why:
             # The other devices go on.
             self.lost = str(why)
-        return DeviceSample(self.device, tuple(found), users)
+        return DeviceSample(self.device, found, users)
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
         """The answer; None if it is not supported, or this attempt failed, which is logged."""
@@ -188,17 +181,17 @@ class _Watched:
 
     # -- rows of the table
 
-    def _ask_at_once(self, calls: Calls, gpm: Callable[[Calls], GpmSamples]) -> None:
+    def _ask_at_once(self, gpm: Callable[[Calls], GpmSamples]) -> None:
         """Read values that one call returns together: all fields, and all engines."""
         self._answers.clear()
         fields = [_LINK_COUNT]
         for way in self._ways:
             if isinstance(way, Fields):
                 fields += self._of_links(way)
-        self._values = self._attempt("fields", lambda: calls.fields(fields)) or {}
+        self._values = self._attempt("fields", lambda: self._calls.fields(fields)) or {}
         links = self._values.get(_LINK_COUNT) or 0
         self._links = range(int(links) if links <= _MOST_LINKS else 0)
-        self._gpm = self._gpm or self._attempt("engines", lambda: gpm(calls))
+        self._gpm = self._gpm or self._attempt("engines", lambda: gpm(self._calls))
         self._rates = {}
         if (samples := self._gpm) is not None:
             wanted = [way for way in self._ways if isinstance(way, Gpm)]
@@ -209,13 +202,13 @@ class _Watched:
             return way.fields
         return [each._replace(scope=link) for each in way.fields for link in self._links]
 
-    def _measured(self, calls: Calls, loaded_ns: int) -> Iterator[Measurement]:
+    def _measured(self, loaded_ns: int) -> Iterator[Measurement]:
         """Each series by the first way that the device supports."""
         for row in self._rows:
             for word, ways in row.series.items():
                 for way in ways:
                     try:
-                        raw = self._raw(calls, way)
+                        raw = self._raw(way)
                     except NotSupported:
                         continue
                     if raw is not None:
@@ -225,7 +218,7 @@ class _Watched:
                         yield row.measurement(word, raw, self.device.pci, start_ns)
                     break
 
-    def _raw(self, calls: Calls, way: Way) -> float | None:
+    def _raw(self, way: Way) -> float | None:
         """The number as NVML has it; None: it could not be read this time."""
         if isinstance(way, Gpm):
             if self._gpm is None:
@@ -240,17 +233,17 @@ class _Watched:
             return sum(known) * way.times if len(known) == len(parts) else None
         # Several series may share the answer.
         if way.function not in self._answers:
-            ask = partial(calls.ask, *way.function)
+            ask = partial(self._calls.ask, *way.function)
             self._answers[way.function] = self._attempt(way.function[0], ask)
         if (answer := self._answers[way.function]) is None:
             raise NotSupported
         return way.value(answer)
 
-    def _users(self, calls: Calls) -> tuple[User, ...]:
+    def _users(self) -> tuple[User, ...]:
         """The processes that compute on this device."""
         users: dict[int, User] = {}
         for function in _PROCESSES:
-            for process in self._attempt(function, partial(calls.ask, function)) or ():
+            for process in self._attempt(function, partial(self._calls.ask, function)) or ():
                 used = process.usedGpuMemory
                 known = used is not None and 0 <= used < _MOST_USED_BYTES
                 user = User(int(process.pid), int(used) if known else None)
@@ -281,9 +274,8 @@ class Gpus:
         self._silent: list[str] = []
         self._watched: list[_Watched] = []
         self._find_at = self._open_anew_at = 0.0
-        # Both are kept when the driver is closed: the board of each index, and its Xid faults.
-        self._boards: dict[int, Device] = {}
-        self._xids: dict[str, Xids] = {}
+        # By board. It is kept when the driver is closed, and the board answers no longer.
+        self._xids: dict[Device, Xids] = {}
 
     def read(self) -> GpuSample:
         """Ask all questions."""
@@ -302,7 +294,19 @@ class Gpus:
         except DeviceLost as why:
             self.close(f"The GPU driver went away ({why}); it is opened again when it is back.")
             devices = ()
-        return GpuSample(devices, self._remarks(), self._version)
+        return GpuSample(self._with_faults(devices), self._remarks(), self._version)
+
+    def _with_faults(self, devices: Sequence[DeviceSample]) -> tuple[DeviceSample, ...]:
+        """A board that no longer answers stays listed if it has reported faults."""
+        found = {each.device: each for each in devices}
+        for board, xids in self._xids.items():
+            if faults := xids.measurements(board.pci):
+                own = [
+                    each._replace(attributes=identity(board) + each.attributes) for each in faults
+                ]
+                known = found.get(board) or DeviceSample(board, (), ())
+                found[board] = known._replace(measurements=(*own, *known.measurements))
+        return tuple(found.values())
 
     def _gpm(self, calls: Calls) -> GpmSamples:
         return GpmSamples(calls, self._clock, self._wall_ns)
@@ -356,7 +360,7 @@ class Gpus:
             self._open_anew_at = now + _OPEN_ANEW_EVERY_S
         found = list(self._found())
         # All anew: a board that was repartitioned can answer other questions.
-        if [each.key for each in found] != [each.key for each in self._watched]:
+        if [each.device for each in found] != [each.device for each in self._watched]:
             for each in self._watched:
                 each.close()
             self._watched = found
@@ -372,27 +376,18 @@ class Gpus:
         for index in range(count):
             try:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
-                board = self._boards[index] = _board(calls, index)
+                board = _board(calls, index)
             except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
                 # One board that fails must not hide the others.
-                yield from self._failed(index, error)
+                where = "see `nvidia-smi`, and the kernel's log for Xid"
+                sentence = f"GPU {index} does not answer ({error}): {where}."
+                self._silent.append(sentence)
+                errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
                 continue
-            yield _Watched(board, calls, self._xids_of(board))
+            xids = self._xids.setdefault(board, Xids(self._wall_ns()))
+            yield _Watched(board, calls, xids)
             for device, part in self._instances(board, calls):
                 yield _Watched(device, part, None)
-
-    def _xids_of(self, board: Device) -> Xids:
-        return self._xids.setdefault(board.uuid, Xids(board.pci, self._wall_ns()))
-
-    def _failed(self, index: int, error: Exception) -> Iterator[_Watched]:
-        """A board that no longer answers stays listed if it has reported faults."""
-        where = "see `nvidia-smi`, and the kernel's log for Xid"
-        sentence = f"GPU {index} does not answer ({error}): {where}."
-        self._silent.append(sentence)
-        errors.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
-        before = self._boards.get(index)
-        if before is not None and (xids := self._xids_of(before)).codes:
-            yield _Watched(before, None, xids)
 
     def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, Calls]]:
         try:

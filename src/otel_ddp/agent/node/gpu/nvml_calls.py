@@ -115,25 +115,29 @@ _MOST_AT_ONCE = 100
 class Xids:
     """Counts the faults of one board; kept while its handles are closed by the worst of them."""
 
-    def __init__(self, pci: str, since_ns: int) -> None:
-        self._pci = pci
+    def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
         # A code begins with its first fault: there are two hundred, and most boards have none.
-        self.codes: Counter[int] = Counter()
-        self.calls: Calls | None = None
+        self._codes: Counter[int] = Counter()
+        self._lib: Any = None
         # A set of events of its own, because NVML's handles cannot be compared.
         self._events: Any = None
 
-    def ask(self) -> list[Measurement]:
-        if self.calls is not None:
-            if self._events is None:
-                self._events = self._register(self.calls)
-            lib = self.calls.lib
-            self.calls.guarded(lambda: self._drain(lib))
-        pci, metric = ("pci", self._pci), OTEL_DDP_GPU_XID_ERRORS
+    def poll(self, calls: Calls) -> None:
+        """Count what is new."""
+        self._lib = calls.lib
+        if self._events is None:
+            self._events = self._register(calls)
+        calls.guarded(self._drain)
+
+    def measurements(self, pci: str) -> list[Measurement]:
+        """All faults until now; *pci*: the board's."""
         return [
-            Measurement(metric, times, (pci, ("code", str(code))), self._since_ns)
-            for code, times in sorted(self.codes.items())
+            Measurement(
+                *(OTEL_DDP_GPU_XID_ERRORS, times, (("pci", pci), ("code", str(code)))),
+                start_ns=self._since_ns,
+            )
+            for code, times in sorted(self._codes.items())
         ]
 
     def _register(self, calls: Calls) -> Any:
@@ -144,26 +148,25 @@ class Xids:
             on_error.pop_all()  # registered: the set stays open
         return events
 
-    def _drain(self, lib: Any) -> None:
+    def _drain(self) -> None:
         for _ in range(_MOST_AT_ONCE):
             try:
-                event = lib.nvmlEventSetWait(self._events, 0)
-            except lib.NVMLError as error:
+                event = self._lib.nvmlEventSetWait(self._events, 0)
+            except self._lib.NVMLError as error:
                 if error.value == TIMEOUT:
                     return
                 raise
             if event.eventType & _XID_EVENT:
-                self.codes[int(event.eventData)] += 1
+                self._codes[int(event.eventData)] += 1
 
     def close(self) -> None:
         """Count the last faults, then free the set."""
-        if self.calls is not None and self._events is not None:
-            lib = self.calls.lib
-            with contextlib.suppress(lib.NVMLError):
-                self._drain(lib)
-            with contextlib.suppress(lib.NVMLError):
-                lib.nvmlEventSetFree(self._events)
-        self.calls = self._events = None
+        if self._events is not None:
+            with contextlib.suppress(self._lib.NVMLError):
+                self._drain()
+            with contextlib.suppress(self._lib.NVMLError):
+                self._lib.nvmlEventSetFree(self._events)
+        self._events = None
 
 
 # -- engines
