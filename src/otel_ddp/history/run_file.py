@@ -172,17 +172,16 @@ class RunFile:
         verdicts: Iterable[Mapping[str, Any]] = (),
         positions: Mapping[str, tuple[int, int, int]] = {},
         attempt_ns: int = 0,
-        next_ns: int = 0,
     ) -> None:
         """Add all this, or nothing: raises sqlite3.Error, or OverflowError.
 
         *rows*: of each series, buckets of a value or a step each, or of several.
-        *attempt_ns*: when its attempt began; what an earlier one did from its first step on goes.
-        *next_ns*: when the next one began; what that one has done again is not added.
+        *attempt_ns*: when the newest attempt began; what earlier ones did from its first step on
+        goes, or is not added.
         """
         with self._transaction():
             for key, of_series in rows.items():
-                self._add(key, of_series, attempt_ns, next_ns)
+                self._add(key, of_series, attempt_ns)
             self._put("about", "key", "value", about)
             self._put("ranks", "rank", "about", ranks)
             self._db.executemany(
@@ -206,26 +205,24 @@ class RunFile:
             raise
         self._db.execute("COMMIT")
 
-    def _add(self, key: SeriesKey, rows: Sequence[Row], attempt_ns: int, next_ns: int) -> None:
+    def _add(self, key: SeriesKey, rows: Sequence[Row], attempt_ns: int) -> None:
         series = self._series.get(key) or self._make(key)
-        if series is None:
-            return
-        if next_ns:
-            later = [row[FIRST] for row in self._load(series) if row[LAST_NS] >= next_ns]
-            again_from = min(later, default=FAR)
-            rows = [row for row in rows if row[FIRST] < again_from or row[LAST_NS] >= next_ns]
-        if not rows:
+        if series is None or not rows:
             return
         firsts = [row[FIRST] for row in rows]
-        new = [row[FIRST] for row in rows if row[LAST_NS] >= attempt_ns > 0]
-        old = self._load(series, min(firsts), FAR if new else max(firsts))
-        kept = old
-        if new:
+        first, until = min(firsts), max(firsts)
+        if attempt_ns:
+            is_late = any(row[LAST_NS] < attempt_ns for row in rows)
+            first, until = -FAR if is_late else first, FAR
+        old = self._load(series, first, until)
+        kept = [*old, *rows]
+        if attempt_ns:
             # A wide bucket may hold steps before those that are done again.
-            step = min(new)
-            kept = [row for row in old if row[FIRST] < step or row[LAST_NS] >= attempt_ns]
-            self._delete(series, min(firsts))
-        series.buckets += self._store(series, [*kept, *rows]) - len(old)
+            new = (row[FIRST] for row in kept if row[LAST_NS] >= attempt_ns)
+            again_from = min(new, default=FAR)
+            kept = [row for row in kept if row[FIRST] < again_from or row[LAST_NS] >= attempt_ns]
+            self._delete(series, first)
+        series.buckets += self._store(series, kept) - len(old)
         share = self._shares * _MOST_BUCKETS // self._count_series()
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
         if series.buckets > most:

@@ -103,10 +103,10 @@ class Attempts:
                 return int(each["attempt"])
         return self.present
 
-    def bounds(self, number: int) -> tuple[int, int]:
-        """When this one began, and the next one; 0: it is the first one, or the last."""
-        began = {each["attempt"]: each["began_ns"] for each in self.told[1:]}
-        return began.get(number, 0), began.get(number + 1, 0)
+    @property
+    def began_ns(self) -> int:
+        """When the current one began; 0: it is the first one."""
+        return int(self.told[-1]["began_ns"]) if len(self.told) > 1 else 0
 
     def begin(self, began_ns: int) -> None:
         """The first process of another attempt is here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -77,7 +76,7 @@ class State(NamedTuple):
 
 
 class _Unwritten:
-    """What has come of one attempt, and waits to be written."""
+    """What has come, and waits to be written."""
 
     def __init__(self) -> None:
         self.rows: dict[SeriesKey, list[Row]] = {}
@@ -124,8 +123,7 @@ class KeptRun:
         self._began_ns = 0
         # Since when nothing could be written, and why; 0 where all is well.
         self._failing = (0, "")
-        # By attempt: a later one may do steps again that are not written.
-        self._new: defaultdict[int, _Unwritten] = defaultdict(_Unwritten)
+        self._new = _Unwritten()
         self.time = RunTime()
 
     @property
@@ -186,22 +184,23 @@ class KeptRun:
         # By the first known offset of the clocks, which earlier marks use.
         shift_ns = began_ns - process.began_ns
         self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
-        attempt = self.time.attempts.of(began_ns)
-        new = self._new[attempt]
-        position, host_ns, device_ns = self._positions_of(journal)
+        attempt, new = self.time.attempts.of(began_ns), self._new
+        position, host_ns, device_ns = new.positions.get(
+            journal, self._positions.get(journal, (0, 0, 0))
+        )
         if position < batch.since:
             why = f"records of rank {rank} were read while nothing could be written"
             self.leave_out(max(host_ns, began_ns), time.time_ns(), why)
-        self._add_values(new, batch, [each for each in news.scalars if each.position >= position])
+        self._add_values(batch, [each for each in news.scalars if each.position >= position])
         for document in news.events:
             if document.position >= position:
-                self._add_event(new, rank, document)
+                self._add_event(rank, document)
         for clock, steps, after_ns in (
             ("host", news.estimated, host_ns),
             ("device", news.device_estimated, device_ns),
         ):
             unread = [each for each in steps if each.ended_ns + shift_ns > after_ns]
-            self._add_steps(new, rank, clock, self.time.feed(rank, clock, unread, attempt))
+            self._add_steps(rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
             why = f"records of rank {rank} were overwritten before they were read"
             self.leave_out(since_ns, until_ns, why)
@@ -211,27 +210,20 @@ class KeptRun:
             max([device_ns, *(each.ended_ns + shift_ns for each in news.device_steps)]),
         )
 
-    def _positions_of(self, journal: str) -> tuple[int, int, int]:
-        found = [
-            each.positions[journal] for each in self._new.values() if journal in each.positions
-        ]
-        return max(found, default=self._positions.get(journal, (0, 0, 0)))
-
     def feed_state(self, state: State) -> None:
         """What is known now."""
         state = self._with_beginnings(state)
         for node, since_ns in state.about.get("nodes", {}).items():
             self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
         self._state = state.after(self._unwritten())._replace(samples=(), processes=())
-        released = self.time.note(state.processes, state.verdicts, time.time_ns())
-        for attempt, rank, clock, placed in released:
-            self._add_steps(self._new[attempt], rank, clock, placed)
+        for released in self.time.note(state.processes, state.verdicts, time.time_ns()):
+            self._add_steps(*released)
         for sample in state.samples:
             if self._sampled.get(sample.key) == sample.time_ns:
                 continue  # nothing new was read since
             self._sampled[sample.key] = sample.time_ns
             row = value_row(sample.time_ns // _S, sample.time_ns, sample.value, None)
-            self._new[self.time.attempts.present].rows.setdefault(sample.key, []).append(row)
+            self._new.rows.setdefault(sample.key, []).append(row)
 
     def _with_beginnings(self, state: State) -> State:
         """With each process as it is known already."""
@@ -253,9 +245,9 @@ class KeptRun:
         }
         return self._state._replace(ranks=waiting)
 
-    def _add_values(self, new: _Unwritten, batch: Batch, records: Iterable[Scalars]) -> None:
+    def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
         # This runs for every value of every rank: what a name's series is, is asked once a write.
-        names = batch.names
+        new, names = self._new, batch.names
         rank = batch.process.rank
         known = new.named.setdefault((batch.process.journal, rank), {})
         for record in records:
@@ -281,7 +273,7 @@ class KeptRun:
             found = -1 if self._file is None else self._file.last(key)
         return found
 
-    def _add_steps(self, new: _Unwritten, rank: str, clock: str, steps: Iterable[Placed]) -> None:
+    def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
         rows: list[Row] = []
         for step, number, _ in steps:
             # Another node may tell anything; sums of it have to fit into a column.
@@ -295,9 +287,9 @@ class KeptRun:
             times = number, step.began_ns, step.ended_ns
             rows.append(step_row(*times, codes, spans_ns, step.work, unusual))
         if rows:
-            new.rows.setdefault(SeriesKey("steps", clock, rank), []).extend(rows)
+            self._new.rows.setdefault(SeriesKey("steps", clock, rank), []).extend(rows)
 
-    def _add_event(self, new: _Unwritten, rank: str, document: Document) -> None:
+    def _add_event(self, rank: str, document: Document) -> None:
         content = document.content
         try:
             step = content.get("step")
@@ -312,7 +304,7 @@ class KeptRun:
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return  # a record of another version
-        new.events.append(row)
+        self._new.events.append(row)
 
     # -- what is written
 
@@ -326,8 +318,7 @@ class KeptRun:
             if not self._failing[0]:
                 self._failing = now_ns, getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that no column holds would be in the way for ever.
-            waiting = sum(each.size for each in self._new.values())
-            if waiting > _MOST_WAITING or isinstance(why, OverflowError):
+            if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
                 since_ns, first_why = self._failing
                 self._leave_out(since_ns, now_ns, first_why)
             raise
@@ -347,25 +338,21 @@ class KeptRun:
         ranks = {rank: each for rank, each in state.ranks.items() if before.ranks.get(rank) != each}
         known = [*before.verdicts]
         verdicts = [each for each in state.verdicts if each not in known]
-        if not (self._new or ranks or verdicts or changed.keys() > {"seen_ns"}):
+        new = self._new
+        if not (new.positions or new.rows or ranks or verdicts or changed.keys() > {"seen_ns"}):
             return
         file.nodes = 1 + len(self._nodes)
-        present = self.time.attempts.present
-        for attempt in sorted({*self._new, present}):
-            began_ns, next_ns = self.time.attempts.bounds(attempt)
-            new = self._new[attempt]
-            file.write(
-                rows=new.rows,
-                about=changed if attempt == present else {},
-                ranks=ranks if attempt == present else {},
-                events=new.events,
-                verdicts=verdicts if attempt == present else (),
-                positions=new.positions,
-                attempt_ns=began_ns,
-                next_ns=next_ns,
-            )
-            self._positions = self._positions | new.positions
-            del self._new[attempt]
+        file.write(
+            rows=new.rows,
+            about=changed,
+            ranks=ranks,
+            events=new.events,
+            verdicts=verdicts,
+            positions=new.positions,
+            attempt_ns=self.time.attempts.began_ns,
+        )
+        self._positions = self._positions | new.positions
+        self._new = _Unwritten()
         self._note_written()
         self._written = state._replace(about=about)
 
@@ -381,7 +368,6 @@ class KeptRun:
         self._gaps = [*self._gaps, gap][-_MOST_GAPS:]
 
     def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
-        for attempt, each in self._new.items():
-            self._new[attempt] = _Unwritten()
-            self._new[attempt].positions = each.positions
+        positions, self._new = self._new.positions, _Unwritten()
+        self._new.positions = positions
         self.leave_out(since_ns, until_ns, why)

@@ -138,7 +138,7 @@ class RunTime:
         # The ranks of each late node with a verdict, and since when all hang.
         self._late_nodes: dict[str, frozenset[str]] = {}
         self._hangs_since_ns = 0
-        self._released: list[tuple[int, str, str, list[Placed]]] = []
+        self._released: list[tuple[str, str, list[Placed]]] = []
 
     # -- kept in the history, for the agent that goes on with it
 
@@ -315,8 +315,8 @@ class RunTime:
 
     def note(
         self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
-    ) -> list[tuple[int, str, str, list[Placed]]]:
-        """What is known now. The steps that were held until here: attempt, rank, clock, steps."""
+    ) -> list[tuple[str, str, list[Placed]]]:
+        """What is known now. The steps that were held until here: rank, clock, steps."""
         self._note_verdicts(verdicts)
         for each in processes:
             self.begin(each, trains=False)
@@ -344,7 +344,7 @@ class RunTime:
             placed = self.attempts.release(rank, clock)
             self._count(rank, clock, placed)
             if placed:
-                self._released.append((self.attempts.present, rank, clock, placed))
+                self._released.append((rank, clock, placed))
 
     def _finish_attempt(self, next_ns: int) -> None:
         """The next one may have made steps before it was noted that this one has ended."""
