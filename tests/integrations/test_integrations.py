@@ -77,7 +77,7 @@ def test_what_an_accelerator_is_not_given_is_left_to_its_version(
 
     monkeypatch.setattr(Accelerator, "init_trackers", start)
     monkeypatch.setattr(Accelerator, "log", log)
-    accelerate.log_every_accelerator()
+    accelerate.autolog()
     run = otel_ddp.init()
     accelerator = SimpleNamespace(is_main_process=True)
     Accelerator.init_trackers(accelerator, "runs", config={"lr": 0.1})

@@ -15,7 +15,7 @@ from otel_ddp.run import for_frameworks
 
 # Once: `otel-ddp run` calls it before a line of the program does.
 @functools.cache
-def log_every_accelerator() -> None:
+def autolog() -> None:
     """From here on what an Accelerator is given is logged here too, with or without a tracker."""
     after(Accelerator, "init_trackers", _configure)
     after(Accelerator, "log", _log)

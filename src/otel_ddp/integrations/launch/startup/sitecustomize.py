@@ -17,7 +17,7 @@ NAMES = {
     "swanlab": "trackers.listen",
     "mlflow": "trackers.listen",
     "transformers.trainer": "transformers.add_to_every_trainer",
-    "accelerate.accelerator": "accelerate.log_every_accelerator",
+    "accelerate.accelerator": "accelerate.autolog",
     "lightning.pytorch": "lightning.add_to_every_trainer",
     "pytorch_lightning": "lightning.add_to_every_trainer",
     "ray.train": "ray.log_every_report",
