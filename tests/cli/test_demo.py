@@ -112,7 +112,7 @@ def test_an_injection_into_what_is_missing_is_refused_with_what_there_is(
     [
         ("backward:1:30ms", Injection("backward", 1, 0.03)),
         ("data:3:0.5s", Injection("data", 3, 0.5)),
-        ("forward", Injection("forward", 1, 0.03)),
+        ("data", Injection("data", 1, 0.03)),
         (" Hang:2 ", Injection("hang", 2)),
     ],
 )

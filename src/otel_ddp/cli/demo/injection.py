@@ -8,8 +8,8 @@ from typing import NamedTuple
 from otel_ddp.errors import ConfigError
 
 # Phases in which a rank may be late, and the other faults.
-PHASES = ("data", "forward", "backward")
-FAULTS = ("hang", "kill", "nan", "imbalance")
+PHASES = ("data", "backward")
+FAULTS = ("hang", "kill")
 # Up to this step all goes well, so that the change can be seen.
 TROUBLE_AT = 150
 _PATTERN = re.compile(r"([a-z-]+)(?::(\d+))?(?::(\d+(?:\.\d+)?)(ms|s))?")
@@ -30,11 +30,6 @@ class Injection(NamedTuple):
     def hits(self, fault: str, rank: int) -> bool:
         """Whether this rank has this fault."""
         return (self.what, self.rank) == (fault, rank)
-
-    @property
-    def deadly(self) -> bool:
-        """Whether the training does not come to its end."""
-        return self.what in ("hang", "kill")
 
 
 def parse(text: str) -> Injection:

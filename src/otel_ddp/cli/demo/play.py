@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         # the dead process.
         time.sleep(_VERDICT_S)
         found = survey([node.place])
-        if status and not injected.deadly:
+        if status and injected.what not in FAULTS:
             print(node.errors(), end="", file=sys.stderr)
             print("The training failed.", file=sys.stderr)
             return status

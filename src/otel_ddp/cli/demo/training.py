@@ -27,27 +27,25 @@ class Pause(torch.autograd.Function):  # type: ignore[misc]
     """Takes the time that a larger model would work."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        time.sleep(forward_s)
+    def forward(ctx: Any, value: torch.Tensor, late_s: float) -> torch.Tensor:
+        ctx.late_s = late_s
+        time.sleep(PAUSE_S)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        time.sleep(ctx.backward_s)
-        return gradients[0], None, None
+        time.sleep(PAUSE_S + ctx.late_s)
+        return gradients[0], None
 
 
 class Classifier(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.out = nn.Linear(FEATURES, 256), nn.Linear(256, CLASSES)
-        self.late_s = {"forward": 0.0, "backward": 0.0}
+        self.late_s = 0.0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        late = self.late_s
-        hidden = torch.relu(self.hidden(inputs))
-        return Pause.apply(self.out(hidden), PAUSE_S + late["forward"], PAUSE_S + late["backward"])
+        return Pause.apply(self.out(torch.relu(self.hidden(inputs))), self.late_s)
 
 
 def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,15 +89,9 @@ def main(seconds: float, injected: Injection) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
             trouble = step >= TROUBLE_AT
-            if trouble and injected.hits("imbalance", rank):
-                # Twice the samples, and twice the time.
-                inputs, labels = inputs.repeat(2, 1), labels.repeat(2)
-                net.late_s.update(forward=PAUSE_S, backward=PAUSE_S)
-            elif trouble:
-                net.late_s.update({where: injected.late_s(where, rank) for where in net.late_s})
+            if trouble:
+                net.late_s = injected.late_s("backward", rank)
             loss = loss_of(model(inputs), labels)
-            if trouble and injected.hits("nan", rank):
-                loss = loss * float("nan")
             optimizer.zero_grad()
             loss.backward()
             if trouble and injected.hits("kill", rank):
