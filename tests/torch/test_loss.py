@@ -361,6 +361,7 @@ def test_fits_one_after_another_have_the_loss_of_each(place: Here) -> None:
 
     journal = place.only()
     found = losses(journal)
-    assert {2, 20, 30, 40, 50, 60} <= found.keys()
+    # The first ten steps of a further one count as one, until its optimizer is known.
+    assert {2, 20, 31, 40, 51, 60} <= found.keys()
     assert found == only(seen, *found)
     assert journal.facts["capability"]["loss"] == ""

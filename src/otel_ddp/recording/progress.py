@@ -234,8 +234,7 @@ class Progress:
         write(_NUMBER | steps.count)
         if number != steps.count or logged != steps.before_first:
             write(_LOGGED | number)
-        work.samples_before = samples = work.samples
-        done = work.tokens or samples
+        done = work.tokens or work.samples
         if done != work.written:
             # Less than before: tokens, of which there were none until now.
             write(_WORK | max(0, done - work.written))

@@ -235,8 +235,7 @@ class Work:
 
     def __init__(self) -> None:
         self.samples = self.tokens = self.forwards = self.micro_batches = 0
-        self.samples_before = self.gc_ns = self.retries = 0
-        """*samples_before*: when the last step ended."""
+        self.gc_ns = self.retries = 0
         self.hook_ns = 0
         """What our hooks took of the training thread."""
         self.flops = 0.0

@@ -186,7 +186,7 @@ class _Search(Search):
         self._found = found
         self._reported = False
         self._steps_left = self._calls_left = 0
-        self._unknown_steps = self._newest = 0
+        self._unknown_steps = 0
         # How long the last rest was to take, up to which step; and whether an optimizer has come
         # since that trains no watched model.
         self._rest = self._rests_until = 0
@@ -293,8 +293,6 @@ class _Search(Search):
         # Torch looks up the hooks on the module itself after its forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._marked = ref(module)
-        if id(module) != self._newest and model_hooks.is_watched(module):
-            self.stepper.end.model_called()
         in_eval = self._trains_in_eval(module)
         if (in_eval or trains(module)) and self._is_whole() and self._adopt(module, in_eval):
             # Torch has chosen the hooks before this forward already, so ours is called here.
@@ -340,7 +338,6 @@ class _Search(Search):
         self._expect_no_backward()
         optimizer_hooks.forget_others()
         self.stepper.end.model_came(found=True)
-        self._newest = id(module)
         self._rest = self._rests_until = 0
         self._optimizer_waits = False
         model_hooks.watch_compiled_in_place()

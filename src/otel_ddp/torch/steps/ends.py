@@ -14,8 +14,6 @@ from otel_ddp import errors
 # Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
 # time, while ours did not.
 _PATIENCE = 10
-# So many steps of ours without one of another optimizer: it has gone.
-_ALONE = 1000
 
 
 class StepEnd:
@@ -40,16 +38,11 @@ class StepEnd:
         self._others_after = 0
         self.missed = 0
         """How many steps were made before it was known that they end ours."""
-        # Our steps since the last one of another optimizer; -1: there was none.
-        self._since_others = -1
         # Since our last step: the backwards by the last step of an optimizer, and how many steps of
         # optimizers had backwards just before them. Each of these has a loss of its own.
         self._stepped_after = self._losses = 0
         self.several_losses = False
         """Whether a step has had more than one, since its end is that of this optimizer."""
-        # Whether a model that was found since our last step is trained in one round with those
-        # before it, as far as is known; None: there is none.
-        self._in_round: bool | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -74,15 +67,8 @@ class StepEnd:
         *found*: it was not named, and comes in the place of others, or in one round with them.
         """
         self.has_model = True
-        if found and self.optimizer is not None:
-            self._in_round = False
-        elif not self._named:
+        if not (self._named or (found and self.optimizer is not None)):
             self.known = {}
-
-    def model_called(self) -> None:
-        """A model is called that was known before the last one was found."""
-        if self._in_round is not None:
-            self._in_round = True
 
     def ended_by(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:
         """Whether the step that this optimizer has finished ends ours. *steps*: how many have."""
@@ -91,15 +77,10 @@ class StepEnd:
         self.missed = 0
         if id(optimizer) not in self.known:
             made = self.another_stepped(optimizer, steps)
-            if self._in_round is False and not self._named:
-                # Its model has come in the place of others, and so has it: those may step no more.
-                self._since_others = -1
-                self.choose(optimizer)
-            elif min(self.backwards, made) < _PATIENCE or self._named:
+            if min(self.backwards, made) < _PATIENCE or self._named:
                 return False
-            else:
-                self.choose(optimizer)
-                self.missed = made - 1
+            self.choose(optimizer)
+            self.missed = made - 1
         self.scaler_let = True
         return True
 
@@ -108,16 +89,11 @@ class StepEnd:
         if steps != self._others_after:
             self._others, self._others_after = {}, steps
         made = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
-        self._since_others = 0
         return made
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer ends our steps."""
         return id(optimizer) in self.known
-
-    def others_step(self) -> bool:
-        """Whether another optimizer makes steps between ours."""
-        return 0 <= self._since_others < _ALONE
 
     def scaler_skips(self, found: Any) -> bool:
         """The scaler is about to be updated: whether it has left our step out.
@@ -131,10 +107,8 @@ class StepEnd:
 
     def step_ended(self) -> None:
         """A training step has ended."""
-        self._since_others += self._since_others >= 0
         self.several_losses |= self._losses > 1
         self.backwards = self._stepped_after = self._losses = 0
-        self._in_round = None
 
 
 def is_infinity(found: Any) -> bool:

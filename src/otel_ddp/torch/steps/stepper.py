@@ -228,7 +228,7 @@ class Stepper:
         if not self.end.backwards:
             self.batches.no_backward_seen()
         self.end.step_ended()
-        self.batches.step_ends(self.end.others_step())
+        self.batches.step_ended()
         if self._missed:
             self._add_missed(self._missed)
         sampled, steps = self.sampled, self._steps
@@ -681,7 +681,6 @@ class Stepper:
         self._closure = False
         self.replays = False
         ours = self.end.ended_by(optimizer, self._steps.count)
-        self.batches.optimizer_stepped(id(optimizer), ours)
         if not ours:
             self._phases.leave(self._optimizer)
             return
