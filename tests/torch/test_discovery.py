@@ -135,7 +135,7 @@ def test_what_wraps_a_model_is_watched_as_one_and_nothing_of_torch_complains(
     assert found["training.steps"] == found["training.micro_batches"] == STEPS
     assert found["training.samples"] == 8 * STEPS
     # On the object that is called, and on the module inside of DDP, which may be validated alone.
-    assert hooks(model) == before + (3 if isinstance(model, DistributedDataParallel) else 2)
+    assert hooks(model) == before + (4 if isinstance(model, DistributedDataParallel) else 2)
 
 
 def test_one_batch_of_several_models_is_counted_once(place: Here) -> None:

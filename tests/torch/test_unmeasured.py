@@ -158,7 +158,7 @@ def test_what_is_inside_of_a_ddp_has_no_hook_either(
     training.until_unmeasured()
     assert (hooks(ddp), hooks(inner)) == (0, 0)
     inner.eval()
-    assert (hooks(ddp), hooks(inner)) == (2, 1)
+    assert (hooks(ddp), hooks(inner)) == (2, 2)
     with torch.no_grad():
         inner(BATCH)
     inner.train()

@@ -30,8 +30,8 @@ _is_tracing = torch._C._is_tracing
 # What torch itself asks in each call of a module.
 _trace = torch._C._get_tracing_state
 
-# The key of our hooks on a model. It may be inside of a DDP as well, and has that one's hook too.
-_HOOK, _INNER_HOOK = "otel_ddp model", "otel_ddp"
+# The key of our hooks on a model.
+_HOOK = "otel_ddp model"
 # Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
 # Where a module keeps its hooks, and what else it keeps of each of them, under the same keys.
@@ -40,8 +40,6 @@ _KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_alw
 _stepper: Stepper | None = None
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
 _watched: dict[int, WatchedModel] = {}
-# The modules inside DDP: DDP may wait before one, and a validation may call it directly.
-_inner: dict[int, WatchedModel] = {}
 # The modules of which a call is a whole step. They have no hooks, and readings look at them.
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
@@ -55,35 +53,32 @@ def attach(module: nn.Module, stepper: Stepper, in_eval: bool = False) -> bool:
     _stepper = stepper
     if id(module) in _watched:
         return False
-    watched = _watched[id(module)] = WatchedModel(module, _watched)
+    watched = _watch(module)
     watched.trains_in_eval = in_eval
-    # A copy has inherited the hooks of the model that it was made of.
-    take_off(module, before_forward, after_forward)
-    _put_on(module)
-    _keep_out(module, _ALL)
     # A scripted module takes no hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
     if inside is not None and not isinstance(inside, torch.jit.ScriptModule):
-        _attach_inside(module, inside, watched)
+        watched.syncs_buffers = bool(module.broadcast_buffers) and any(
+            True for _ in inside.buffers()
+        )
+        # DDP may wait before this one, and a validation may call it directly.
+        if id(inside) not in _watched:
+            _watch(inside)
     if id(module) not in _watched:
         # In the middle of this a signal handler has taken all hooks off.
-        take_off(module, before_forward, after_forward)
-        if inside is not None:
-            take_off(inside, _before_inner, _after_inner)
+        take_off(module, *_ALL)
+        detach()
         return False
     return True
 
 
-def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
-    watched.syncs_buffers = bool(ddp.broadcast_buffers) and any(True for _ in inside.buffers())
-    # This belongs to the module, not to the DDP: one module may be wrapped time and again.
-    known = _inner.get(id(inside))
-    within = _inner[id(inside)] = WatchedModel(inside, _inner)
-    within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
-    take_off(inside, _before_inner, _after_inner)
-    inside._forward_pre_hooks[_INNER_HOOK] = _before_inner
-    watched.wraps = within.model
-    _keep_out(inside, _ALL)
+def _watch(module: nn.Module) -> WatchedModel:
+    watched = _watched[id(module)] = WatchedModel(module, _watched)
+    # A copy has inherited the hooks of the model that it was made of.
+    take_off(module, *_ALL)
+    _put_on(module)
+    _keep_out(module)
+    return watched
 
 
 def _put_on(module: Any) -> None:
@@ -117,12 +112,6 @@ def switch(on: bool) -> None:
                 *(model._forward_hooks, model._forward_hooks_always_called),
             ):
                 hooks.pop(_HOOK, None)
-        inside: Any = watched.wraps()
-        if inside is not None and inside._compiled_call_impl is None:
-            if on:
-                inside._forward_pre_hooks[_INNER_HOOK] = _before_inner
-            else:
-                inside._forward_pre_hooks.pop(_INNER_HOOK, None)
 
 
 def compiling(stepper: Stepper) -> None:
@@ -159,7 +148,7 @@ def detach() -> None:
     """Take all hooks off again."""
     global _stepper
     _stepper = None
-    for watched in [*_watched.values(), *_inner.values()]:
+    for watched in list(_watched.values()):
         model: Any = watched.model()
         if model is None:
             continue
@@ -168,7 +157,6 @@ def detach() -> None:
         if isinstance(model._compiled_call_impl, _CompiledInPlace):
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
-    _inner.clear()
     _around.clear()
 
 
@@ -286,37 +274,6 @@ def _forward_ended(stepper: Stepper, watched: WatchedModel, module: nn.Module, o
             stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
 
 
-def _before_inner(module: nn.Module, *_: Any) -> None:
-    if is_compiling() or _is_tracing():
-        return
-    stepper, watched = _stepper, _inner.get(id(module))
-    if watched is None or stepper is None or not stepper.alive or not stepper.measured:
-        return
-    stepper.act("before the inner forward", _inner_began, stepper, watched, module)
-
-
-def _inner_began(stepper: Stepper, watched: WatchedModel, module: nn.Module) -> None:
-    if stepper.evaluated_past_ddp(watched, module):
-        watched.called_past_ddp = True
-        take_off(module, _after_inner)
-        module.register_forward_hook(_after_inner, always_call=True)
-    elif watched.syncs_buffers:
-        stepper.buffers_arrived()
-
-
-def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
-    if is_compiling():
-        return
-    if output is not None:
-        # Where forward has raised, torch is still iterating over these hooks.
-        take_off(module, _after_inner)
-    stepper, watched = _stepper, _inner.get(id(module))
-    if watched is None or not watched.called_past_ddp or stepper is None or not stepper.alive:
-        return
-    watched.called_past_ddp = False
-    stepper.act("after the inner forward", stepper.forward_ended, watched, module, None)
-
-
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
     """The tensors of an output that backward may start from, whatever they are wrapped in."""
     left = [output]
@@ -345,13 +302,13 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
 # -- what is saved or copied of a model is without our hooks
 
 
-def _keep_out(module: nn.Module, hooks: frozenset[Callable[..., Any]]) -> None:
-    """Leave these hooks out of `torch.save(model)`, which then loads without us, and of copies."""
+def _keep_out(module: nn.Module) -> None:
+    """Leave our hooks out of `torch.save(model)`, which then loads without us, and of copies."""
     # Weakly, and not by `setattr`, which torch overrides: it is no part of the model.
-    module.__dict__[_STATE] = partial(_state, ref(module), hooks)
+    module.__dict__[_STATE] = partial(_state, ref(module))
 
 
-def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[..., Any]]) -> Any:
+def _state(module_of: Callable[[], nn.Module | None]) -> Any:
     module: Any = module_of()
     state = type(module).__getstate__(module)
     if not isinstance(state, dict):
@@ -361,7 +318,7 @@ def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[
         given = state.get(kind)
         if not isinstance(given, dict):
             continue
-        left_out = {key for key, hook in given.items() if hook in hooks}
+        left_out = {key for key, hook in given.items() if hook in _ALL}
         if left_out:
             for name in (kind, *(kind + more for more in _MORE)):
                 if isinstance(found := state.get(name), dict):
@@ -370,4 +327,4 @@ def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[
     return state
 
 
-_ALL = frozenset((before_forward, after_forward, _before_inner, _after_inner))
+_ALL = frozenset((before_forward, after_forward))

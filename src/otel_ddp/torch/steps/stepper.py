@@ -495,8 +495,10 @@ class Stepper:
         if calls.in_backward:
             calls.close_what_raised()
         if calls.in_backward or calls.forwards:
-            # A model inside a model, or one that is computed again for the backward under way.
+            # A model inside a model, or one that is computed again for the backward under way. What
+            # is inside DDP begins once every rank has the same buffers.
             calls.forwards += 1
+            self._phases.leave(self._buffers)
             return
         calls.forwards = 1
         calls.forward_thread = thread
@@ -534,20 +536,6 @@ class Stepper:
         if calls.forwards and not calls.in_backward:
             calls.close_forward()
         return False
-
-    def evaluated_past_ddp(self, watched: WatchedModel, module: torch.nn.Module) -> bool:
-        """Begin an evaluation if the module inside DDP is called directly; whether it is one."""
-        calls = self.calls
-        if calls.forwards or calls.in_backward or (module.training and _is_grad_enabled()):
-            return False
-        self.forward_began(watched, module, (), None)
-        return calls.forwards > 0
-
-    def buffers_arrived(self) -> None:
-        """DDP has given every rank the same buffers; the model itself begins."""
-        self._count_collectives()
-        if _get_ident() == self.calls.forward_thread:
-            self._phases.leave(self._buffers)
 
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs get the hook of backward."""

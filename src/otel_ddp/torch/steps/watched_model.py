@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -33,10 +33,6 @@ class WatchedModel:
         """Whether it was called, outside of compiled code: then its hook is."""
         self.in_graph = False
         """Whether it may be a part of compiled code: then its hooks stay as they are."""
-        self.called_past_ddp = False
-        """Of a module inside DDP: whether it is being called directly."""
-        self.wraps: Callable[[], nn.Module | None] = _nothing
-        """Asks for the module inside, of a DDP: that one has a hook too."""
         self.syncs_buffers = False
         """Whether it may give every rank the same buffers before a forward."""
         # A wrapper works as the model inside of it does, and a loop may set the mode of that alone.
@@ -67,10 +63,6 @@ class WatchedModel:
         """Of the last forward and its backward; 0 where they are not known."""
         units = self.samples if self.by_samples else self.tokens
         return (self.flops_per_unit or 0.0) * units
-
-
-def _nothing() -> None:
-    pass
 
 
 # The names of a language model's input, whose elements are tokens.
