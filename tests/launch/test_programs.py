@@ -142,7 +142,7 @@ os.environ["MASTER_ADDR"] = "127.0.0.1"
 rpc.init_rpc("only", rank=0, world_size=1)
 weight = torch.ones(4, requires_grad=True)
 optimizer = DistributedOptimizer(torch.optim.SGD, [rpc.RRef(weight)], lr=0.01)
-for _ in range(110):
+for _ in range(10):
     with autograd.context() as context:
         autograd.backward(context, [(torch.ones(8, 4) * weight).sum()])
         optimizer.step(context)
@@ -150,15 +150,12 @@ rpc.shutdown()
 """
 
 
-def test_a_training_of_which_backwards_alone_are_seen_is_a_run_and_one_line_says_why(
-    tmp_path: Path,
-) -> None:
+def test_a_training_of_which_backwards_alone_are_seen_is_a_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SERVED)
     with Node(MASTER_PORT=str(free_port()), OTEL_DDP_AGENT="off") as node:
         command = (sys.executable, "-m", "otel_ddp", "run", "--", sys.executable, str(script))
-        output = finished(node.start(*command))
+        finished(node.start(*command))
         (journal,) = Here(node.place.directory).read()
 
     assert journal.total(catalog.TRAINING_STEPS) == 0
-    assert output.count("so no steps are measured") == 1

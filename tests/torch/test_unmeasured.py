@@ -335,20 +335,6 @@ def test_an_optimizer_made_in_each_step_does_not_have_each_measured(
     assert sum(not each.measured for each in training.steps()) > 400
 
 
-def test_a_model_that_comes_while_no_search_is_on_is_found(training: Training) -> None:
-    training.begin(None)
-    for _ in range(300):
-        training.optimizer = SGD(training.model.parameters(), lr=0.01)
-        training.step()
-    before = training.count
-    training.model = Slow(training)
-    training.optimizer = SGD(training.model.parameters(), lr=0.01)
-    training.step(2000)
-
-    assert training.count > before + 600
-    assert training.steps()[-1].work == len(BATCH)
-
-
 def test_a_hook_of_the_users_may_come_after_ours(training: Training) -> None:
     called = []
     hook = torch_optimizer.register_optimizer_step_post_hook(lambda *_: called.append(1))

@@ -1,12 +1,8 @@
 """Finds the models that a program trains, where it names none.
 
 `training_begins` announces a training that no run measures yet. `_Announced` waits for the first
-call of a model that trains, and opens the run. `_Search` looks for each model of a run, and looks
-again once another optimizer comes.
-
-Some models train in evaluation mode, and of a function that is compiled no call of a module is
-seen. There the run begins with the second step of an optimizer. Where the step is compiled as well,
-or made by a DistributedOptimizer, it begins with the third backward.
+call of a model that trains, compilation or backward, and opens the run. `_Search` looks for each
+model of a run, and looks again once another optimizer comes.
 """
 
 from __future__ import annotations
@@ -34,15 +30,12 @@ from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.torch.steps.stepper import Search, Stepper
 
-# A run begins with so many steps of an optimizer, or backwards, though no call was seen. One
-# backward more: a model that trains in evaluation mode is found by its optimizer.
-_STEPS_OF_A_RUN, _BACKWARDS_OF_A_RUN = 2, 3
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make
 # several before the generator makes one.
 _STEPS = 10
-# A search that finds no model is followed by a rest of twice as many steps, and the next one that
-# finds none by one of twice that: a program may make an optimizer in each step.
-_LONGEST_REST = 128 * _STEPS
+# After so many searches in a row that have found none, none begins: a program may make an optimizer
+# in each step.
+_MOST_IN_VAIN = 8
 # Where no step is made, as in a program that only infers, the search ends after so many calls.
 _CALLS = 5000
 # Each time that code outside of modules is compiled while we search, it was so with our hook on or
@@ -50,19 +43,20 @@ _CALLS = 5000
 _MOST_COMPILED = 4
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
-# The same of backwards, where no step is seen: many of them may make one step.
-_BACKWARDS_WITHOUT_MODEL = 100
 
 _search: _Announced | _Search | None = None
 
 
-def look(begin: Callable[[], None], backwards_seen: int) -> None:
+def look(begin: Callable[[], None]) -> None:
     """A training is announced: call *begin* once, right before the first call of its model."""
     global _search
     detach()
-    _search = search = _Announced(begin, backwards_seen)
+    _search = _Announced(begin)
+    # The first optimizer has imported Dynamo.
+    compile_hooks.listen(_before_compile, _nothing)
     # Last: from here on any thread may call a module.
-    search.look()
+    every_module.set_hook(before_any)
+    every_module.put_on()
 
 
 def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
@@ -87,24 +81,17 @@ def detach() -> None:
     search, _search = _search, None
     if search is not None:
         search.end()
-        optimizer_hooks.take_off_unused()
 
 
 class _Announced:
     """A training is announced: the hook on all modules waits for a model that trains."""
 
-    def __init__(self, begin: Callable[[], None], backwards_seen: int) -> None:
+    def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
-        self._steps = 0
-        self._backwards_seen = backwards_seen
-        self._backwards = backwards(self._backward_done)
-        self._training_mode: Called | None = None
-        optimizer_hooks.tell_of_steps(self._optimizer_stepped)
-        # The first optimizer has imported Dynamo.
-        compile_hooks.listen(_before_compile, _after_compile)
+        # Of a model that trains in evaluation mode, or none, or one in other processes (RPC).
+        self._backwards = backwards(errors.contained()(lambda *_, **__: self._open()))
 
     def _open(self) -> None:
-        """The training is here: what measures its steps takes over the hooks of optimizers."""
         global _search
         if _search is self:
             _search = None
@@ -115,38 +102,13 @@ class _Announced:
         """Look no more."""
         for each in self._backwards:
             each.take_off()
-        if self._training_mode is not None:
-            self._training_mode.take_off()
-        optimizer_hooks.tell_of_steps(None)
         every_module.set_hook(None)
-        compile_hooks.ignore(_before_compile, _after_compile)
+        compile_hooks.ignore(_before_compile, _nothing)
 
     def failed(self) -> None:
         """A hook of ours raised."""
         errors.record_failure("waiting for the training")
         detach()
-
-    @errors.contained()
-    def _backward_done(self, *_: Any, **__: Any) -> None:
-        self._backwards_seen += 1
-        if self._backwards_seen >= _BACKWARDS_OF_A_RUN:
-            self._open()
-
-    @errors.contained()
-    def _optimizer_stepped(self) -> None:
-        self._steps += 1
-        if self._steps >= _STEPS_OF_A_RUN:
-            self._open()
-
-    def look(self) -> None:
-        """From here on the next call of a model that trains opens the run."""
-        every_module.set_hook(before_any)
-        every_module.put_on()
-
-    @errors.contained()
-    def _mode_set(self, module: nn.Module, mode: bool = True) -> None:
-        if mode:
-            self.look()
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Any module is called."""
@@ -156,19 +118,10 @@ class _Announced:
             before_any(module, args)
 
     def compiling(self) -> None:
-        """A graph is about to be compiled: with the hook on, it would be valid with it alone."""
+        """A graph is about to be compiled: of a model that is inside of it, no call is seen."""
         every_module.take_off()
-        module = outermost_called()
-        if module is None:
-            return
-        if trains(module):
-            self._open()
-            compile_hooks.began()
-        else:
-            # With the hook on it would be compiled again: look when a model is to train.
-            every_module.set_hook(None)
-            if self._training_mode is None:
-                self._training_mode = Called(nn.Module, "train", self._mode_set)
+        self._open()
+        compile_hooks.began()
 
 
 class _Search(Search):
@@ -186,21 +139,12 @@ class _Search(Search):
         self._found = found
         self._reported = False
         self._steps_left = self._calls_left = 0
-        self._unknown_steps = 0
-        # How long the last rest was to take, up to which step; and whether an optimizer has come
-        # since that trains no watched model.
-        self._rest = self._rests_until = 0
-        self._optimizer_waits = False
+        self._unknown_steps = self._in_vain = 0
         # How often a graph was compiled outside of any module while the hook was on.
         self._compiled_outside = 0
-        # While no model is known, and how many there were.
-        self._backwards: list[Called] = []
-        self._unknown_backwards = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
         self.next_begins: Callable[[], None] | None = None
         """Called instead of the search once another optimizer is made: a pool's next task."""
-        # The parameters, by their ids, that are trained while no model is known.
-        self._trained: set[int] = set()
         # The thread that is inside an outermost call, 0 for none: while the hook is off, no other
         # one is seen. And the module that still has our hook for the end of its call.
         self._inside = 0
@@ -209,11 +153,9 @@ class _Search(Search):
     def begin(self) -> None:
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
-        self._reported = self._optimizer_waits = False
+        self._reported = False
         if self._compiled_outside >= _MOST_COMPILED:
             return
-        if not (self._backwards or self._unknown_backwards or self.stepper.end.has_model):
-            self._backwards = backwards(self._backward_done)
         if not self.on:
             self.on = True
             every_module.set_hook(before_any)
@@ -221,10 +163,8 @@ class _Search(Search):
 
     def pause(self) -> None:
         """Do not search until another optimizer comes."""
-        self._expect_no_backward()
         self.on = False
         every_module.set_hook(None)
-        self._trained.clear()
         self._inside = 0
         self._let_go()
 
@@ -242,18 +182,10 @@ class _Search(Search):
     def _optimizer_came(self, *_: Any, **__: Any) -> None:
         if self.next_begins is not None:
             self.next_begins()
-        elif self.stepper.alive and not self.on and not self._rests():
+        elif self.stepper.alive and not self.on and self._in_vain < _MOST_IN_VAIN:
             # A cross-validation, say: its next model is about to be called for the first time.
             self.stepper.model_comes()
             self.begin()
-
-    def _rests(self) -> bool:
-        return self.stepper.end.has_model and self.stepper.progress.steps.count < self._rests_until
-
-    def _expect_no_backward(self) -> None:
-        for each in self._backwards:
-            each.take_off()
-        self._backwards = []
 
     def between_calls(self) -> None:
         """This thread is in no module: put the hook on, unless another thread is in one."""
@@ -293,8 +225,7 @@ class _Search(Search):
         # Torch looks up the hooks on the module itself after its forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._marked = ref(module)
-        in_eval = self._trains_in_eval(module)
-        if (in_eval or trains(module)) and self._is_whole() and self._adopt(module, in_eval):
+        if trains(module) and self._is_whole() and self._adopt(module):
             # Torch has chosen the hooks before this forward already, so ours is called here.
             model_hooks.before_forward(module, args, _keywords(module))
 
@@ -319,27 +250,11 @@ class _Search(Search):
         """
         return outside_of_backward() and not self.stepper.calls.forward_in_another_thread()
 
-    def _trains_in_eval(self, module: nn.Module) -> bool:
-        """Whether an optimizer has trained this model, which is in evaluation mode.
-
-        A loop that keeps the statistics of a model calls `eval()`.
-        """
-        return (
-            bool(self._trained)
-            and not module.training
-            and torch.is_grad_enabled()
-            and any(id(each) in self._trained for each in module.parameters())
-        )
-
-    def _adopt(self, module: nn.Module, in_eval: bool = False) -> bool:
-        if not model_hooks.attach(module, self.stepper, in_eval):
+    def _adopt(self, module: nn.Module) -> bool:
+        if not model_hooks.attach(module, self.stepper):
             return False
-        self._trained.clear()
-        self._expect_no_backward()
         optimizer_hooks.forget_others()
         self.stepper.end.model_came(found=True)
-        self._rest = self._rests_until = 0
-        self._optimizer_waits = False
         model_hooks.watch_compiled_in_place()
         self._report(module)
         return True
@@ -375,60 +290,37 @@ class _Search(Search):
         """The optimizer of a watched model has made a step."""
         self._steps_left -= 1
         if self._steps_left <= 0:
-            rest = min(max(2 * self._rest, 2 * _STEPS), _LONGEST_REST)
-            self._rest = 0 if self._reported else rest
-            self._rests_until = self.stepper.progress.steps.count + self._rest
+            self._in_vain = 0 if self._reported else self._in_vain + 1
             self.pause()
         self.between_calls()
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer trains no watched model: a trainer may have built another model."""
-        # A search that is on begins anew once, not with each of very many optimizers.
-        known, waits = self.stepper.end.has_model, self._optimizer_waits
-        if not self._rests() and (not self.on or (known and not waits)):
+        if not self.on and self._in_vain < _MOST_IN_VAIN:
             self.begin()
-        self._optimizer_waits = known
 
-    def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None:
+    def unknown_optimizer_stepped(self) -> None:
         """An optimizer has made a step that trains no watched model."""
-        if self.stepper.end.has_model:
-            # Where it has taken the place of ours, no other steps are seen.
-            self._rests_until -= 1
-            if self._optimizer_waits and not self.on and not self._rests():
+        if not self.stepper.end.has_model:
+            self._unknown_steps += 1
+            # Very many calls without a step may have ended the search.
+            if not self.on and self._unknown_steps < _STEPS_WITHOUT_MODEL:
                 self.begin()
-            self.between_calls()
-            return
-        if self._unknown_steps < _STEPS_WITHOUT_MODEL:
-            self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._unknown_steps += 1
-        # Very many calls without a step may have ended the search.
-        if not self.on and self._unknown_steps < _STEPS_WITHOUT_MODEL:
-            self.begin()
+            if self._unknown_steps == _STEPS_WITHOUT_MODEL:
+                self._warn()
         self.between_calls()
-        if self._unknown_steps == _STEPS_WITHOUT_MODEL:
-            self._warn(f"{_STEPS_WITHOUT_MODEL} steps of an optimizer")
 
-    # -- backwards
-
-    @errors.contained()
-    def _backward_done(self, *_: Any, **__: Any) -> None:
-        self._unknown_backwards += 1
-        if self._unknown_backwards == _BACKWARDS_WITHOUT_MODEL:
-            self._expect_no_backward()
-            self._warn(f"{_BACKWARDS_WITHOUT_MODEL} backwards")
-
-    def _warn(self, seen: str) -> None:
+    def _warn(self) -> None:
         errors.warn_once(
             "discovery",
-            "In %s no model was seen that is called and trains, so no steps are measured: name the "
-            "model by otel_ddp.instrument(model), after whatever wraps or compiles it. Where the "
-            "whole step is compiled, compile the model in its place. Optimizers of other processes "
-            "(RPC) are not seen.",
-            seen,
+            "In %d steps of an optimizer no model was seen that is called and trains, so no steps "
+            "are measured: name the model by otel_ddp.instrument(model), after whatever wraps or "
+            "compiles it. Where the whole step is compiled, compile the model in its place.",
+            _STEPS_WITHOUT_MODEL,
         )
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
@@ -453,10 +345,6 @@ def _after_any(module: nn.Module, *_: Any) -> None:
 def _before_compile(*_: Any) -> None:
     if isinstance(search := _search, _Announced):
         _tell(search, search.compiling)
-
-
-def _after_compile(*_: Any) -> None:
-    every_module.put_on()
 
 
 def _tell(search: _Announced | _Search, event: Callable[..., None], *args: Any) -> None:

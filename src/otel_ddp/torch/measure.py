@@ -95,8 +95,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     # A local: a signal handler may take all hooks off at any moment.
     current = _current
     if current is None or not current.stepper.alive or current.stepper.progress is not progress:
-        # An optimizer's step may have begun this run, and torch goes through its hooks just now.
-        _take_off(but_of_optimizers=True)
+        _take_off()
         current = _current = _Measuring(progress)
         stepper = current.stepper
         optimizer_hooks.attach(stepper)
@@ -144,7 +143,7 @@ def stop(progress: Progress | None) -> None:
         _take_off()
 
 
-def _take_off(but_of_optimizers: bool = False) -> None:
+def _take_off() -> None:
     global _current
     current, _current = _current, None
     ours: list[Callable[[], None]] = []
@@ -155,8 +154,13 @@ def _take_off(but_of_optimizers: bool = False) -> None:
     for act in (
         *ours,
         *(discovery.detach, model_hooks.detach, data_hooks.detach),
-        *(() if but_of_optimizers else (optimizer_hooks.detach,)),
-        *(garbage.detach, graphs.detach, compile_hooks.detach, stack_answers.stop),
+        *(
+            optimizer_hooks.detach,
+            garbage.detach,
+            graphs.detach,
+            compile_hooks.detach,
+            stack_answers.stop,
+        ),
     ):
         errors.contained()(act)()
     if current is not None:

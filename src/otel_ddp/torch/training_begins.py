@@ -22,7 +22,7 @@ def wait(begin: Callable[[], None]) -> None:
     """Call *begin* once, right before the first call of a model that trains."""
     stop()
     _replaced.append(Called(Optimizer, "__init__", lambda *_, **__: _announced(begin)))
-    _replaced.extend(backwards(lambda *_, **__: _announced(begin, backwards_seen=1)))
+    _replaced.extend(backwards(lambda *_, **__: _announced(begin)))
 
 
 def stop() -> None:
@@ -33,11 +33,11 @@ def stop() -> None:
 
 
 @errors.contained()
-def _announced(begin: Callable[[], None], backwards_seen: int = 0) -> None:
+def _announced(begin: Callable[[], None]) -> None:
     stop()
     if not models.is_new_enough():
         return
     # Imported here: a process that never trains has no need of it.
     from otel_ddp.torch import discovery
 
-    discovery.look(begin, backwards_seen)
+    discovery.look(begin)

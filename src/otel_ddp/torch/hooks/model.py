@@ -44,17 +44,13 @@ _watched: dict[int, WatchedModel] = {}
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
-def attach(module: nn.Module, stepper: Stepper, in_eval: bool = False) -> bool:
-    """Watch a model, the outermost object that the training loop calls; False if it is already.
-
-    *in_eval*: it trains in evaluation mode.
-    """
+def attach(module: nn.Module, stepper: Stepper) -> bool:
+    """Watch a model, the outermost object that the training loop calls; False if it is already."""
     global _stepper
     _stepper = stepper
     if id(module) in _watched:
         return False
     watched = _watch(module)
-    watched.trains_in_eval = in_eval
     # A scripted module takes no hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
     if inside is not None and not isinstance(inside, torch.jit.ScriptModule):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -27,8 +26,6 @@ _DEEPEST = 8
 # Of the hooks before a step and after it.
 _before: Any = None
 _after: Any = None
-# Called after each step while no steps are measured yet.
-_told: Callable[[], None] | None = None
 _stepper: Stepper | None = None
 _counted: CountedSteps | None = None
 # By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
@@ -37,13 +34,8 @@ _known: dict[int, tuple[bool, Any]] = {}
 
 def attach(stepper: Stepper) -> None:
     """Put the hooks on all optimizers; those of other models are ignored."""
-    global _stepper, _counted
+    global _stepper, _counted, _after
     _stepper, _counted = stepper, stepper.progress.counted
-    _put_on()
-
-
-def _put_on() -> None:
-    global _after
     switch(True)
     if _after is None:
         _after = register_optimizer_step_post_hook(after_step)
@@ -60,24 +52,6 @@ def switch(on: bool) -> None:
     if _after is not None:
         # In its place: torch may be going through these hooks at this moment.
         _after.hooks_dict_ref()[_after.id] = after_step if on else count_step
-
-
-def tell_of_steps(told: Callable[[], None] | None) -> None:
-    """Call this after each step of an optimizer, until steps are measured; None: no more.
-
-    With the hooks that measure steps: these may begin within a hook, and torch is going through all
-    of them at that moment.
-    """
-    global _told
-    _told = told
-    if told is not None:
-        _put_on()
-
-
-def take_off_unused() -> None:
-    """Take the hooks off where no steps are measured."""
-    if _stepper is None:
-        detach()
 
 
 def forget(own: Any) -> None:
@@ -178,8 +152,6 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:
-        if stepper is None and _told is not None and not is_dynamo_compiling():
-            _told()
         return
     if stepper.captures():
         if _owned(optimizer):
@@ -193,7 +165,7 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
 def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
     known = id(optimizer) in _known
     if not _owned(optimizer):
-        stepper.search.unknown_optimizer_stepped(optimizer)
+        stepper.search.unknown_optimizer_stepped()
         return
     if not stepper.measured:
         stepper.another_stepped(optimizer)

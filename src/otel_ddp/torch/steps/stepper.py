@@ -76,7 +76,7 @@ class Search:
     def unknown_optimizer_came(self) -> None:
         """An optimizer has begun its first step, and trains no watched model."""
 
-    def unknown_optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def unknown_optimizer_stepped(self) -> None:
         """An optimizer that trains no watched model has made a step."""
 
 
