@@ -493,7 +493,8 @@ ALONE = [
     Style(
         "scaler, an infinity, fused Adam, accumulation",
         scaled(lambda parameters: Adam(parameters, fused=True), each=3),
-        **{**SCALED, **THREE_TIMES},
+        # Whether such an optimizer has left the weights alone is on its device.
+        **{**SCALED, **THREE_TIMES, "steps": 5, "skipped": 0},
     ),
     # A critic's step that the scaler skips is taken for the generator's.
     Style("scaler, GAN", scaled_gan, steps=3, skipped=1, micro_batches=8, samples=64, scaled=True),

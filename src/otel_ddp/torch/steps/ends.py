@@ -111,12 +111,6 @@ class StepEnd:
         self.backwards = self._stepped_after = self._losses = 0
 
 
-def is_infinity(found: Any) -> bool:
-    """Whether this `found_inf` has made a fused optimizer leave the weights alone."""
-    # On a device it is not known yet, and must not be waited for.
-    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
-
-
 def steps_made(optimizer: torch.optim.Optimizer) -> int:
     """How many steps an optimizer's own state counts, those before a checkpoint too; 1 at least.
 

@@ -24,7 +24,7 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.steps import Amounts
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
 from otel_ddp.torch.steps.budget import ODD, Cost, in_sample
-from otel_ddp.torch.steps.ends import StepEnd, is_infinity, steps_made
+from otel_ddp.torch.steps.ends import StepEnd, steps_made
 from otel_ddp.torch.steps.group_calls import GroupCalls
 from otel_ddp.torch.steps.open_calls import (
     BackwardHook,
@@ -296,10 +296,9 @@ class Stepper:
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
-                found = getattr(optimizer, "found_inf", None)
-                self._end_unseen(now, found is not None and is_infinity(found))
+                self._end_unseen(now, False)
                 self.end.scaler_let = True
-                if not self.measured and found is None:
+                if not self.measured:
                     self._count(steps.count + 1, optimizer)
         except errors.ANY_ERROR:
             self.failed("after the optimizer")
@@ -677,9 +676,7 @@ class Stepper:
         if missed := self.end.missed:
             self._missed, self._whole = missed + 1, False
             self.progress.count_missed(missed)
-        found = getattr(optimizer, "found_inf", None)
-        skipped = found is not None and is_infinity(found)
-        self._finish(skipped, self._optimizer, between=not self.calls.forwards)
+        self._finish(False, self._optimizer, between=not self.calls.forwards)
 
     def _sample_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self.sampled.sampling and self.end.is_of(optimizer):
