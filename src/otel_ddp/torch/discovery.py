@@ -34,13 +34,11 @@ from otel_ddp.torch.steps.stepper import Search, Stepper
 # several before the generator makes one.
 _STEPS = 10
 # After so many searches in a row that have found none, none begins: a program may make an optimizer
-# in each step.
-_MOST_IN_VAIN = 8
+# in each step. Each compilation outside of modules while we search counts too: it was so with our
+# hook on or off, and torch gives up after eight.
+_MOST_IN_VAIN = 4
 # Where no step is made, as in a program that only infers, the search ends after so many calls.
 _CALLS = 5000
-# Each time that code outside of modules is compiled while we search, it was so with our hook on or
-# off, and torch gives up after eight.
-_MOST_COMPILED = 4
 # After so many steps of an optimizer, and no model found, the user is warned.
 _STEPS_WITHOUT_MODEL = 10
 
@@ -140,8 +138,6 @@ class _Search(Search):
         self._reported = False
         self._steps_left = self._calls_left = 0
         self._unknown_steps = self._in_vain = 0
-        # How often a graph was compiled outside of any module while the hook was on.
-        self._compiled_outside = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
         self.next_begins: Callable[[], None] | None = None
         """Called instead of the search once another optimizer is made: a pool's next task."""
@@ -154,7 +150,7 @@ class _Search(Search):
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
-        if self._compiled_outside >= _MOST_COMPILED:
+        if self._in_vain >= _MOST_IN_VAIN:
             return
         if not self.on:
             self.on = True
@@ -275,8 +271,8 @@ class _Search(Search):
             return
         module = outermost_called()
         if module is None:
-            self._compiled_outside += 1
-            if self.stepper.end.has_model or self._compiled_outside >= _MOST_COMPILED:
+            self._in_vain += 1
+            if self.stepper.end.has_model or self._in_vain >= _MOST_IN_VAIN:
                 self.pause()
             return
         # Compiled in place, its hooks are never called: from the next call on it is measured from
@@ -296,7 +292,7 @@ class _Search(Search):
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer trains no watched model: a trainer may have built another model."""
-        if not self.on and self._in_vain < _MOST_IN_VAIN:
+        if not self.on:
             self.begin()
 
     def unknown_optimizer_stepped(self) -> None:
