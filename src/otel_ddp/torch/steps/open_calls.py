@@ -57,21 +57,11 @@ class OpenCalls:
         self.forward_thread = 0
         """The thread of the last forward; that of the last training forward is in the progress."""
 
-    def another_thread_works(self, thread: int) -> bool:
-        """Whether another thread is in a training forward or in a backward.
+    def is_beside_step(self, thread: int, trains: bool = True) -> bool:
+        """Whether what begins in this thread is no part of what is measured.
 
-        What this thread then does to the models is no part of the step.
+        *trains*: whether it belongs to training, as all does but an evaluation.
         """
-        if self.in_backward:
-            # Autograd has threads of its own.
-            another = is_another_thread(self._progress.thread, thread)
-            return another and outside_of_backward() and _backward_runs()
-        if not self.forwards or not self.trains:
-            return False
-        return is_another_thread(self.forward_thread, thread)
-
-    def is_beside_step(self, thread: int, trains: bool) -> bool:
-        """Whether a forward that begins in this thread is no part of what is measured."""
         if self.in_backward:
             # Also what a backward computes again in one of autograd's threads.
             return is_another_thread(self._progress.thread, thread) and _backward_runs()

@@ -444,8 +444,6 @@ class Stepper:
         thread, trains = _get_ident(), self.progress.thread
         if trains != thread and is_another_thread(trains or self._made_in, thread):
             return  # a thread fetches ahead: training does not wait for that
-        if thread != calls.forward_thread and calls.another_thread_works(thread):
-            return
         if calls.in_backward:
             calls.close_what_raised()
         in_forward = calls.forwards and not calls.in_backward
@@ -486,13 +484,12 @@ class Stepper:
             trains = bool(inside.training)
         trains = trains and _is_grad_enabled()
         thread = _get_ident()
-        beside = not trains and steps.in_step and not calls.in_backward
-        if beside and is_another_thread(self.progress.thread, thread):
-            return  # an evaluator, and the step goes on meanwhile
-        if thread != calls.forward_thread and self._is_beside_step(thread, trains):
+        if calls.is_beside_step(thread, trains):
             return
         if calls.in_backward:
             calls.close_what_raised()
+        elif calls.forwards and thread != calls.forward_thread:
+            calls.close_forward()
         if calls.in_backward or calls.forwards:
             # A model inside a model, or one that is computed again for the backward under way. What
             # is inside DDP begins once every rank has the same buffers.
@@ -526,15 +523,6 @@ class Stepper:
         watched.counted = batches.model is watched and not watched.shared
         watched.take(args, kwargs, self.progress.work)
         batches.forward_begins(watched)
-
-    def _is_beside_step(self, thread: int, trains: bool) -> bool:
-        """Whether a forward that begins is no part of the step; if it is, it ends an older one."""
-        calls = self.calls
-        if calls.is_beside_step(thread, trains):
-            return True
-        if calls.forwards and not calls.in_backward:
-            calls.close_forward()
-        return False
 
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs get the hook of backward."""
@@ -622,7 +610,7 @@ class Stepper:
         calls, end = self.calls, self.end
         # Asked only where something is open: Dynamo may trace this, and knows no threads.
         if calls.in_backward or calls.forwards:
-            if calls.another_thread_works(_get_ident()):
+            if calls.is_beside_step(_get_ident()):
                 return
             if calls.in_backward:
                 calls.close_what_raised()
