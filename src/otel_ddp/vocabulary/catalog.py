@@ -346,8 +346,8 @@ TRAINING_ARTIFACT_STEP = _artifacts.gauge("training.artifact.step", "{step}")(
 _diagnosis = Section("Diagnosis", "rank")
 
 TRAINING_STRAGGLER = _diagnosis.gauge("training.straggler", "", "phase", "side")(
-    "1 while this rank keeps the others waiting; `phase` loses the time, `side` (`device`, "
-    "`host`, `unclear`) is late."
+    "1 while this rank keeps the others waiting; `phase` loses the time, `side` (`device` or "
+    "`host`) is late."
 )
 TRAINING_STRAGGLER_EXCESS = _diagnosis.gauge("training.straggler.excess", "1", "phase")(
     "Work time above that of the other ranks, as a share of the median step."

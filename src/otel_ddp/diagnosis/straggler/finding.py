@@ -30,16 +30,10 @@ _ADVICE = {
 # idle meanwhile, or has no more to do than was launched at the moment.
 _KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
 _ADVICE_BY_SIDE = {
-    "host": f"The device waits for launches. {_CORES}",
+    "host": f"The device waits for launches. {_CORES} Or it calls `.item()` in each step.",
     "device": "The device is slower. Look at this rank's clocks, heat and power, and at what else "
     "uses the device.",
-    "unclear": "The host launches late, or the device is slower: which one is not known. Look at "
-    "this rank's cores, and at its device's clocks and heat.",
 }
-_ADVICE_WHERE_IT_WAITS = (
-    "Its host alone waits for its device in each step, as `.item()`, printing a loss or a "
-    "synchronisation makes it, and its device idles until more is launched: ask more rarely."
-)
 
 
 def side_of(verdict: Verdict) -> str:
@@ -70,7 +64,7 @@ def evidence_of(
     history, i, length = late
     window, (kind, phase) = history.window, reading
     step_s = window.step_s(length)
-    # `device`, `host` or `unclear`; empty where no device's clock is known.
+    # `device` or `host`; empty where no device's clock is known.
     side = table.side(i, phase)
     shares = {word: each / step_s for word, each in table.excess_by_phase(i).items()}
     evidence: dict[str, Any] = {
@@ -92,9 +86,6 @@ def evidence_of(
         evidence["ranks"] = list(map(rank_number, ranks))
     if side:
         evidence["side"] = side
-    if table.waits_alone(i, phase):
-        # Unlike the others' hosts, its own waits for its device before the phase.
-        evidence["waits_for_device"] = True
     if window.left_out:
         evidence["not_compared"] = [WORK_PHASES[at] for at in window.left_out]
     if kind == "imbalance":
@@ -134,11 +125,7 @@ def _advice(verdict: Verdict) -> str:
     word = "imbalance" if verdict.kind == "imbalance" else verdict.phase
     side = side_of(verdict) if word in _KERNELS else ""
     advice = _ADVICE_BY_SIDE[side] if side else _ADVICE[word]
-    if "ranks" in verdict.evidence:
-        return advice.replace("this rank", "this node")
-    if side in ("host", "unclear") and "waits_for_device" in verdict.evidence:
-        return _ADVICE_WHERE_IT_WAITS
-    return advice
+    return advice.replace("this rank", "this node") if "ranks" in verdict.evidence else advice
 
 
 def _size(verdict: Verdict) -> str:

@@ -103,10 +103,9 @@ PHASE_MOST_OF = 0.7
 PHASE_MARGIN = 0.15
 # Forward and backward are slow alike where one is slower by at least this share of the other.
 PHASE_ALIKE = 0.5
-# The host is late for sure, or perhaps, where its device has at most these shares left at the end
-# of what others have: where it had next to nothing to do at the beginning, and where it had more.
-PHASE_AFTER_NOTHING, PHASE_AFTER_MORE = (1.0, 1.05), (0.5, 0.75)
-PHASE_TICK_NS = 100_000
+# A device has little work left if it is behind its host by at most this share of what others are
+# behind theirs; and no more than others if it is so by at most this share of the excess more.
+SIDE_FEW, SIDE_MORE = 0.5, 0.2
 
 # -- stalls that recur
 

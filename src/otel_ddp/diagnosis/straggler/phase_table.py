@@ -10,35 +10,8 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.window import Compared, Unit, by_stage
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
-# How a step begins. Of these phases it is known how far the device is behind its host.
-_ORDER = [WORK_PHASES.index(word) for word in ("other", "data", "forward", "backward")]
-# Which of them a verdict speaks of: from the first one up to the second.
-_BEFORE_FORWARD = (0, 2)
-_WINDOWS = {"data": (1, 2), "forward": (2, 3), "backward": (3, 4), "compute": (2, 4)}
-
-
-class _Host(NamedTuple):
-    """The host of a unit in some of the phases of _ORDER."""
-
-    began_ns: float
-    """How far the device was behind its host at their beginning."""
-    took_ns: float
-    """How long they took the host."""
-    left_ns: float
-    """How far the device was behind at their end."""
-
-
-def _host(steps: Sequence[Compared], rank: int, first: int, last: int) -> _Host | None:
-    found = []
-    for each in steps:
-        behind_ns = each.behind_ns[rank]
-        if each.host_ns is None or behind_ns is None:
-            continue
-        more_ns = [each.phases_ns[at][rank] - each.host_ns[at][rank] for at in _ORDER]
-        began_ns = behind_ns + sum(more_ns[:first])
-        took_ns = sum([each.host_ns[at][rank] for at in _ORDER[first:last]])
-        found.append((began_ns, took_ns, began_ns + sum(more_ns[first:last])))
-    return _Host(*map(median, zip(*found, strict=True))) if found else None
+# How a step begins: the phases after which it is known how far the device is behind its host.
+_FIRST_PHASES = ("other", "data", "forward")
 
 
 class _Need(NamedTuple):
@@ -166,7 +139,9 @@ class PhaseTable:
         """Whether unit *i* is late in this phase on its `device`, or since its `host` is.
 
         A device that waits for its host keeps up with it for longer than those of the others, by
-        most of the excess. Where that does not show it, what was in line may: see _side_by_lag.
+        most of the excess. In forward and data it may also wait before the first launch, and be
+        behind at the end. But a slow device has as much work left as those of the others, whose
+        queues hold up their hosts, or more.
         Empty where the device's clock is not known.
         """
         paced_s = self._need(i).paced_s
@@ -175,82 +150,38 @@ class PhaseTable:
         usual_s = self._usual_need(i).paced_s or (0.0,) * len(WORK_PHASES)
         words = COMPUTE_PHASES if phase == "compute" else {phase}
         late_s = waits_s = 0.0
-        for word, excess_s in self.excess_by_phase(i).items():
+        excesses_s = self.excess_by_phase(i)
+        for word, excess_s in excesses_s.items():
             if phase == "mixed" or word in words:
                 at = WORK_PHASES.index(word)
                 late_s += excess_s
                 waits_s += paced_s[at] - usual_s[at]
         if waits_s > late_s / 2:
             return "host"
-        return self._side_by_lag(i, phase, late_s * 1e9)
-
-    def waits_alone(self, i: int, phase: str) -> bool:
-        """Whether the host of unit *i*, and no other, waits for its device before forward begins.
-
-        Its device had work in line when the step began, and has none when forward does. So it idles
-        until more is launched. A host that launches slowly has never much in line.
-        """
-        if self._main_phase(i, phase) not in ("forward", "compute"):
-            return False
-        hosts = self._hosts(i, *_BEFORE_FORWARD)
-        if hosts is None:
-            return False
-        own, others = hosts
-        late_s = self.excess_by_phase(i).get("forward", 0.0)
-        least_ns = max(late_s * 1e9, limits.PHASE_TICK_NS)
-        others_ns = median([each.left_ns for each in others])
-        return own.left_ns < limits.PHASE_TICK_NS and min(own.began_ns, others_ns) > least_ns
-
-    def _main_phase(self, i: int, phase: str) -> str:
-        """The phase itself, or the one with the most of what is mixed."""
-        excess_s = self.excess_by_phase(i)
-        return max(excess_s, key=excess_s.__getitem__) if phase == "mixed" else phase
-
-    def _side_by_lag(self, i: int, phase: str, late_ns: float) -> str:
-        """The side of a unit whose devices had work left at the end of the phase.
-
-        Where its host is late in it by most of the excess, the device may have waited for launches.
-        But a host may also be late since its launch queue is full: then its device, which is
-        slower, has at least as much left as those of the others.
-        """
-        phase = self._main_phase(i, phase)
-        first, last = _WINDOWS.get(phase, (0, 0))
-        if first == last:
+        if phase in ("compute", "mixed"):
+            phase = max(excesses_s, key=excesses_s.__getitem__)
+        if phase not in ("data", "forward"):
             return "device"
-        hosts = self._hosts(i, first, last)
-        if hosts is None:
+        at = _FIRST_PHASES.index(phase)
+        began_s, left_s = self._behind_s(i, at), self._behind_s(i, at + 1)
+        others_s = [self._behind_s(j, at + 1) for j in self._others(i)]
+        known_s = [each_s for each_s in others_s if each_s is not None]
+        if began_s is None or left_s is None or not known_s:
             return "device"
-        (began_ns, took_ns, left_ns), known = hosts
-        if self.waits_alone(i, phase) and 2 * took_ns >= late_ns:
-            # Its device has idled for no longer than its host takes to launch the phase. But a slow
-            # device is slow in all of them.
-            return "host" if took_ns >= late_ns and phase != "compute" else "unclear"
-        more_ns = took_ns - median([each.took_ns for each in known])
-        share = left_ns / (median([each.left_ns for each in known]) + limits.PHASE_TICK_NS)
-        if more_ns < late_ns / 2:
-            # Hosts that are far ahead are held up by their queues, and look slower than they are. A
-            # slow device would have as much in line as theirs.
-            is_host = more_ns >= late_ns / 4 and share <= limits.PHASE_AFTER_MORE[0]
-            return "host" if is_host else "device"
-        if phase == "data" and began_ns <= late_ns / 2:
-            # No queue holds up a host that waits for a batch. What is left is the batch's copy.
-            return "host"
-        at_most, perhaps = (
-            limits.PHASE_AFTER_NOTHING if began_ns <= late_ns / 2 else limits.PHASE_AFTER_MORE
-        )
-        return "host" if share <= at_most else "unclear" if share <= perhaps else "device"
+        few_s = limits.SIDE_FEW * median(known_s)
+        most_s = median(known_s) + limits.SIDE_MORE * late_s
+        return "host" if min(began_s, left_s) <= few_s and left_s <= most_s else "device"
 
-    def _hosts(self, i: int, first: int, last: int) -> tuple[_Host, list[_Host]] | None:
-        """The hosts of unit *i* and of the others; None if not all are known."""
-        own = self._unit_host(i, first, last)
-        others = [self._unit_host(at, first, last) for at in self._others(i)]
-        known = [each for each in others if each is not None]
-        return (own, known) if own is not None and len(known) == len(others) else None
-
-    def _unit_host(self, i: int, first: int, last: int) -> _Host | None:
-        hosts = [_host(self._steps, at, first, last) for at in self._units[i].members]
-        known = [each for each in hosts if each is not None]
-        return _Host(*_medians(known)) if known and len(known) == len(hosts) else None
+    def _behind_s(self, i: int, phases: int) -> float | None:
+        """How far the devices of unit *i* are behind their hosts after so many phases of a step."""
+        at = [WORK_PHASES.index(word) for word in _FIRST_PHASES[:phases]]
+        each_ns = [
+            behind_ns + sum([step.phases_ns[j][rank] - step.host_ns[j][rank] for j in at])
+            for step in self._steps
+            for rank in self._units[i].members
+            if step.host_ns is not None and (behind_ns := step.behind_ns[rank]) is not None
+        ]
+        return median(each_ns) / 1e9 if each_ns else None
 
     def kind_and_phase(
         self, i: int, excess_s: float, before: tuple[Kind, str] | None = None
