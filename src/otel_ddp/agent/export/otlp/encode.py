@@ -233,6 +233,32 @@ def in_parts(
         yield part
 
 
+# What these say is about the bytes of this request. Everything else can be mended elsewhere.
+_ABOUT_THE_REQUEST = frozenset({400, 422})
+# What these say is about the way, whatever is sent: addresses, tokens, proxies, servers too busy.
+ABOUT_THE_WAY = frozenset(
+    {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
+)
+_ADVICE = {
+    401: "token rejected (OTEL_EXPORTER_OTLP_HEADERS)",
+    403: "token rejected (OTEL_EXPORTER_OTLP_HEADERS)",
+    404: "{} are not taken there",
+    413: "requests have up to 900 KiB: raise its limit to 1 MiB",
+}
+_REDIRECT = "a redirect, which OTLP does not follow (OTEL_EXPORTER_OTLP_ENDPOINT)"
+
+
+def answered(status: int, why: str, detail: str, signal: str, retry_after_s: float) -> Outcome:
+    """The outcome of a request that was not accepted, by HTTP's status. *detail*: what it says."""
+    is_redirect = 300 <= status < 400
+    advice = _REDIRECT if is_redirect else _ADVICE.get(status, "").format(signal)
+    said = ": ".join(filter(None, (why, advice or detail)))
+    if status in _ABOUT_THE_REQUEST:
+        return Outcome("refused", said)
+    doubtful = status >= 400 and status not in ABOUT_THE_WAY
+    return Outcome("retry", said, retry_after_s=retry_after_s, doubtful=doubtful)
+
+
 def accepted_with(reply: bytes, where: str) -> Outcome:
     """The outcome of a request that was accepted: the reply says whether all of it was."""
     rejected, message = 0, ""

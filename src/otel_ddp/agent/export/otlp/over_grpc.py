@@ -15,9 +15,8 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp.encode import accepted_with
+from otel_ddp.agent.export.otlp.encode import accepted_with, answered
 from otel_ddp.agent.export.otlp.variables import (
-    TOO_LARGE,
     Variables,
     is_loopback,
     one_line,
@@ -30,17 +29,18 @@ _METHODS = {
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
-# What these say may be about the request, or about the server. INVALID_ARGUMENT alone is certain.
-_DOUBTFUL = frozenset(
-    {
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.FAILED_PRECONDITION,
-    }
-)
-_CREDENTIALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+# What HTTP would answer; of all others 503. INTERNAL may be about the request, or about the server.
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNIMPLEMENTED: 404,
+    grpc.StatusCode.UNKNOWN: 500,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.NOT_FOUND: 500,
+    grpc.StatusCode.ALREADY_EXISTS: 500,
+    grpc.StatusCode.FAILED_PRECONDITION: 500,
+}
 _BAD_HEADER = Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
 
 
@@ -86,30 +86,18 @@ class GrpcSender:
         # What comes before it says how the channel has tried.
         text = one_line(details.rpartition("last error: ")[2])
         where = without_credentials(self._url)
-        why = f"{code.name} from {where}"
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
-            return Outcome("retry", f"{why}: {TOO_LARGE}", doubtful=True)
-        if code in _CREDENTIALS:
-            return Outcome("retry", f"{why}: token rejected (OTEL_EXPORTER_OTLP_HEADERS)")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Outcome("retry", f"no answer from {where} within {self._timeout_s:g} s")
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return Outcome("retry", f"{why}: {text}", retry_after_s=_retry_after_s(error))
         if code is grpc.StatusCode.INTERNAL and details == "Invalid metadata":
             return _BAD_HEADER
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return Outcome("retry", f"{why}: {self._signal} are not taken there")
-        said = f"{why}: {text}" if text else why
-        if code is grpc.StatusCode.INVALID_ARGUMENT:
-            return Outcome("refused", said)
-        # A proxy on the way that answers by HTTP has not looked at the request.
-        doubtful = code in _DOUBTFUL and "http2 header with status" not in text.lower()
-        return Outcome(
-            "retry",
-            said if code in _DOUBTFUL else why,
-            retry_after_s=_retry_after_s(error),
-            doubtful=doubtful,
-        )
+        status = _STATUSES.get(code, 503)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
+            status = 413
+        elif status == 500 and "http2 header with status" in text.lower():
+            # A proxy on the way that answers by HTTP has not looked at the request.
+            status = 503
+        after_s = _retry_after_s(error)
+        return answered(status, f"{code.name} from {where}", text, self._signal, after_s)
 
 
 def _retry_after_s(error: Any) -> float:

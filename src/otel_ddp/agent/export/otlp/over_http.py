@@ -16,9 +16,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp.encode import accepted_with
+from otel_ddp.agent.export.otlp.encode import ABOUT_THE_WAY, accepted_with, answered
 from otel_ddp.agent.export.otlp.variables import (
-    TOO_LARGE,
     Variables,
     is_loopback,
     one_line,
@@ -29,12 +28,6 @@ from otel_ddp.agent.queue.delivery import Outcome
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 16 * 1024
 
-# What these say is about the bytes of this request. Everything else can be mended elsewhere.
-_ABOUT_THE_REQUEST = frozenset({400, 422})
-# What these say is about the way, whatever is sent: addresses, tokens, proxies, servers too busy.
-_ABOUT_THE_WAY = frozenset(
-    {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
-)
 # Errors whose text could repeat a header, and with it a token.
 _HEADER = (requests.exceptions.InvalidHeader, UnicodeError)
 # RequestException is an OSError. Other errors come from a certificate that cannot be loaded, or
@@ -99,30 +92,16 @@ class HttpSender:
     def _outcome_of(self, response: requests.Response, ends_at: float) -> Outcome:
         status = response.status_code
         where = without_credentials(self._url, with_path=True)
-        about_the_way = status < 400 or status in _ABOUT_THE_WAY
-        reply = b"" if about_the_way and status >= 300 else _reply(response, ends_at)
+        about_the_way = 300 <= status < 400 or status in ABOUT_THE_WAY
+        reply = b"" if about_the_way else _reply(response, ends_at)
         if 200 <= status < 300:
             return accepted_with(reply, where)
         why = f"{status} from {where}"
-        if about_the_way:
-            after_s = _retry_after_s(response.headers.get("Retry-After"))
-            return Outcome("retry", why + self._advice(status), retry_after_s=after_s)
         if status == 400 and _is_tls_port(response, reply):
             # Kept: the server has not read the request, and the address can be corrected.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
-        detail = TOO_LARGE if status == 413 else _detail(response, reply)
-        why = f"{why}: {detail}" if detail else why
-        if status in _ABOUT_THE_REQUEST:
-            return Outcome("refused", why)
-        return Outcome("retry", why, doubtful=True)
-
-    def _advice(self, status: int) -> str:
-        """What people can mend, where the status says it."""
-        if status in (401, 403):
-            return ": token rejected (OTEL_EXPORTER_OTLP_HEADERS)"
-        if 300 <= status < 400:
-            return ": a redirect, which OTLP does not follow (OTEL_EXPORTER_OTLP_ENDPOINT)"
-        return f": {self._signal} are not taken there" if status == 404 else ""
+        after_s = _retry_after_s(response.headers.get("Retry-After"))
+        return answered(status, why, _detail(response, reply), self._signal, after_s)
 
 
 def as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -16,7 +16,6 @@ SIGNALS = ("metrics", "traces", "logs")
 LANES = {each: f"OTLP {each}" for each in SIGNALS}
 """What the log calls the requests of each signal."""
 
-TOO_LARGE = "requests have up to 900 KiB: raise its limit to 1 MiB"
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
 # What names of headers have in them whose values are secret.
