@@ -69,14 +69,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._check_kind()
-        self._db = self._open("mode=ro")
-        try:
-            self._rows("SELECT count(*) FROM sqlite_master")
-        except Unreadable:
-            self._db.close()
-            self._check_whole()
-            # In a folder where nothing can be written, SQLite cannot tell others that it reads.
-            self._db = self._open("immutable=1")
+        self._db = self._open()
         try:
             version = self._rows("PRAGMA user_version")[0][0]
             if version != tables.VERSION:
@@ -101,18 +94,10 @@ class History:
         if not is_ours:
             raise Unreadable(f"{self.path} is no history of a run")
 
-    def _check_whole(self) -> None:
-        """What a killed agent wrote last lies beside the file, where SQLite then does not look."""
-        log_file = self.path.with_name(self.path.name + "-wal")
-        with contextlib.suppress(FileNotFoundError):
-            if os.lstat(log_file).st_size:
-                where = "copy both to where you can write"
-                raise Unreadable(f"{self.path} is not whole without {log_file.name}: {where}")
-
-    def _open(self, how: str) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         # Never makes or changes a file.
         try:
-            address = f"file:{quote(str(self.path.absolute()))}?{how}"
+            address = f"file:{quote(str(self.path.absolute()))}?mode=ro"
             database = sqlite3.connect(address, uri=True, timeout=_BUSY_S)
             database.execute("PRAGMA trusted_schema = OFF")
         except sqlite3.Error as error:

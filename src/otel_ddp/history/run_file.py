@@ -16,11 +16,10 @@ from otel_ddp.history import tables
 from otel_ddp.history.buckets import BLOCK, FAR, FIRST, LAST_NS, UNTIL, Form, Row, form_of
 from otel_ddp.history.tables import Event, SeriesKey
 
-# Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
-# Those of a run on several nodes have as much for each node, up to four times as much.
-_MOST_BUCKETS, _MOST_SHARES = 1_000_000, 4
+# Buckets of all series of a run together, about 200 MB; each series has a share, within bounds.
+_MOST_BUCKETS = 2_000_000
 MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
-_MOST_SERIES = 20_000
+_MOST_SERIES = 40_000
 _MOST_EVENTS = 20_000
 # A file system without locks answers as if another process had one.
 _BUSY_S = 1.0
@@ -50,8 +49,6 @@ class RunFile:
         SQLite opens paths by itself, so no other user may be able to write into the directory.
         """
         self.path = path
-        self.nodes = 1
-        """Of how many nodes it has ranks."""
         self._series: dict[SeriesKey, OpenSeries] = {}
         with contextlib.suppress(FileExistsError):
             # Closed to others from its first moment. Not opened where it is there already: closing
@@ -104,13 +101,6 @@ class RunFile:
             return os.path.samestat(os.lstat(self.path), self._status)
         except FileNotFoundError:
             return False
-
-    def put_back(self) -> None:
-        """Make the file again whose name was removed, unless another one is there by now."""
-        with contextlib.suppress(FileExistsError):
-            os.close(files.create(self.path))
-            with contextlib.closing(sqlite3.connect(self.path)) as new:
-                self._db.backup(new)
 
     def close(self) -> None:
         """Leave one file that can be copied."""
@@ -223,7 +213,7 @@ class RunFile:
             kept = [row for row in kept if row[FIRST] < again_from or row[LAST_NS] >= attempt_ns]
             self._delete(series, first)
         series.buckets += self._store(series, kept) - len(old)
-        share = self._shares * _MOST_BUCKETS // self._count_series()
+        share = _MOST_BUCKETS // self._count_series()
         most = max(_FEWEST_OF_SERIES, min(MOST_OF_SERIES, share))
         if series.buckets > most:
             self._widen(series, most * 3 // 4)
@@ -258,10 +248,6 @@ class RunFile:
         series.buckets = self._store(series, rows)
         self._db.execute("UPDATE series SET width = ? WHERE id = ?", (series.width, series.id))
 
-    @property
-    def _shares(self) -> int:
-        return min(self.nodes, _MOST_SHARES)
-
     def _count_series(self) -> int:
         # None is ever deleted.
         (count,) = self._db.execute("SELECT max(id) FROM series").fetchone()
@@ -276,9 +262,8 @@ class RunFile:
         return None if row is None else OpenSeries(row[0], form_of(key.kind), row[1], row[2])
 
     def _make(self, key: SeriesKey) -> OpenSeries | None:
-        most = self._shares * _MOST_SERIES
         found = self._find(key)
-        if found is None and self._count_series() < most:
+        if found is None and self._count_series() < _MOST_SERIES:
             self._db.execute(
                 "INSERT INTO series (kind, name, rank, labels, width) VALUES (?, ?, ?, ?, 1)",
                 _named(key),
@@ -289,7 +274,7 @@ class RunFile:
                 f"series of {self.path}",
                 "The history %s has %d series: further ones are not kept.",
                 self.path,
-                most,
+                _MOST_SERIES,
             )
             return None
         self._series[key] = found

@@ -567,7 +567,7 @@ def test_nothing_is_kept_in_a_file_of_another_user_or_behind_a_link(
 # -- what goes wrong
 
 
-def test_a_directory_that_is_removed_in_mid_run_is_made_again_with_all_that_was_in_it(
+def test_a_directory_that_is_removed_in_mid_run_is_made_again(
     made: Histories, caplog: pytest.LogCaptureFixture
 ) -> None:
     made.feed(batch(0, 10))
@@ -576,8 +576,8 @@ def test_a_directory_that_is_removed_in_mid_run_is_made_again_with_all_that_was_
     made.feed(batch(10, 10))
     made._write_all()
 
-    assert f"the history {path_of(made)} was removed, and is made again" in caplog.text
-    assert kept(path_of(made)) == (20, 19, 20)
+    assert f"the history {path_of(made)} was removed: it begins anew" in caplog.text
+    assert kept(path_of(made)) == (10, 10, 10)
     assert made.directory.stat().st_mode & 0o777 == 0o700
 
 
@@ -601,7 +601,6 @@ def test_a_disk_that_hangs_is_said_while_it_hangs_and_does_not_hold_up_the_end(
 
     said = made.describe()
     assert said["problem"] == "the disk does not answer"
-    assert made.hang()
     assert said["since_ns"] > 0
     assert made.remark() == "no history is kept: the disk does not answer"
     began_s = time.monotonic()
@@ -609,7 +608,6 @@ def test_a_disk_that_hangs_is_said_while_it_hangs_and_does_not_hold_up_the_end(
     assert time.monotonic() - began_s < 30
     answers.set()
     assert made.thread.join(30)
-    assert not made.hang()
 
 
 def test_a_file_system_without_locks_is_said_within_seconds(

@@ -137,9 +137,8 @@ class KeptRun:
         if self._file is not None:
             if self._file.is_there():
                 return
-            self._file.put_back()
             self.close()
-            log.warning("the history %s was removed, and is made again", self.path)
+            log.warning("the history %s was removed: it begins anew", self.path)
         file = RunFile(self.path)
         try:
             self._positions = file.read_positions()
@@ -341,7 +340,6 @@ class KeptRun:
         new = self._new
         if not (new.positions or new.rows or ranks or verdicts or changed.keys() > {"seen_ns"}):
             return
-        file.nodes = 1 + len(self._nodes)
         file.write(
             rows=new.rows,
             about=changed,
