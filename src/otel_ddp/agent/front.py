@@ -73,6 +73,7 @@ class Front:
         page = App(
             histories.directory,
             ours=True,
+            disk_hangs=histories.hang,
             live=self.state,
             ask_stacks=self._ask_stacks,
         )

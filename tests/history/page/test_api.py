@@ -505,6 +505,25 @@ def test_why_ranks_are_not_compared_is_told_of_runs_that_go_on(
     assert found["insufficient"] == expected
 
 
+def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_history(tmp_path)
+    kept = {"directory": "/kept", "problem": "the disk does not answer", "since_ns": S}
+    monkeypatch.setattr(Runs, "_read", lambda runs: pytest.fail("it is touched"))
+    app = App(tmp_path, live=lambda: Survey(agents=[{"history": kept}]), disk_hangs=lambda: True)
+    with served(app) as client:
+        runs = client.api("runs").json
+        run = client.api("run", run="lr-0.3")
+        report = client.api("postmortem", name="postmortem-a")
+        now = client.api("now")
+
+    assert runs["runs"] == []
+    assert "the disk does not answer" in runs["faults"][0]
+    assert run.json["error"] == "The disk of the histories does not answer."
+    assert (run.status, report.status, now.status) == (503, 503, 200)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
 @pytest.mark.parametrize("whose", ["directory", "file"])
 def test_the_agents_page_shows_nothing_that_another_user_has_put_there(

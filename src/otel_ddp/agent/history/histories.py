@@ -181,6 +181,10 @@ class Histories:
         found = {key: run.time.told for key, (run, _) in [*self._runs.items()]}
         return {key: told for key, told in found.items() if told is not None}
 
+    def hang(self) -> bool:
+        """Whether a thread that touches the directory may wait for long."""
+        return self._disk.hangs()
+
     def remark(self) -> str:
         """One line on why nothing is kept now; empty if all is well."""
         problem, _ = self._disk.problem()
