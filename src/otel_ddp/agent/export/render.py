@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp import encode, resource
@@ -21,8 +19,28 @@ _HOUR_NS = 3600 * _S
 # Points of one series and hour: their bytes, the first one's time, the metric, and how many. No
 # class: there are thousands a second.
 _Points = tuple[bytes, int, Metric, int]
-_Key = tuple[int, bool, str]
-"""What goes apart: by hour, whether it may be lost, by project."""
+
+
+class _Waiting:
+    """Points that go into one request, and the requests that are full."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.clear()
+
+    def clear(self) -> None:
+        self.points: list[_Points] = []
+        self.count = self.size = 0
+
+    def has_room(self, points: _Points) -> bool:
+        """Whether these may be added; in an empty request they may."""
+        room = self.size + len(points[0]) <= encode.MOST_BYTES
+        return not self.points or (room and self.count + points[3] <= _MOST_POINTS)
+
+    def add(self, points: _Points) -> None:
+        self.points.append(points)
+        self.size += len(points[0])
+        self.count += points[3]
 
 
 class Renderer:
@@ -41,12 +59,16 @@ class Renderer:
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        apart: defaultdict[_Key, list[_Points]] = defaultdict(list)
+        apart: dict[tuple[int, bool, str], _Waiting] = {}
 
         def add(series: Series, may_be_lost: bool, found: Iterable[_Points]) -> None:
             for each in found:
                 # Of one hour, logged values go first.
-                apart[each[1] // _HOUR_NS, may_be_lost, series.project].append(each)
+                key = (each[1] // _HOUR_NS, may_be_lost, series.project)
+                waiting = apart.setdefault(key, _Waiting())
+                if not waiting.has_room(each):
+                    self._finish(key, waiting)
+                waiting.add(each)
 
         with ledger.lock:
             for metric, rows in ledger.families():
@@ -56,11 +78,9 @@ class Renderer:
                     add(series, not logged, points(series, now_ns))
             for series in ledger.take_ended():
                 add(series, True, self._end(series, now_ns))
-        return [
-            self._request(key, part)
-            for key, points in sorted(apart.items())
-            for part in encode.in_parts(points, _MOST_POINTS, itemgetter(3))
-        ]
+        for key, waiting in apart.items():
+            self._finish(key, waiting)
+        return [request for _, each in sorted(apart.items()) for request in each.requests]
 
     @errors.contained(default=())
     def _points(self, series: Series, now_ns: int) -> Sequence[_Points]:
@@ -104,17 +124,19 @@ class Renderer:
             return [(encode.no_histogram(series.encoded, now_ns, metric.bounds), now_ns, metric, 1)]
         return [(encode.no_number(series.encoded, now_ns), now_ns, metric, 1)]
 
-    def _request(self, key: _Key, points: Sequence[_Points]) -> Request:
+    def _finish(self, key: tuple[int, bool, str], waiting: _Waiting) -> None:
+        """Make a request of what waits."""
         _, may_be_lost, project = key
         described = encode.resource_bytes(resource.with_project(self._attributes, project))
         of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
-        for content, _, metric, _ in points:
+        for content, _, metric, _ in waiting.points:
             of_metrics.setdefault(metric.name, (metric, []))[1].append(content)
         metrics = [encode.metric(metric, contents) for metric, contents in of_metrics.values()]
         body = encode.request(described, [encode.in_scope(SCOPE, __version__, metrics)])
-        oldest_s = min([at_ns for _, at_ns, _, _ in points]) // _S
-        count = sum([many for _, _, _, many in points])
-        return Request("metrics", body, count, not may_be_lost, oldest_s)
+        oldest_s = min([at_ns for _, at_ns, _, _ in waiting.points]) // _S
+        request = Request("metrics", body, waiting.count, not may_be_lost, oldest_s)
+        waiting.requests.append(request)
+        waiting.clear()
 
 
 def _attributes(series: Series) -> bytes:

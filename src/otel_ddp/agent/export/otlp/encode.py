@@ -10,8 +10,9 @@ classes. Histograms, spans and log records are few: the official classes encode 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from struct import Struct
 from typing import Any, TypeVar
 
@@ -217,20 +218,16 @@ def request(resource: bytes, scopes: Iterable[bytes]) -> bytes:
 Part = TypeVar("Part", bound=tuple[Any, ...])
 
 
-def in_parts(
-    messages: Iterable[Part], most: int, count: Callable[[Part], int] = lambda each: 1
-) -> Iterator[list[Part]]:
+def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:
     """In their order, as many at once as a request may hold: *most*, and one at least."""
-    part: list[Part] = []
-    size = many = 0
-    for each in messages:
-        if part and (size + len(each[0]) > MOST_BYTES or many + count(each) > most):
-            yield part
-            part, size, many = [], 0, 0
-        part.append(each)
-        size, many = size + len(each[0]), many + count(each)
-    if part:
+    begin = 0
+    while begin < len(messages):
+        part = messages[begin : begin + most]
+        if sum([len(each[0]) for each in part]) > MOST_BYTES:
+            ends = accumulate(len(each[0]) for each in part)
+            part = part[: max(sum(end <= MOST_BYTES for end in ends), 1)]
         yield part
+        begin += len(part)
 
 
 # What these say is about the bytes of this request. Everything else can be mended elsewhere.
