@@ -169,7 +169,7 @@ class SimulatedNode:
 
     def requests(self) -> list[Request]:
         """What its agent would send now."""
-        return self._renderer.metrics(self.ledger, self._moved_ns)
+        return [*self._renderer.metrics(self.ledger, self._moved_ns)]
 
 
 def _as_whole_as(example: float, number: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -52,14 +52,14 @@ def test_values_of_different_hours_go_into_different_requests() -> None:
     for at_ns in logged_ns:
         ledger.log(series, 1.0, at_ns)
 
-    requests = Renderer({}).metrics(ledger, 5 * HOUR_NS + MS)
+    requests = [*Renderer({}).metrics(ledger, 5 * HOUR_NS + MS)]
 
     times = [[point.time_ns for point in points_in(each.body)] for each in requests]
     assert times == [logged_ns[:2], logged_ns[2:3], logged_ns[3:]]
     assert [each.oldest_s for each in requests] == [3599, 3600, 5 * 3600]
 
 
-def points_of(requests: Sequence[Request]) -> list[tuple[str, int, bool]]:
+def points_of(requests: Iterable[Request]) -> list[tuple[str, int, bool]]:
     """The name of each point's metric, its time, and whether it ends its series."""
     points = points_in(*(each.body for each in requests))
     return [(each.metric, each.time_ns, each.value is None) for each in points]
@@ -75,7 +75,7 @@ def test_what_leaves_the_ledger_is_ended_once() -> None:
     ledger.put(catalog.TRAINING_STEP_DURATION, LABELS, buckets, 1)
     ledger.log(ledger.series(catalog.TRAINING_SCALAR, LABELS), 0.5, MS)
     ledger.put(catalog.TRAINING_STEPS, other, 7.0, 1)
-    renderer.metrics(ledger, 2 * MS)
+    points_of(renderer.metrics(ledger, 2 * MS))
 
     ledger.forget(ledger.series(catalog.HW_GPU_UTILIZATION, board))
     ledger.drop(LABELS)
@@ -96,7 +96,7 @@ def test_what_leaves_the_ledger_is_ended_once() -> None:
 def test_a_series_that_another_has_replaced_or_another_agent_has_is_not_ended() -> None:
     ledger, renderer = Ledger(), Renderer({})
     ledger.put(catalog.TRAINING_STEPS, LABELS, 7.0, 1)
-    renderer.metrics(ledger, MS)
+    points_of(renderer.metrics(ledger, MS))
 
     ledger.drop(LABELS)
     ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1)
@@ -141,7 +141,7 @@ def test_only_the_series_that_otlp_cannot_express_is_left_out(
     ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 5, start_ns=-5)
     ledger.put(catalog.TRAINING_STEPS, (*LABELS, ("after", "it")), 7.0, 5, start_ns=5)
 
-    requests = Renderer({}).metrics(ledger, HOUR_NS)
+    requests = [*Renderer({}).metrics(ledger, HOUR_NS)]
 
     sent = points_in(*(each.body for each in requests))
     assert [(each.metric, each.value) for each in sent] == [
@@ -262,8 +262,8 @@ def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
         for each in series:
             ledger.log(each, float(at), NOW_NS + at * 10_000_000)
 
-    requests = Renderer({}).metrics(ledger, NOW_NS)
-    again = Renderer({}).metrics(ledger, NOW_NS)
+    requests = [*Renderer({}).metrics(ledger, NOW_NS)]
+    again = [*Renderer({}).metrics(ledger, NOW_NS)]
 
     assert [request.points for request in requests] == [2000, 2000, 2000, 1500]
     found: dict[str, list[tuple[int, float]]] = {}
@@ -279,7 +279,7 @@ def test_logged_and_current_values_go_in_requests_of_their_own() -> None:
     ledger.put(catalog.TRAINING_STATE, (("rank", "0"),), 1.0, NOW_NS)
     ledger.put(catalog.TRAINING_NONFINITE, (("rank", "0"),), 0.0, NOW_NS)
 
-    requests = Renderer({}).metrics(ledger, NOW_NS)
+    requests = [*Renderer({}).metrics(ledger, NOW_NS)]
 
     found = {
         request.irreplaceable: [point.metric for point in points_in(request.body)]

@@ -6,7 +6,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +69,7 @@ class Exporter:
         self._queue: Queue | None = None
         self._delivery: Delivery | None = None
         self._destination = ""
-        self._render: Callable[[], list[Request]] = list
+        self._render: Callable[[], Iterable[Request]] = list
         # How far the journals were read when they were exported last.
         self._marks: Marks = {}
 
@@ -98,10 +98,12 @@ class Exporter:
 
         attributes = resource.describe(self._node, self._host)
         renderer, documents = Renderer(attributes), Documents(attributes)
-        self._render = lambda: [
-            *renderer.metrics(self._ledger, time.time_ns()),
-            *documents.render(self._documents()),
-        ]
+
+        def render() -> Iterator[Request]:
+            yield from renderer.metrics(self._ledger, time.time_ns())
+            yield from documents.render(self._documents())
+
+        self._render = render
         transport = Transport(self._conf, self._env)
         prefix = OFFLINE_PREFIX if self._conf.offline else "spool-"
         folder = folder_of(prefix, self._conf, self._place, self._node)
@@ -123,7 +125,7 @@ class Exporter:
         self._delivery.secure(0.0)
         self.commit()
         marks = self._read_marks()
-        self._delivery.put([each for each in self._render() if each.lane in self._signals])
+        self._delivery.put(each for each in self._render() if each.lane in self._signals)
         self._marks = marks
 
     def export_at_once(self) -> None:

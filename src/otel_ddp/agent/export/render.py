@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.export.otlp import encode, resource
@@ -22,13 +23,9 @@ _Points = tuple[bytes, int, Metric, int]
 
 
 class _Waiting:
-    """Points that go into one request, and the requests that are full."""
+    """Points that go into one request."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.clear()
-
-    def clear(self) -> None:
         self.points: list[_Points] = []
         self.count = self.size = 0
 
@@ -49,38 +46,43 @@ class Renderer:
     def __init__(self, attributes: Mapping[str, str]) -> None:
         self._attributes = attributes
 
-    def metrics(self, ledger: Ledger, now_ns: int) -> list[Request]:
+    def metrics(self, ledger: Ledger, now_ns: int) -> Iterator[Request]:
         """Every logged value since the last call, the current value of all other series, and ends.
 
         Without its end, Prometheus shows a series for five minutes more: a device without a rank
         beside the same with one.
         """
+        with ledger.lock:
+            families, ended = [*ledger.families()], ledger.take_ended()
         # Logged values and current values go apart: a lost request loses logged values for good,
         # while current values are sent again.
+        logged = [each for metric, rows in families if is_logged(metric) for each in rows]
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        apart: dict[tuple[int, bool, str], _Waiting] = {}
+        while logged := [each for each in logged if each.history is not None]:
+            first_ns = min([each.history[0][0] for each in logged if each.history])
+            until_ns = (first_ns // _HOUR_NS + 1) * _HOUR_NS
+            of_hour = ((each, self._logged(each, until_ns)) for each in logged)
+            yield from self._requests(of_hour, irreplaceable=True)
+        others = [each for metric, rows in families if not is_logged(metric) for each in rows]
+        standing = ((each, self._points(each, now_ns)) for each in others)
+        ends = ((each, self._end(each, now_ns)) for each in ended)
+        yield from self._requests(chain(standing, ends), irreplaceable=False)
 
-        def add(series: Series, may_be_lost: bool, found: Iterable[_Points]) -> None:
-            for each in found:
-                # Of one hour, logged values go first.
-                key = (each[1] // _HOUR_NS, may_be_lost, series.project)
-                waiting = apart.setdefault(key, _Waiting())
-                if not waiting.has_room(each):
-                    self._finish(key, waiting)
-                waiting.add(each)
-
-        with ledger.lock:
-            for metric, rows in ledger.families():
-                logged = is_logged(metric)
-                points = self._logged if logged else self._points
-                for series in rows:
-                    add(series, not logged, points(series, now_ns))
-            for series in ledger.take_ended():
-                add(series, True, self._end(series, now_ns))
-        for key, waiting in apart.items():
-            self._finish(key, waiting)
-        return [request for _, each in sorted(apart.items()) for request in each.requests]
+    def _requests(
+        self, found: Iterable[tuple[Series, Sequence[_Points]]], *, irreplaceable: bool
+    ) -> Iterator[Request]:
+        """These points of each series, in requests of bounded size."""
+        of_projects: dict[str, _Waiting] = {}
+        for series, of_series in found:
+            for points in of_series:
+                waiting = of_projects.setdefault(series.project, _Waiting())
+                if not waiting.has_room(points):
+                    yield self._request(series.project, waiting, irreplaceable)
+                    waiting = of_projects[series.project] = _Waiting()
+                waiting.add(points)
+        for project, waiting in of_projects.items():
+            yield self._request(project, waiting, irreplaceable)
 
     @errors.contained(default=())
     def _points(self, series: Series, now_ns: int) -> Sequence[_Points]:
@@ -96,21 +98,22 @@ class Renderer:
         return [(point, now_ns, metric, 1)]
 
     @errors.contained(default=())
-    def _logged(self, series: Series, now_ns: int) -> Sequence[_Points]:
-        """The points of a series of logged values, up to now.
+    def _logged(self, series: Series, until_ns: int) -> Sequence[_Points]:
+        """Take the points of a series of logged values before this time.
 
         Contained for each series: one that OTLP cannot express must not lose the others, whose
         values leave the ledger here.
         """
-        (times, values), series.history = series.history or ((), ()), None
-        attributes, found, begin = _attributes(series), list[_Points](), 0
+        assert series.history is not None
+        times, values = series.history
+        end = bisect_left(times, until_ns)
+        series.history = (times[end:], values[end:]) if end < len(times) else None
+        attributes, found = _attributes(series), list[_Points]()
         most = encode.most_points(attributes, _MOST_POINTS // 4)
-        while begin < len(times):
-            next_hour_ns = (times[begin] // _HOUR_NS + 1) * _HOUR_NS
-            end = bisect_left(times, next_hour_ns, begin, min(begin + most, len(times)))
-            content = encode.number_points(attributes, times[begin:end], values[begin:end])
-            found.append((content, times[begin], series.metric, end - begin))
-            begin = end
+        for begin in range(0, end, most):
+            part = times[begin : min(begin + most, end)]
+            content = encode.number_points(attributes, part, values[begin : begin + len(part)])
+            found.append((content, part[0], series.metric, len(part)))
         return found
 
     def _end(self, series: Series, now_ns: int) -> Sequence[_Points]:
@@ -124,9 +127,7 @@ class Renderer:
             return [(encode.no_histogram(series.encoded, now_ns, metric.bounds), now_ns, metric, 1)]
         return [(encode.no_number(series.encoded, now_ns), now_ns, metric, 1)]
 
-    def _finish(self, key: tuple[int, bool, str], waiting: _Waiting) -> None:
-        """Make a request of what waits."""
-        _, may_be_lost, project = key
+    def _request(self, project: str, waiting: _Waiting, irreplaceable: bool) -> Request:
         described = encode.resource_bytes(resource.with_project(self._attributes, project))
         of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
         for content, _, metric, _ in waiting.points:
@@ -134,9 +135,7 @@ class Renderer:
         metrics = [encode.metric(metric, contents) for metric, contents in of_metrics.values()]
         body = encode.request(described, [encode.in_scope(SCOPE, __version__, metrics)])
         oldest_s = min([at_ns for _, at_ns, _, _ in waiting.points]) // _S
-        request = Request("metrics", body, waiting.count, not may_be_lost, oldest_s)
-        waiting.requests.append(request)
-        waiting.clear()
+        return Request("metrics", body, waiting.count, irreplaceable, oldest_s)
 
 
 def _attributes(series: Series) -> bytes:

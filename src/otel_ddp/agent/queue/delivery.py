@@ -147,17 +147,16 @@ class Delivery:
         return [each.thread for each in self._lanes.values()]
 
     def put(self, requests: Iterable[Request]) -> None:
-        """Add requests behind those that wait."""
-        with self.lock:
-            for request in requests:
+        """Add requests behind those that wait; while one is made, those before it are sent."""
+        for request in requests:
+            with self.lock:
                 self.queue.add(request)
-            for lane in self._lanes.values():
+                oldest = self.queue.oldest(request.lane)
                 # Behind those on disk there is no hurry, and a crash would lose less.
-                oldest = self.queue.oldest(lane.name)
-                if (oldest and oldest.number) or not lane.thread.is_alive():
-                    self.queue.write(lane.name)
-            self._log_losses()
-            self.lock.notify_all()
+                if (oldest and oldest.number) or not self._lanes[request.lane].thread.is_alive():
+                    self.queue.write(request.lane)
+                self._log_losses()
+                self.lock.notify_all()
 
     def is_under_way(self) -> bool:
         """Whether a request is in memory alone that may be taken in a moment."""

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from struct import Struct
+from struct import Struct, pack
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -129,12 +129,15 @@ def number_point(attributes: bytes, time_ns: int, value: float, start_ns: int = 
 
 
 def number_points(attributes: bytes, times: Sequence[int], values: Sequence[float]) -> bytes:
-    """Points of one gauge: all are equally long, and begin and end alike."""
+    """Points of one gauge: all are equally long, so a byte is written into all of them at once."""
+    head, count = b"\x0a" + _length(18 + len(attributes)), len(times)
     # Two tags, and two numbers of eight bytes.
-    pack, size = _TIME_VALUE, 18 + len(attributes)
-    head = b"\x0a" + _length(size)
-    points = [pack(0x19, at, 0x21, value) for at, value in zip(times, values, strict=True)]
-    return head + (attributes + head).join(points) + attributes
+    point = head + _TIME_VALUE(0x19, 0, 0x21, 0.0) + attributes
+    found = bytearray(point * count)
+    for at, numbers in ((1, pack(f"<{count}Q", *times)), (10, pack(f"<{count}d", *values))):
+        for byte in range(8):
+            found[len(head) + at + byte :: len(point)] = numbers[byte::8]
+    return bytes(found)
 
 
 def most_points(attributes: bytes, most: int) -> int:
