@@ -14,9 +14,8 @@ from agent.link.linked import SECRET
 from otel_ddp import __version__
 from otel_ddp.agent.link import link_pb2
 from otel_ddp.agent.link.client import ClockOffset
-from otel_ddp.agent.link.link_pb2 import Answer, Process, Report, Stretch
-from otel_ddp.agent.link.link_thread import LinkThread
-from otel_ddp.agent.link.server import LinkServer, WaitingReports
+from otel_ddp.agent.link.link_pb2 import Answer, Report
+from otel_ddp.agent.link.server import LinkServer
 
 
 def of_field(told: FieldDescriptorProto) -> tuple[str, str, str, str]:
@@ -55,7 +54,6 @@ class Peer:
     """A connection whose other end has the secret: what it was answered, and why it was ended."""
 
     greeting: Any = None
-    is_writable = True
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
@@ -69,7 +67,8 @@ class Peer:
 
 
 def lead_of_four() -> LinkServer:
-    return LinkServer(LinkThread(), SECRET, node="node-0", hosts=[], ports=[], most_nodes=4)
+    no_thread: Any = None
+    return LinkServer(no_thread, SECRET, node="node-0", hosts=[], ports=[], most_nodes=4)
 
 
 def serve(lead: LinkServer, *messages: bytes) -> Peer:
@@ -82,8 +81,8 @@ def serve(lead: LinkServer, *messages: bytes) -> Peer:
     return peer
 
 
-def report(text: bytes = b"", *, node: str = "node-1", agent: int = 1, **more: Any) -> bytes:
-    sender = {"node": node, "agent": agent, "agent_began_ns": agent, "version": __version__}
+def report(text: bytes = b"", *, node: str = "node-1", began_ns: int = 1, **more: Any) -> bytes:
+    sender = {"node": node, "agent_began_ns": began_ns, "version": __version__}
     return bytes(Report(**sender, readings=text, **more).SerializeToString())
 
 
@@ -92,7 +91,7 @@ REPORTS = st.builds(
     report,
     st.binary(max_size=9),
     node=NODES,
-    agent=st.integers(0, 2),
+    began_ns=st.integers(0, 2),
     sent_ns=st.integers(-(2**63), 2**63 - 1),
 )
 
@@ -112,10 +111,9 @@ def test_whatever_comes_is_a_report_or_is_refused(all_messages: list[list[bytes]
     lead = lead_of_four()
 
     peers = [serve(lead, *messages) for messages in all_messages]
-    taken = lead.take()
+    taken = list(lead.take())
 
-    for node, each in taken:
-        assert node == each.node
+    for node, _ in taken:
         assert 0 < len(node) <= 253
         assert node.isprintable()
     assert len(taken) <= sum(max(len(messages) - 1, 0) for messages in all_messages)
@@ -127,67 +125,47 @@ def test_each_refusal_is_counted_by_its_reason() -> None:
 
     serve(lead, report(), report(b"a"), report(b"b"))
     serve(lead, report(node="node\n1"))
+    serve(lead, report(node="node-0"))
     serve(lead, report(), b"\xff")
-    serve(lead, report(), report(b"c", node="node-2"))
 
     assert [each.readings for _, each in lead.take()] == [b"a", b"b"]
-    assert lead.refused == {"no name": 1, "unreadable": 1, "other node": 1}
-
-
-def test_what_waits_takes_no_more_memory_than_it_may_whatever_it_is_made_of() -> None:
-    lead = lead_of_four()
-    pieces = report(processes=[Process(records=Stretch(content=[b""] * 100_000))])
-    parts = report(processes=[Process()] * 8000)
-
-    # Each part takes 160 bytes and each piece 32.
-    serve(lead, report(), *[pieces] * 40)
-    assert 0 < len(lead.take()) * 100_000 * 32 <= 32 << 20
-    serve(lead, report(), *[parts] * 40)
-    assert 0 < len(lead.take()) * 8000 * 160 <= 32 << 20
-    many = serve(lead, report(), report(processes=[Process()] * 8193))
-    assert many.ended == "a report of too many parts"
-
-
-S = 1_000_000_000
+    assert lead.refused == {
+        "no name of a node": 1,
+        "the lead's node has this name: give each one its OTEL_DDP_NODE": 1,
+        "a report that cannot be read": 1,
+    }
 
 
 def test_where_reports_wait_too_long_the_oldest_are_dropped() -> None:
-    waiting = WaitingReports(most_bytes=10)
+    lead = lead_of_four()
+    messages = [report(bytes([number]) * (4 << 20)) for number in range(10)]
 
-    for node, text in (("a", "1"), ("b", "2"), ("a", "3"), ("b", "4")):
-        waiting.add(node, text, 4)
+    serve(lead, report(), *messages)
 
-    assert waiting.take() == [("a", "3"), ("b", "4")]
-    assert not waiting.take()
+    assert [each.readings[0] for _, each in lead.take()] == [3, 4, 5, 6, 7, 8, 9]
+    assert not list(lead.take())
 
 
+S = 1_000_000_000
 DELAYS = st.integers(0, 30_000_000)
 
 
 @settings(deadline=None, database=None, derandomize=True)
 @given(
     st.integers(-10 * S, 10 * S),
-    st.integers(-10 * S, 10 * S),
-    st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=80),
     st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=80),
 )
-def test_the_offset_is_right_within_its_uncertainty_also_after_a_clock_was_set(
-    offset_ns: int,
-    later_offset_ns: int,
-    exchanges: list[tuple[int, int, int]],
-    later: list[tuple[int, int, int]],
+def test_the_offset_is_right_within_its_uncertainty(
+    offset_ns: int, exchanges: list[tuple[int, int, int]]
 ) -> None:
     clock, now = ClockOffset(), 1_000 * S
-    for true_ns, each in [(offset_ns, exchanges), (later_offset_ns, later)]:
-        for there, in_between, back in each:
-            arrived, left = now + there, now + there + in_between
-            clock.add(now, arrived + true_ns, left + true_ns, left + back)
-            now += S
+    for there, in_between, back in exchanges:
+        arrived, left = now + there, now + there + in_between
+        clock.add(now, arrived + offset_ns, left + offset_ns, left + back)
+        now += S
 
         assert clock.ns is not None
-        # A small step may hide in what messages need, until they need less.
-        worst = max(sum(one) for one in (*exchanges, *later)) + 10_000_000
-        assert abs(clock.ns - true_ns) <= max(clock.uncertainty_ns, worst)
+        assert abs(clock.ns - offset_ns) <= clock.uncertainty_ns
 
 
 def test_of_many_exchanges_the_quickest_counts() -> None:
@@ -198,13 +176,11 @@ def test_of_many_exchanges_the_quickest_counts() -> None:
     clock.add(2000, 2070 + 400, 2070 + 400, 2080)
 
     assert clock.ns == 400
-    assert clock.uncertainty_ns == 5
-    # It drifts since then.
-    clock.add(30 * S, 30 * S + 500, 30 * S + 500, 30 * S + 1000)
-    assert clock.uncertainty_ns == 5 + 2_999_999
+    # Half of its time, and what clocks drift meanwhile.
+    assert clock.uncertainty_ns == 5 + 20_000_000
 
 
-def test_an_exchange_in_which_a_clock_was_set_back_or_that_a_lead_invents_counts_as_none() -> None:
+def test_an_exchange_that_a_lead_invents_counts_as_none() -> None:
     clock = ClockOffset()
 
     clock.add(1000, 1500, 1400, 1010)

@@ -45,14 +45,14 @@ def of_another_run() -> ssl.SSLContext:
 
 def without_a_certificate() -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.load_verify_locations(cadata=credentials.Certificate(SECRET).root.decode())
+    made.load_verify_locations(cadata=credentials.certificate(SECRET)[1].decode())
     return made
 
 
 def with_a_certificate_of_another_run() -> ssl.SSLContext:
     """Trusts the lead, as one that has seen its certificate could."""
     made = of_another_run()
-    made.load_verify_locations(cadata=credentials.Certificate(SECRET).root.decode())
+    made.load_verify_locations(cadata=credentials.certificate(SECRET)[1].decode())
     return made
 
 
@@ -64,15 +64,14 @@ def answers(port: int, given: ssl.SSLContext | None, *reports: bytes) -> list[An
         stack.callback(link.close)
         if given is not None:
             link = stack.enter_context(given.wrap_socket(link, server_hostname=credentials.NAME))
-        # The last one is a ping, which is answered once the others are.
-        link.sendall(b"".join(len(each).to_bytes(4, "big") + each for each in (*reports, b"")))
+        link.sendall(b"".join(len(each).to_bytes(4, "big") + each for each in reports))
         read = stack.enter_context(link.makefile("rb")).read
-        sizes = (int.from_bytes(read(4), "big") for _ in (*reports, b""))
+        sizes = (int.from_bytes(read(4), "big") for _ in reports)
         found.extend(Answer.FromString(read(size)) for size in sizes if size)
     return found
 
 
-GREETING = Report(node="node-1", agent=1, agent_began_ns=1, version=__version__)
+GREETING = Report(node="node-1", agent_began_ns=1, version=__version__)
 
 
 def test_with_the_secret_a_greeting_is_answered(links: Links, lead: LinkServer) -> None:
@@ -88,10 +87,10 @@ def test_with_the_secret_a_greeting_is_answered(links: Links, lead: LinkServer) 
 def test_without_the_secret_nothing_is_answered_or_taken(
     links: Links, lead: LinkServer, made: Callable[[], ssl.SSLContext | None]
 ) -> None:
-    report = Report(node="node-1", agent=1, readings=b"a").SerializeToString()
+    report = Report(readings=b"a").SerializeToString()
 
     assert answers(links.port, made(), GREETING.SerializeToString(), report) == []
-    assert not lead.take()
+    assert not list(lead.take())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_what_speaks_no_tls_is_cut_off(links: Links, lead: LinkServer, said: byt
 
     # A TLS alert at most.
     assert len(heard) < 10
-    assert not lead.take()
+    assert not list(lead.take())
 
 
 def test_a_man_in_the_middle_with_another_key_is_told_nothing(links: Links) -> None:
@@ -116,7 +115,7 @@ def test_a_man_in_the_middle_with_another_key_is_told_nothing(links: Links) -> N
     follower.send(Report(readings=b"private"))
     until(lambda: "it is not the lead of this run" in follower.state)
 
-    assert not middle.take()
+    assert not list(middle.take())
 
 
 def test_connections_that_say_nothing_are_closed_within_seconds(
@@ -138,18 +137,16 @@ def test_the_lead_takes_as_many_nodes_as_it_says(links: Links) -> None:
     until(lambda: len([1 for each in followers if each.is_connected]) == 2)
     until(lambda: any("the lead takes 2 nodes" in each.state for each in followers))
 
-    assert lead.refused["too many nodes"] >= 1
+    assert lead.refused["the lead takes 2 nodes"] >= 1
 
 
-@pytest.mark.parametrize(
-    "said", [[b""] * 1000, [Report(node="node-1", agent=1, processes=[Process()] * 8000)] * 20]
-)
+@pytest.mark.parametrize("said", [[Report()] * 200, [Report(processes=[Process()] * 8000)] * 20])
 def test_a_peer_takes_little_of_the_thread_of_links_whatever_it_sends(
     links: Links, lead: LinkServer, said: list[Any]
 ) -> None:
     (thread,) = (each for each in threading.enumerate() if each.name == "otel-ddp-link")
     clock = time.pthread_getcpuclockid(thread.ident or 0)
-    messages = [each and each.SerializeToString() for each in said]
+    messages = [each.SerializeToString() for each in said]
     made = with_the_secret()
     began_s, used_s = time.monotonic(), time.clock_gettime(clock)
 
@@ -160,16 +157,11 @@ def test_a_peer_takes_little_of_the_thread_of_links_whatever_it_sends(
     assert lasted_s > 6 * (time.clock_gettime(clock) - used_s)
 
 
-def test_a_secret_that_could_be_guessed_is_refused() -> None:
-    with pytest.raises(ValueError, match="16 bytes or more"):
-        credentials.Certificate(b"password")
-
-
 def test_a_wrong_clock_of_a_node_does_not_matter() -> None:
-    own = credentials.Certificate(SECRET)
+    _, own = credentials.certificate(SECRET)
 
-    for each in map(x509.load_pem_x509_certificate, (own.root, own.chain)):
-        assert (each.not_valid_before_utc.year, each.not_valid_after_utc.year) == (1970, 9999)
+    made = x509.load_pem_x509_certificate(own)
+    assert (made.not_valid_before_utc.year, made.not_valid_after_utc.year) == (1970, 9999)
 
 
 LEAD = """

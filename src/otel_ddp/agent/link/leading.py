@@ -164,7 +164,6 @@ class Leading:
         self._now_ns = 0
         # How many processes more there may be.
         self._room = _MOST_OF_RUN
-        self._has_twin = False
         self._said_ns = 0
 
     def start(self) -> None:
@@ -209,8 +208,7 @@ class Leading:
     @errors.contained(default=None)
     def _take(self, name: str, report: Any) -> _Node | None:
         """What is not of its processes; the node whose processes it is about."""
-        self._has_twin |= name == self._own_node
-        if name == self._own_node or not report.HasField("clock_offset_ns"):
+        if not report.HasField("clock_offset_ns"):
             return None
         node = self._nodes.get(name)
         if node is None:
@@ -295,11 +293,6 @@ class Leading:
 
     def describe(self) -> str:
         """For `status`."""
-        if self._has_twin:
-            return (
-                f"another node of the run is called {self._own_node} too, and is judged by its own "
-                "agent: give each node a name (OTEL_DDP_NODE)"
-            )
         others = "and waits for its other nodes"
         if count := len(self._nodes):
             others = f"with {count} other node{plural(self._nodes)}"
@@ -316,6 +309,6 @@ class Leading:
         if lost := sum(node.lost for node in self._nodes.values()):
             sentences.append(f"{lost} records of other nodes were overwritten before they came")
         if refused := self._server.refused.copy():
-            reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
-            sentences.append(f"refused of what others sent: {reasons}")
+            reasons = ", ".join(f"{why} ({count})" for why, count in refused.items())
+            sentences.append(f"refused links of other nodes: {reasons}")
         return "; ".join(sentences)

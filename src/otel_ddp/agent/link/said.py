@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from otel_ddp.agent.link.channel import MOST_ANSWER_BYTES, MOST_NODE_LETTERS
+from otel_ddp.agent.link.channel import MOST_BYTES, MOST_NODE_LETTERS
 from otel_ddp.agent.link.known import Senseless, read_json
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
@@ -63,7 +63,7 @@ def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0
 
     *ahead_ns*: its clock less ours.
     """
-    found = read_json(content, MOST_ANSWER_BYTES)
+    found = read_json(content, MOST_BYTES)
     try:
         ranks = _of_ranks(found, own)
         still, past = (
