@@ -91,7 +91,9 @@ class PlayedRank:
         record = layout.RECORD.pack(0, size, layout.STEPS, 0, self.number)[4:] + payload
         record = layout.checksum(record, self._position).to_bytes(4, "little") + record
         if message.id != self._first.id:
-            message.id, message.records.since = self._first.id, self._position
+            for name in ("id", "journal", "head", "known", "totals"):
+                setattr(message, name, getattr(self._first, name))
+            message.records.since = self._position
         if message.records.content:
             message.records.content[-1] += record
         else:

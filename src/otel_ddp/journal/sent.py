@@ -88,10 +88,10 @@ class SentJournal:
         """How many records were overwritten before they were sent."""
         return self._ring.lost - self._lost_before
 
-    def go_back(self, defined: int, position: int | None = None) -> None:
+    def go_back(self, defined: int, position: int) -> None:
         """Send again what lies behind these positions, as far as it is still there."""
         self._defined = min(defined, self._defined)
-        if position is not None and position < self._ring.position:
+        if position < self._ring.position:
             self._ring.go_back(position, _SOME_STEPS)
 
     def head(self) -> bytes:

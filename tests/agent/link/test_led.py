@@ -196,7 +196,7 @@ def test_whatever_a_lead_asks_each_process_is_asked_once_a_second(
     asked: list[Any] = []
     for rank in agents.led.ranks:
         monkeypatch.setattr(rank.process.host, "ask", lambda *question: asked.append(question))
-    flood = [wire.Question(process=1, kind=kind) for kind in (1, 7, 2) * 1000]
+    flood = [wire.Question(process=1, asked=each) for each in ("where", "no", "what") * 1000]
     agents.cable.answers += [wire.Answer(questions=flood)] * 2
 
     agents.following.poll(agents.led.read(), agents.led.now_ns)

@@ -37,11 +37,11 @@ def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: 
 
     send(follower, b"a", b"b", b"c")
     found = said(lead, 3)
-    lead.answer("node-1", Answer(questions=[Question(kind=Question.WHERE)]))
+    lead.answer("node-1", Answer(questions=[Question(asked="where")]))
     (answer,) = until(follower.take)
 
     assert found == [("node-1", b"a"), ("node-1", b"b"), ("node-1", b"c")]
-    assert [each.kind for each in answer.questions] == [Question.WHERE]
+    assert [each.asked for each in answer.questions] == ["where"]
     assert follower.state.startswith(f"connected to node-0 (127.0.0.1:{links.port}) since ")
     assert lead.state == f"listens on port {links.port} of 127.0.0.1"
     # Both ends are on one machine.

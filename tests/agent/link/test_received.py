@@ -32,7 +32,7 @@ class Told:
     def __init__(self, folder: Path) -> None:
         self.rank = ReadRank(folder, 3, "node-1", world_size=4)
         self.outflow: Outflow | None = None
-        self.node = _Node(7)
+        self.node = _Node("node-1")
         # What is added to a monotonic time: the process began at one moment by either clock.
         reader = self.rank.process.reader
         self.ahead_ns = reader.created_ns - reader.created_monotonic_ns
@@ -48,7 +48,7 @@ class Told:
 
     def take(self, *messages: Any, ahead_ns: int | None = None) -> Process:
         ahead_ns = self.ahead_ns if ahead_ns is None else ahead_ns
-        report = wire.Report(agent=7, clock_offset_ns=ahead_ns, processes=messages)
+        report = wire.Report(clock_offset_ns=ahead_ns, processes=messages)
         now_ns = time.monotonic_ns()
         self.node.hear(report, now_ns)
         hosts = list(self.node.feed(report, now_ns, 100, {}))

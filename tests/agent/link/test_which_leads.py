@@ -233,7 +233,7 @@ class Wire:
 
 def report(process: Process, node: str, count: int) -> tuple[str, Any]:
     """Of so many processes, which are all told as this one is, but for their beginnings."""
-    made = wire.Report(node=node, agent=1, clock_offset_ns=time.time_ns() - time.monotonic_ns())
+    made = wire.Report(clock_offset_ns=time.time_ns() - time.monotonic_ns())
     told = wire.Process()
     outflow = Outflow(1, process, is_kept=False)
     outflow.write(told, time.monotonic_ns(), 1 << 20)

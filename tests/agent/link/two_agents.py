@@ -31,7 +31,7 @@ class Cable:
 
     def __init__(self) -> None:
         self.is_cut = False
-        self.node, self.agent = "node-1", 7
+        self.node = "node-1"
         # The lead's clock is the wall clock, the follower's the monotonic one.
         self.clock_offset_ns = time.time_ns() - time.monotonic_ns()
         self.clock_uncertainty_ns = 0
@@ -42,7 +42,6 @@ class Cable:
     def stop(self) -> None: ...
 
     def send(self, report: Any) -> None:
-        report.node, report.agent = self.node, self.agent
         report.clock_offset_ns = self.clock_offset_ns
         self.reports.append((self.node, wire.Report.FromString(report.SerializeToString())))
 
@@ -151,7 +150,6 @@ class TwoAgents:
         self.cable.is_connected = False
         self.following.stop()
         self.cable.is_connected = True
-        self.cable.agent += 1
         self.following = Following(RUN, self._led_end, 0, None)
 
     def start_run_again(self, folder: Path) -> None:

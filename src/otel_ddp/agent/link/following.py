@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from otel_ddp import errors
 from otel_ddp.agent.history.kept_run import Sample
@@ -30,19 +29,14 @@ _REPORT_EVERY_NS = _S
 _RANKS_A_SECOND, _SELDOM = 4096, 3
 # After so long without an answer of the lead this agent judges its own ranks.
 _LEADS_NO_MORE_NS = 10_000_000_000
-# Evidence on an end may still come for so long.
-_ENDED_NS = 30_000_000_000
+# Evidence on an end may still come: so many reports tell of it.
+_END_REPORTS = 30
 # The most bytes of records, of all rings together, that one round sends: 20,000 steps.
 _MOST_OF_RINGS = 2 << 20
 # A report that is larger is sent, and the next one continues.
 _LARGE_REPORT = 1 << 20
 # The most ended processes whose journals stay in memory until a lead has them.
 _MOST_GONE = 32
-
-QUESTIONS: Mapping[int, Question] = {
-    wire.Question.WHERE: "where",
-    wire.Question.WHAT: "what",
-}
 
 History = Callable[[str], Sequence[Sample]]
 """What is new of this node for the history that the agent of another node, the lead's, writes."""
@@ -51,9 +45,6 @@ History = Callable[[str], Sequence[Sample]]
 _ASKED_NS = 30_000_000_000
 # Limits on questions: a correct lead stays below them, and the rest is not answered.
 _ASK_EVERY_NS, _MOST_AT_ONCE = 1_000_000_000, 256
-# The step of the last logged value changes all the time.
-_KNOWN_EVERY_NS = 2_000_000_000
-_TELL_AGAIN_NS = 10_000_000_000
 
 
 class Outflow:
@@ -65,19 +56,15 @@ class Outflow:
         self.number, self.process = number, process
         self._is_kept = is_kept
         self._journal = SentJournal(process.reader, process.mark_before)
-        self._told: bytes | None = None
-        self._told_ns = self._tell_again_ns = self._asked_ns = 0
+        self._asked_ns = 0
+        self.end_reports = 0
+        """How many reports have told of its end."""
         self._questions: dict[Question, int] = {}
         self._cause: Mapping[str, Any] = {}
 
     @property
     def has_ended(self) -> bool:
         return not self.process.is_at_work
-
-    @property
-    def ended_at_ns(self) -> int:
-        """When its end was seen, on the monotonic clock; 0: it has none."""
-        return int((self.process.life.ended_at or 0.0) * 1e9)
 
     def close(self) -> None:
         self._journal.close()
@@ -88,38 +75,28 @@ class Outflow:
             self.process.host.ask(question, now_ns)
             self._questions[question] = self._asked_ns = now_ns
 
-    def go_back(self, defined: int, position: int | None) -> None:
+    def go_back(self, defined: int, position: int) -> None:
         """What lies behind these positions has not come."""
         self._journal.go_back(defined, position)
-        if not defined:
-            # The lead knows nothing of it.
-            self._told = None
 
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
         """All that is new since the last call; *most*: within so many bytes of the ring."""
         journal = self._journal
         journal.sends_values = self._is_kept and self.process.exported
-        message.id = self.number
-        if self._told is None:
-            message.journal, message.head = self.process.reader.name, journal.head()
+        message.id, message.journal = self.number, self.process.reader.name
+        message.head = journal.head()
         message.definitions.MergeFrom(wire.Stretch(**journal.definitions()._asdict()))
         message.records.MergeFrom(wire.Stretch(**journal.records(most)._asdict()))
         message.lost = journal.lost
-        message.progress = journal.progress()
-        asked = bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
-        due = self._told is None or now_ns - self._told_ns >= _KNOWN_EVERY_NS
-        if due or asked or self.has_ended:
-            self._told_ns = now_ns
-            message.totals = journal.totals()
-            self._write_known(message, now_ns, asked=asked)
-
-    def _write_known(self, message: wire.Process, now_ns: int, *, asked: bool) -> None:
+        message.progress, message.totals = journal.progress(), journal.totals()
         process = self.process
+        asked = bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
         known = told_of(process, now_ns, process.host.evidence(now_ns) if asked else None)
         if self.has_ended:
             origin_ns, life = wall_origin_ns(), process.life
-            message.reason = self._journal.reason()
+            self.end_reports += 1
+            message.reason = journal.reason()
             known["end"] = {
                 "state": state_word(life.state),
                 "seen_alive_ns": life.seen_alive_ns - origin_ns,
@@ -132,11 +109,7 @@ class Outflow:
             known["cause"] = dict(self._cause)
             if present_ns := process.host.present_ns():
                 known["present_ns"] = present_ns - origin_ns
-        content = json.dumps(known).encode()
-        # A report may get lost where no part of the journal does.
-        if content != self._told or self.has_ended or now_ns >= self._tell_again_ns:
-            self._told = message.known = content
-            self._tell_again_ns = now_ns + _TELL_AGAIN_NS
+        message.known = json.dumps(known).encode()
 
 
 class Following:
@@ -156,8 +129,6 @@ class Following:
         self._report_at_ns = 0
         self._said: Judgement | None = None
         self._said_ns = self._now_ns = 0
-        # When the lead was out of reach last.
-        self._unlinked_ns = 0
         # The lead's clock less ours, in whole seconds: a verdict is known again by its time.
         self._ahead_ns = 0
 
@@ -167,7 +138,9 @@ class Following:
     def take_over(self, before: Following) -> None:
         """Adopt the processes of the previous attempt: the next lead requests missing records."""
         self._processes, before._processes = before._processes, {}
-        self._numbers, self._unlinked_ns = before._numbers, before._now_ns
+        self._numbers = before._numbers
+        for each in self._processes.values():
+            each.end_reports = 0
 
     def stop(self) -> None:
         """Report what was read last, and close the link."""
@@ -198,18 +171,13 @@ class Following:
             self._report(now_ns - self._origin_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
-        # What ended is told for a while longer than it has a journal, while the lead is heard.
-        if not self._client.is_connected:
-            self._unlinked_ns = self._now_ns
+        # What ended is told for a while longer than it has a journal.
         gone = [source for source in self._processes if source not in here]
-        over = gone[:-_MOST_GONE]
-        for source in gone if self._client.is_connected else ():
+        for source in gone:
             each = self._processes[source]
-            told_since_ns = max(each.ended_at_ns + self._origin_ns, self._unlinked_ns)
-            if not each.has_ended or self._now_ns - told_since_ns > _ENDED_NS:
-                over.append(source)
-        for source in dict.fromkeys(over):
-            self._processes.pop(source).close()
+            is_told = not each.has_ended or each.end_reports > _END_REPORTS
+            if is_told or source in gone[:-_MOST_GONE]:
+                self._processes.pop(source).close()
         for source in here:
             if source not in self._processes:
                 self._numbers += 1
@@ -224,7 +192,6 @@ class Following:
         most = _MOST_OF_RINGS // max(len(self._processes), 8)
         for process in self._processes.values():
             if report.ByteSize() > _LARGE_REPORT:
-                report.goes_on = True
                 self._send(report)
                 report = wire.Report()
             process.write(report.processes.add(), now_ns, most)
@@ -237,14 +204,13 @@ class Following:
     @errors.contained()
     def _heed(self, answer: Any, now_ns: int) -> None:
         by_number = {each.number: each for each in self._processes.values()}
-        for question in islice(answer.questions, _MOST_AT_ONCE):
-            process, asked = by_number.get(question.process), QUESTIONS.get(question.kind)
-            if process is not None and asked is not None:
-                process.ask(asked, now_ns)
-        for lacking in islice(answer.lacking, _MOST_AT_ONCE):
+        for question in answer.questions[:_MOST_AT_ONCE]:
+            process = by_number.get(question.process)
+            if process is not None and question.asked in get_args(Question):
+                process.ask(question.asked, now_ns)
+        for lacking in answer.lacking[:_MOST_AT_ONCE]:
             if (process := by_number.get(lacking.process)) is not None:
-                position = lacking.position if lacking.HasField("position") else None
-                process.go_back(lacking.defined, position)
+                process.go_back(lacking.defined, lacking.position)
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:

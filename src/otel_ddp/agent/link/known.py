@@ -55,7 +55,7 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
     found: dict[str, Any] = {
         "node": dict(process.labels).get("node", ""),
         "step": process.logged_step,
-        "started_ns": _rounded(process.started_ns - origin_ns),
+        "started_ns": process.started_ns - origin_ns,
         # JSON has no such numbers.
         "nonfinite": [
             each._replace(value=str(each.value), time_ns=each.time_ns - origin_ns)  # type: ignore[arg-type]
@@ -67,11 +67,6 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
         found["answered_ns"] = evidence.answered_ns
         found["silent_s"], found["kernel"] = evidence.silent_s, evidence.kernel
     return {key: value for key, value in found.items() if value not in (None, [])}
-
-
-def _rounded(ns: int) -> int:
-    """Of a time that comes out a little differently whenever it is asked for."""
-    return round(ns, -7)
 
 
 def wall_origin_ns() -> int:
@@ -109,8 +104,12 @@ class Elsewhere(Host):
         self.is_kept = is_kept
         self.questions: list[Question] = []
         """Those that its agent has not been asked yet."""
+        self.number = 0
+        """What its agent calls it."""
+        self.report = 0
+        """The last one of its node that told of it."""
         self.heard_ns = 0
-        """When it was last reported, by the clock of the judge."""
+        """When its node was last heard, by the clock of the judge."""
         self._ahead_ns = 0
         self._told: Mapping[str, Any] = {}
         self._evidence = Evidence()
@@ -128,19 +127,18 @@ class Elsewhere(Host):
         self.process.has_news = True
 
     def hear(self, known: bytes, ahead_ns: int, now_ns: int) -> None:
-        """What is new; empty: nothing. Raises Senseless.
+        """What its node knows of it. Raises Senseless.
 
         *ahead_ns*: our clock less that of its times. *now_ns*: on the clock of the judge.
         """
-        if known:
-            told = read_json(known)
-            end = told.get("end")
-            if end is not None and plain.text(plain.mapping(end).get("state")) not in STATES:
-                raise Senseless("end")
-            self._nonfinite = _nonfinite(told, ahead_ns)
-            self._told, self.logged_step = told, plain.whole(told.get("step"))
-            if (answer := told.get("answer")) is not None:
-                self._evidence = self._answered(plain.mapping(answer), ahead_ns)
+        told = read_json(known)
+        end = told.get("end")
+        if end is not None and plain.text(plain.mapping(end).get("state")) not in STATES:
+            raise Senseless("end")
+        self._nonfinite = _nonfinite(told, ahead_ns)
+        self._told, self.logged_step = told, plain.whole(told.get("step"))
+        if (answer := told.get("answer")) is not None:
+            self._evidence = self._answered(plain.mapping(answer), ahead_ns)
         self._ahead_ns, self.heard_ns = ahead_ns, now_ns
 
     def _answered(self, answer: Mapping[str, Any], ahead_ns: int) -> Evidence:

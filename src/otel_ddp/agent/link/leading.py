@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.following import QUESTIONS
 from otel_ddp.agent.link.known import Elsewhere, Senseless, unpack_readings
 from otel_ddp.agent.link.said import Said
 from otel_ddp.agent.reading.process import Process
@@ -35,7 +34,8 @@ _MOVED_NS = 5_000_000_000
 _TOLD_UNHEARD_NS = 5_000_000_000
 # The next round comes within this, or this agent was held up and heard no node meanwhile.
 _ROUND_NS = 5_000_000_000
-_MOST_PROCESSES = 1024
+# A process that so many reports of its node do not tell of: its agent splits one in a few.
+_GONE_REPORTS = 8
 # An offset between two clocks is measured again and again.
 _SAME_OFFSET_NS = 50_000_000
 # Of all nodes: as many as the door takes, and twice the ranks of the largest run that is judged.
@@ -45,23 +45,21 @@ _MOST_NAMED = 4
 _MOST_ASKED = 4
 # With one way and back, and the rounds of two loops.
 _ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 4.0, 0.05
-_KINDS = {question: kind for kind, question in QUESTIONS.items()}
 
 
 class _Node:
     """One other node of the run."""
 
-    def __init__(self, agent: int, *, is_kept: bool = False) -> None:
+    def __init__(self, name: str, *, is_kept: bool = False) -> None:
         """*is_kept*: this agent writes its history."""
-        self.agent = agent
+        self.name = name
         self.heard_ns = self.ahead_ns = 0
-        self.hosts: dict[int, Elsewhere] = {}
-        """What its agent tells of each of its processes, by their numbers."""
+        self.hosts: dict[bytes, Elsewhere] = {}
+        """What its agent tells of each of its processes, by the heads of their journals."""
         self.lacking: list[wire.Lacking] = []
         """What its agent has to send again."""
         self._is_kept = is_kept
-        # Of those that have come since all did.
-        self._reported: set[int] = set()
+        self._reports = 0
 
     @property
     def lost(self) -> int:
@@ -82,45 +80,35 @@ class _Node:
 
         *written*: the offset up to which the history has each journal; None: not known.
         """
-        if report.agent != self.agent:
-            # Its agent was started again, and gives its processes other numbers.
-            self.agent = report.agent
-            self.hosts = {-1 - at: each for at, each in self.hosts.items()}
-            self._reported.clear()
-        for message in report.processes[:_MOST_PROCESSES]:
-            if len(self._reported) >= min(_MOST_PROCESSES, most):
-                break
+        self._reports += 1
+        for message in report.processes:
             try:
-                host = self._take(message, report.clock_uncertainty_ns, now_ns, written)
+                host = self._take(message, now_ns, most, written)
             except (Senseless, Unreadable) as what:
-                errors.warn_once("link", "a report of %s makes no sense: %s", report.node, what)
+                errors.warn_once("link", "a report of %s makes no sense: %s", self.name, what)
                 continue
-            if host is not None:
-                yield host
-        if not report.goes_on:
-            self.hosts = {at: v for at, v in self.hosts.items() if at in self._reported}
-            self._reported.clear()
+            host.clock_uncertainty_ns = report.clock_uncertainty_ns
+            yield host
+        oldest = self._reports - _GONE_REPORTS
+        self.hosts = {head: each for head, each in self.hosts.items() if each.report > oldest}
 
     def _take(
-        self,
-        message: Any,
-        uncertainty_ns: int,
-        now_ns: int,
-        written: Mapping[str, int] | None,
-    ) -> Elsewhere | None:
-        host = self._opened(message) if message.head else self.hosts.get(message.id)
+        self, message: Any, now_ns: int, most: int, written: Mapping[str, int] | None
+    ) -> Elsewhere:
+        host = self.hosts.get(message.head)
         if host is None:
-            self.lacking.append(wire.Lacking(process=message.id))
-            return None
+            if len(self.hosts) >= most:
+                raise Senseless("more processes than a run has")
+            journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
+            host = self.hosts[message.head] = Elsewhere(journal, is_kept=self._is_kept)
+        # Its agent may have been started again, and number them anew.
+        host.number, host.report = message.id, self._reports
         host.hear(message.known, self.ahead_ns, now_ns)
-        host.clock_uncertainty_ns = uncertainty_ns
         journal = host.reader
         journal.set_clock(self.ahead_ns)
         journal.put(message.progress, message.totals, message.reason)
         if journal.is_new and self._is_kept:
             if written is None:
-                self.lacking.append(wire.Lacking(process=message.id))
-                self._reported.add(message.id)
                 return host
             # Where its agent begins says nothing: what the history lacks lies before, or behind.
             journal.resume(written.get(f"{host.node}/{journal.name}", 0))
@@ -128,23 +116,11 @@ class _Node:
         if not (journal.add(message.records, message.lost) and is_whole):
             places = {"defined": journal.defined, "position": journal.position}
             self.lacking.append(wire.Lacking(process=message.id, **places))
-        self._reported.add(message.id)
         return host
 
     def drop(self, host: Elsewhere) -> None:
         """It is none of this run, or of this node."""
-        self.hosts = {at: each for at, each in self.hosts.items() if each is not host}
-
-    def _opened(self, message: Any) -> Elsewhere:
-        """That of the process with this head."""
-        for number, host in list(self.hosts.items()):
-            if host.reader.head == message.head:
-                self.hosts[message.id] = self.hosts.pop(number)
-                return host
-        journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
-        host = Elsewhere(journal, is_kept=self._is_kept)
-        self.hosts[message.id] = host
-        return host
+        self.hosts = {head: each for head, each in self.hosts.items() if each is not host}
 
 
 class Leading:
@@ -214,7 +190,7 @@ class Leading:
         if node is None:
             if len(self._nodes) >= _MOST_NODES:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
-            node = self._nodes[name] = _Node(report.agent, is_kept=self._history is not None)
+            node = self._nodes[name] = _Node(name, is_kept=self._history is not None)
         node.hear(report, self._now_ns)
         if self._history is not None and report.readings:
             with contextlib.suppress(Senseless):
@@ -273,10 +249,10 @@ class Leading:
         for name, node in self._nodes.items():
             answer = wire.Answer(lacking=node.lacking)
             node.lacking.clear()
-            for number, host in node.hosts.items():
+            for host in node.hosts.values():
                 # Threads of the endpoint may ask meanwhile.
                 while host.questions:
-                    answer.questions.add(process=number, kind=_KINDS[host.questions.pop()])
+                    answer.questions.add(process=host.number, asked=host.questions.pop())
             if said is not None:
                 answer.judged = said.to([each.process.labels for each in node.hosts.values()])
             if answer.questions or answer.judged or answer.lacking:
