@@ -279,7 +279,7 @@ def test_the_death_of_a_rank_is_told_also_when_its_journal_is_gone(agents: TwoAg
 
 @pytest.mark.parametrize(
     ("uncertainty_ns", "told"),
-    [(0, "rank 3 (node-1) was killed"), (1_000_000_000, "it is not known which was first")],
+    [(0, "rank 3 (node-1) was killed"), (1_000_000_000, "which was first is not known")],
 )
 def test_of_two_deaths_none_is_the_first_by_clocks_that_are_not_known_well(
     uncertainty_ns: int, told: str, agents: TwoAgents
