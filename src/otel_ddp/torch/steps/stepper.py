@@ -37,7 +37,7 @@ from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.watched_model import Batches, WatchedModel
 
 _FAILURES_ALLOWED = 3
-# A flush is looked for at every so many events of a kind, for where no step ends.
+# A flush is looked for at every so many forwards, for where no step ends.
 _OFTEN = 16
 # After so many backwards without a step, no optimizer that we see will make one.
 _LONGEST_ACCUMULATION = 32 * _OFTEN
@@ -161,6 +161,8 @@ class Stepper:
             return None
         began_ns = thread_time_ns()
         try:
+            if self.sampled.counting:
+                self.sampled.run(self.sampled.readings.hook_called, self._phases.opened[-1].name)
             return act(*given)
         except errors.ANY_ERROR:
             self.failed(where)
@@ -195,11 +197,6 @@ class Stepper:
         """Keep nothing of the user's: the hooks keep this stepper until there is another one."""
         self.end = StepEnd()
         self.search = Search()
-
-    def _count_collectives(self) -> None:
-        """In a step in which they are counted: a hook was called, in this phase."""
-        if self.sampled.counting:
-            self.sampled.run(self.sampled.readings.hook_called, self._phases.opened[-1].name)
 
     # -- steps
 
@@ -433,7 +430,6 @@ class Stepper:
 
     def load_began(self) -> None:
         """A loader is asked for the next batch."""
-        self._count_collectives()
         calls = self.calls
         if not self.end.has_model:
             self.search.batch_wanted()
@@ -458,11 +454,8 @@ class Stepper:
 
     def load_ended(self) -> None:
         """The batch is there."""
-        self._count_collectives()
         if _get_ident() == self.loads_in:
             self._phases.leave(self.calls.load)
-            if not self.loads % _OFTEN:
-                self.progress.flush_if_due()
 
     # -- models: where a forward begins, no older one is open
 
@@ -474,7 +467,6 @@ class Stepper:
         kwargs: dict[str, Any] | None,
     ) -> None:
         """A watched model is called."""
-        self._count_collectives()
         calls, steps = self.calls, self._steps
         trains = module.training or watched.trains_in_eval
         if not trains and (inside := watched.inside()) is not None:
@@ -523,7 +515,6 @@ class Stepper:
 
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs get the hook of backward."""
-        self._count_collectives()
         calls, steps = self.calls, self._steps
         if _get_ident() != calls.forward_thread:
             return False
@@ -560,7 +551,6 @@ class Stepper:
             if not calls.backward_has_raised():
                 return
             calls.close_backward()
-        self._count_collectives()
         calls.in_backward = True
         calls.backward_id = current_backward()
         self._phases.enter(calls.backward)
@@ -576,13 +566,11 @@ class Stepper:
 
     def _gradients_done(self) -> None:
         """The local gradients are there; DDP waits for those of the other ranks."""
-        self._count_collectives()
         self._phases.enter(self.calls.wait)
         self._queue_callback(partial(self._in_backward, "backward ended", self._backward_ended))
 
     def _backward_ended(self) -> None:
         """The gradients of all ranks are there."""
-        self._count_collectives()
         end = self.end
         # Closes the wait inside it as well.
         self.calls.close_backward()
@@ -591,10 +579,8 @@ class Stepper:
         end.backwards += 1
         if self._closure and self._optimizer not in self._phases.opened:
             self._phases.enter(self._optimizer)
-        if not end.backwards % _OFTEN:
-            self.progress.flush_if_due()
-            if end.backwards == _LONGEST_ACCUMULATION and not self._steps.count:
-                self.sampled.readings.report()
+        if end.backwards == _LONGEST_ACCUMULATION and not self._steps.count:
+            self.sampled.readings.report()
         if self._stepped_in_backward:
             self._stepped_in_backward = False
             self._finish()
@@ -603,7 +589,6 @@ class Stepper:
 
     def optimizer_began(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer of a watched model begins its step. *closure*: which calls the model."""
-        self._count_collectives()
         calls, end = self.calls, self.end
         # Asked only where something is open: Dynamo may trace this, and knows no threads.
         if calls.in_backward or calls.forwards:
@@ -635,7 +620,6 @@ class Stepper:
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has finished its step."""
-        self._count_collectives()
         if self.calls.in_backward:
             # Another thread's may end while this backward is under way.
             if not outside_of_backward():
