@@ -82,10 +82,6 @@ def _path(or_else: str = "") -> _Parse:
     return _parsed("a path that begins with / or ~", convert)
 
 
-def _paths(variable: str, text: str) -> tuple[str, ...]:
-    return tuple(_path()(variable, each) for each in text.split(":") if each)
-
-
 def _addresses(variable: str, text: str) -> tuple[str, ...]:
     found = tuple(text.split())
     for number, each in enumerate(found, start=1):
@@ -260,9 +256,6 @@ class Settings:
     artifact_sink: str = _setting("OTEL_DDP_ARTIFACTS", "", _path(or_else=".*://.*"))
     """Where the agent stores a copy of each output of `run.artifact`: a directory or an fsspec
     address, such as `s3://bucket/runs`."""
-    artifact_roots: tuple[str, ...] = _setting("OTEL_DDP_ARTIFACT_ROOTS", (), _paths)
-    """Directories, separated by colons, in which an agent of the platform may read artifacts. An
-    agent that a run started reads what its user can."""
 
     @property
     def offline(self) -> bool:

@@ -155,16 +155,15 @@ def test_what_lies_elsewhere_is_shown_as_it_is_named(here: Here) -> None:
     assert (labels["uri"], labels["digest"]) == ("s3://bucket/data", "")
 
 
-def test_only_an_agent_of_the_platform_asks_for_roots(here: Here, saved: Path) -> None:
-    found = []
-    for of_platform, roots in ((True, ""), (True, f"/none:{saved.parent}"), (False, "")):
-        here.agent(of_platform, OTEL_DDP_ARTIFACT_ROOTS=roots)
-        here.name(saved)
-        here.read()
-        found += here.problems()
+def test_an_agent_of_the_platform_reads_no_file(here: Here, saved: Path) -> None:
+    here.agent(of_platform=True)
+    here.name(saved)
+    here.read()
 
-    assert "OTEL_DDP_ARTIFACT_ROOTS" in found[0]
-    assert found[1:] == [None, None]
+    assert here.problems() == []
+    assert here.series(catalog.TRAINING_ARTIFACT_SIZE) == []
+    ((labels, _),) = here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)
+    assert (labels["uri"], labels["digest"]) == (f"file://{saved}", "")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from otel_ddp.agent.artifacts.reader import CHUNK_BYTES, read
 
 
 def answer(path: Path, **request: Any) -> dict[str, Any]:
-    given = {"roots": None, "store": "", "run": "r", "name": "model", **request}
+    given = {"store": "", "run": "r", "name": "model", **request}
     before = open_files()
     try:
         return read(f"file://{path}", **given)
@@ -111,44 +111,6 @@ def test_a_directory_of_very_many_files_is_not_read(
     monkeypatch.setattr(reader, "MOST_FILES", 6)
 
     assert answer(folder) == {"problem": "there are more than 6 files in it"}
-
-
-def test_an_agent_of_the_platform_reads_only_below_the_roots(folder: Path, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret")
-    (folder / "out").symlink_to(token)
-    # A name that only begins alike.
-    (tmp_path / "checkpoint-2").write_text("another team's")
-    roots = [str(folder)]
-
-    assert answer(folder / "a.json", roots=roots)["size"] == 6
-    assert "digest" in answer(folder, roots=roots)
-    elsewhere = (token, folder / "out", folder / ".." / "token", tmp_path, tmp_path / "none")
-    for path in (*elsewhere, tmp_path / "checkpoint-2"):
-        assert "OTEL_DDP_ARTIFACT_ROOTS" in answer(path, roots=roots)["problem"]
-    assert "OTEL_DDP_ARTIFACT_ROOTS" in answer(token, roots=[])["problem"]
-    assert answer(token, roots=["/"])["size"] == len("secret")
-
-
-def test_a_root_counts_for_what_was_opened_and_not_for_what_has_its_name_by_now(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "rank_0.pt").write_text("secret")
-    real = os.path.realpath
-
-    def swapped_after(path: bytes) -> bytes:
-        found = real(path)
-        if path.endswith(b"checkpoint") and not (folder / "a").is_symlink():
-            (folder / "a").rename(folder / "b")
-            (folder / "a").symlink_to(elsewhere)
-        return found
-
-    monkeypatch.setattr(os.path, "realpath", swapped_after)
-
-    problem = answer(folder / "a" / "rank_0.pt", roots=[str(folder)])["problem"]
-    assert "OTEL_DDP_ARTIFACT_ROOTS" in problem
 
 
 def test_a_folder_that_becomes_a_link_while_its_directory_is_read_is_not_followed(

@@ -77,8 +77,8 @@ class Artifacts:
     """One an agent. Its loop calls every method; none waits for a file."""
 
     def __init__(self, conf: Settings, *, of_platform: bool) -> None:
-        """*of_platform*: whether the agent may read files that the runs' user cannot."""
-        self._roots = conf.artifact_roots if of_platform else None
+        """*of_platform*: the agent may read files that the runs' user cannot, so it reads none."""
+        self._reads = not of_platform
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
         # The reader has the first one.
@@ -106,8 +106,8 @@ class Artifacts:
             self._finish(other, {"problem": "the next one was named before it was read"})
         self._waiting.append(artifact)
         artifact.journal.unread_artifacts += 1
-        if not artifact.named["uri"].startswith("file:///"):
-            # It lies elsewhere, and is not fetched.
+        if not (self._reads and artifact.named["uri"].startswith("file:///")):
+            # What lies elsewhere is not fetched.
             self._finish(artifact, {})
         elif len(self._waiting) > MOST_WAITING:
             self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
@@ -116,7 +116,6 @@ class Artifacts:
         named = artifact.named
         request = {
             "uri": named["uri"],
-            "roots": self._roots,
             "store": self._store if named["direction"] == "output" else "",
             "run": dict(artifact.journal.process.labels).get("run", ""),
             "name": named["name"],
