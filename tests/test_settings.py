@@ -36,7 +36,6 @@ FREE = {
 OURS = {name for name in settings.names() if name.startswith("OTEL_DDP_")}
 # These are read with the identity.
 OF_IDENTITY = {"OTEL_DDP_STRATEGY", "OTEL_DDP_RANK", "OTEL_DDP_LOCAL_RANK", "OTEL_DDP_WORLD_SIZE"}
-OF_IDENTITY |= {"OTEL_DDP_NODE_RANK"}
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
     "OTEL_DDP_DIR": ("here", "must be a path that begins with / or ~"),

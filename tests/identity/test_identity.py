@@ -254,12 +254,12 @@ def test_an_argument_wins_over_our_variable_and_that_over_the_launcher() -> None
 
 def test_our_variables_name_everything() -> None:
     names = ("GROUP", "JOB_TYPE", "PROJECT", "NAME", "DESCRIPTION", "NODE")
-    env = {f"OTEL_DDP_{name}": name.lower() for name in names} | {"OTEL_DDP_NODE_RANK": "4"}
+    env = {f"OTEL_DDP_{name}": name.lower() for name in names}
 
     me = who(env)
 
-    values = (me.group, me.job_type, me.project, me.name, me.description, me.node, me.node_rank)
-    assert values == ("group", "job_type", "project", "name", "description", "node", 4)
+    values = (me.group, me.job_type, me.project, me.name, me.description, me.node)
+    assert values == ("group", "job_type", "project", "name", "description", "node")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ VARIABLES = {
     "global_rank": ("OTEL_DDP_RANK",),
     "local_rank": ("OTEL_DDP_LOCAL_RANK",),
     "world_size": ("OTEL_DDP_WORLD_SIZE",),
-    "node_rank": ("OTEL_DDP_NODE_RANK",),
 }
 # Prose may be longer than a name. It must find room in the smallest journal twice.
 _LONGEST = {"description": 1000}
@@ -154,7 +153,7 @@ def resolve(
     )
     numbers = {
         name: _number(name, arguments.get(name), env, least=1 if name == "world_size" else 0)
-        for name in ("global_rank", "local_rank", "world_size", "node_rank")
+        for name in ("global_rank", "local_rank", "world_size")
     }
     asked_run = arguments.get("run")
     # All tasks of a pool have the same variables.
@@ -183,11 +182,10 @@ def resolve(
         rank, world = 0, 1
         facts = facts._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
     _check_rank(rank, world, given, facts.launcher)
-    node_rank = _first(numbers["node_rank"], facts.node_rank)
     local = _first(numbers["local_rank"], facts.local_rank)
     if local is None:
         master = env.get("MASTER_ADDR", "")
-        local = _local_rank(rank, world, node_rank, facts.nodes, master, process.host)
+        local = _local_rank(rank, world, facts.node_rank, facts.nodes, master, process.host)
 
     # Name.
     found = run_names.find(given_run or "", process, facts, world, make_id)
@@ -209,7 +207,7 @@ def resolve(
         local_rank=local,
         world_size=world,
         local_world_size=facts.local_world_size if world == facts.world_size else None,
-        node_rank=node_rank,
+        node_rank=facts.node_rank,
         nodes=facts.nodes,
         launcher=facts.launcher,
         settled=found.source not in run_names.OPEN and rank is not None and not assumed,
@@ -239,7 +237,7 @@ def settle(
     rank = identity.global_rank if "global_rank" in given else facts.global_rank
     world = identity.world_size if "world_size" in given else facts.world_size
     same_world = identity.world_size in (None, world)
-    node_rank = identity.node_rank if same_world or "node_rank" in given else None
+    node_rank = identity.node_rank if same_world else None
     nodes = identity.nodes if same_world else None
     local_world = identity.local_world_size if same_world else None
     if local_world is None and _is_loopback(master):

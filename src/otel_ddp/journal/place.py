@@ -337,7 +337,5 @@ def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
     variables = sorted(
         (key, text) for key, text in agent_variables(env).items() if key.startswith(_BEGINNINGS)
     )
-    # OTEL_DDP_NODE_RANK is a process's own.
-    kept = [(key, value) for key, value in variables if key != "OTEL_DDP_NODE_RANK"]
-    content = repr((kept, offline)).encode("utf-8", "replace")
+    content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()
