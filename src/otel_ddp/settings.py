@@ -248,8 +248,8 @@ class Settings:
     """Its limit for each agent. Beyond it the oldest data is dropped and counted."""
     history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _expanded)
     """Directory for histories and post-mortems. By default a private one in /var/tmp."""
-    history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(0))
-    """Limit of all histories; beyond it the oldest run is deleted. 0: none is stored."""
+    history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(MIB))
+    """Limit of all histories; beyond it the oldest run is deleted."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
     """Where [notifications](notifications.md) go, separated by spaces: `https://` or `http://` for
     webhooks, other forms as in the library apprise."""

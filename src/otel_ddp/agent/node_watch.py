@@ -55,9 +55,7 @@ class NodeWatch:
 
     def threads(self) -> Iterator[KeptThread]:
         """Those that have to run."""
-        yield from (*self.sampling.threads(), *self.links.threads())
-        if self.histories.keeps:
-            yield self.histories.thread
+        yield from (*self.sampling.threads(), *self.links.threads(), self.histories.thread)
 
     def read_and_judge(self) -> None:
         """What is new since the last call."""
@@ -71,8 +69,7 @@ class NodeWatch:
                 each.host.watch()
         here = [each for each in processes if each.labels]
         self.links.poll(here)
-        if self.histories.keeps:
-            self._collector.feed([*here, *self.links.fresh()])
+        self._collector.feed([*here, *self.links.fresh()])
         self.judge.poll([*here, *self.links.sources()], self.links.judgements())
         self.links.answer(self.judge)
 
@@ -84,12 +81,11 @@ class NodeWatch:
             self.judge.update_series(now_ns)
             ranks, pids = self.journals.ranks(), self.journals.pids()
             self.sampling.update_series(ranks, pids, now_ns)
-        if self.histories.keeps:
-            past = [*self.judge.past_bounds(), *self.judge.past()]
-            with self.ledger.lock:
-                verdicts = [*past, *self.judge.verdicts()]
-                processes = [*self.journals.processes(), *self.links.sources()]
-                self._collector.feed_states(processes, verdicts)
+        past = [*self.judge.past_bounds(), *self.judge.past()]
+        with self.ledger.lock:
+            verdicts = [*past, *self.judge.verdicts()]
+            processes = [*self.journals.processes(), *self.links.sources()]
+            self._collector.feed_states(processes, verdicts)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that are new: of verdicts, and those of the journals."""

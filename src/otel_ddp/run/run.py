@@ -632,7 +632,7 @@ class Run:
         name = shlex.quote(f"{self.group}/{self.run}" if self.group else self.run)
         if base := addresses.page(records.place):
             look.append(addresses.page_of_run(base, self.run))
-        if conf.agent != "off" and conf.history_bytes:
+        if conf.agent != "off":
             # The agent ends some minutes after the run, and its address with it.
             look += [f"otel-ddp open {name}", f"otel-ddp report {name}"]
         journal = records.recorder.writer.path

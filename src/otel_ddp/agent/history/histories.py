@@ -129,9 +129,8 @@ class Histories:
     """One a node. The agent's loop feeds it; only its thread touches a file."""
 
     def __init__(self, named: str, most_bytes: int, node: str) -> None:
-        """*named*: the directory, if the user named one. *most_bytes*: 0 keeps nothing."""
+        """*named*: the directory, if the user named one."""
         self.directory = directory.default_directory(named)
-        self.keeps = most_bytes > 0
         self._most_bytes = most_bytes
         self._node = node
         self._waiting = _Waiting()
@@ -162,7 +161,7 @@ class Histories:
 
     def has(self, fed: int) -> bool:
         """Whether this many batches are on disk; true as well while the disk fails."""
-        return not self.keeps or self._written >= fed or bool(self.remark())
+        return self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
         """The offset up to which the history has each journal; None: the file is not open yet."""
@@ -173,8 +172,7 @@ class Histories:
     def describe(self) -> dict[str, Any]:
         """Where histories are, and since when nothing could be kept, if that is so."""
         problem, since_ns = self._disk.problem()
-        where = str(self.directory) if self.keeps else ""
-        return {"directory": where, "problem": problem, "since_ns": since_ns}
+        return {"directory": str(self.directory), "problem": problem, "since_ns": since_ns}
 
     def times(self) -> dict[RunKey, Told]:
         """What the time of each run's ranks here went to, as last written."""
@@ -294,7 +292,6 @@ class Collector:
         self._histories = histories
         self._ledger = ledger
         self._node = node
-        self.keeps = histories.keeps
         self._runs: defaultdict[RunKey, _Run] = defaultdict(_Run)
 
     # -- of runs on several nodes

@@ -157,7 +157,7 @@ class Links:
         is_kept = wanted.world_size <= _MOST_RANKS_OF_HISTORY
         if wanted.leads:
             server = LinkServer(self._thread, secret, clock=self._now_ns, **ends)
-            history = self._collector if is_kept and self._collector.keeps else None
+            history = self._collector if is_kept else None
             return _Open(wanted, leading=Leading(run, self._node, server, history))
         client = LinkClient(self._thread, secret, **ends)
         readings = partial(self._collector.readings, _key(run)) if is_kept else None

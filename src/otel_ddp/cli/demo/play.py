@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
             return status
     print("\nRecorded, as `otel-ddp status` shows it:")
     print("\n".join(line.text for line in picture(found, time.time_ns())))
-    if settings.read().history_bytes:
-        print(f"\nLook again:  otel-ddp open {_GROUP}/{node.run}")
+    print(f"\nLook again:  otel-ddp open {_GROUP}/{node.run}")
     return 0
 
 
