@@ -36,17 +36,6 @@ _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
 # It writes its history and exports once more, on a machine that may be busy.
 _AGENT_ENDS_S = 30.0
-# The user's variables that belong to another training: its identity and its agent.
-_NOT_PASSED_ON = (
-    "OTEL_DDP_AGENT",
-    "OTEL_DDP_STRATEGY",
-    "OTEL_DDP_LINGER_S",
-    "OTEL_DDP_INHERITED_RUN",
-    "OTEL_DDP_NODE",
-    "OTEL_DDP_RANK",
-    "OTEL_DDP_LOCAL_RANK",
-    "OTEL_DDP_WORLD_SIZE",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,15 +121,18 @@ class _Node:
             "OTEL_DDP_RUN": self.run,
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
-        }
-        defaults = {
             # That of a minute is too long for a demo.
             "OTEL_DDP_STALL_TIMEOUT_S": "5",
             # On a busy machine the budget is for one step in 16: too few to name a rank in 20 s.
             "OTEL_DDP_OVERHEAD": "all",
             "OMP_NUM_THREADS": "1",
         }
-        passed = {name: text for name, text in os.environ.items() if name not in _NOT_PASSED_ON}
+        # The user's settings belong to another training: its identity and its agent.
+        passed = {
+            name: text
+            for name, text in os.environ.items()
+            if name == "OTEL_DDP_HISTORY_DIR" or not name.startswith("OTEL_DDP_")
+        }
         command = [
             sys.executable,
             "-m",
@@ -155,7 +147,7 @@ class _Node:
         with self._log.open("wb") as log:
             # torchrun prints pages about a killed rank or Ctrl-C: shown only where it fails.
             self._training = subprocess.Popen(
-                command, env={**defaults, **passed, **own}, stderr=log, start_new_session=True
+                command, env={**passed, **own}, stderr=log, start_new_session=True
             )
 
     def tell_where(self) -> None:
