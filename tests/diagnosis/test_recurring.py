@@ -64,7 +64,7 @@ def test_it_is_over_when_no_stall_comes_any_more_or_the_rank_has_ended(ends: boo
     assert verdict.since_ns == opened.since_ns
     assert verdict.evidence["lost_s"] == pytest.approx(12 * 0.6, rel=0.1)
     # The last one, not the moment in which it was missed.
-    assert verdict.until_ns == (0 if ends else pytest.approx(last_ns, abs=1e6))
+    assert verdict.until_ns == pytest.approx(last_ns, abs=1e6)
     assert job.detector.present() == []
 
 
@@ -157,13 +157,13 @@ def test_loaders_that_all_stall_in_other_steps_are_no_fault_of_one_rank() -> Non
 
 def test_steps_that_are_late_one_after_the_other_are_one_stall() -> None:
     def trouble(number: int) -> dict[int, dict[str, float]]:
-        return {1: {"forward": 0.04}} if number % 25 < 5 else {}
+        return {1: {"forward": 0.07}} if number % 25 < 3 else {}
 
     job = Job(2)
 
     assert recurring(train(job, 300, trouble)) == [("1", "forward", True)]
     (verdict,) = job.detector.present()
-    assert verdict.evidence["stall_s"] == pytest.approx(0.2, rel=0.05)
+    assert verdict.evidence["stall_s"] == pytest.approx(0.21, rel=0.05)
 
 
 def test_evaluations_that_are_long_on_all_ranks_or_unequal_are_no_stalls() -> None:

@@ -109,21 +109,15 @@ SIDE_FEW, SIDE_MORE = 0.5, 0.2
 
 # -- stalls that recur
 
-# The least excess of a stall above the rank's usual one, as a share of a step.
+# The least excess of a stall, as a share of a step.
 RECURS_OF_STEP = 0.5
 # What is shorter comes from clocks and scheduling.
 RECURS_SHORTEST_NS = 2_000_000
 # The most steps between two steps of one stall.
 RECURS_APART = 3
-# In each of its steps, the least excess above the rank's usual one: as a share of the step, and in
-# usual spreads. What is usual takes so many steps.
-RECURS_PART, RECURS_OF_USUAL = 0.1, 6.0
-RECURS_LEAST_USUAL = 20
 # The least share of a stall for which the others wait: hosts that run ahead of their devices stand
 # still in turn, and none waits for another.
 RECURS_WAITED = 0.5
-# Where it stalls in more than one of so many steps, no distance is regular.
-RECURS_LEAST_EVERY = 4.0
 # How alike the distances between so many last stalls must be, as standard deviation by mean. Of a
 # million pauses at random one has such distances before it.
 RECURS_REGULAR, RECURS_ALIKE = 7, 0.05
@@ -135,8 +129,7 @@ RECURS_SHOWN = 30
 RECURS_ALIKE_STILL = 0.5
 RECURS_OVERDUE = 2.5
 # The share of the time that they take from the others: to report them, and to end the verdict.
-RECURS_COST = 0.05
-RECURS_COST_STILL = 0.025
+RECURS_COST, RECURS_STILL = 0.05, 0.025
 # The phase of a stall is the one that holds this share of it.
 RECURS_MOST_OF = 0.7
 
