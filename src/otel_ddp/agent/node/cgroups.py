@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -86,7 +86,7 @@ class Share(NamedTuple):
 
     path: str
     limit: float | None
-    """In bytes, or in cores; None if there is none."""
+    """In bytes, or in cores; None: it is a container that may use all of the node."""
 
 
 class Limits:
@@ -113,40 +113,27 @@ class Limits:
 
     def memory(self, node_bytes: int | None) -> Share | None:
         """None if the training may use all memory of the node."""
-        if (group := self._group()) is None:
-            return None
-        found = [
-            each
-            for each in self._cgroups.memory_limits(group)
-            if node_bytes is None or each[0] < node_bytes
-        ]
-        if found:
-            limit_bytes, path = min(reversed(found), key=itemgetter(0))
-            return Share(path, limit_bytes)
-        if group.in_container() and os.path.exists(f"{group.top}/{_LIMIT}"):
-            return Share(group.top, None)
-        return None
+        return self._tightest({_LIMIT: _limit}, node_bytes)
 
     def processors(self, online: int) -> Share | None:
         """None if the training may use all processors of the node."""
-        files = (("cpu.max", _quota), ("cpuset.cpus.effective", _count))
-        group = self._group()
+        return self._tightest({"cpu.max": _quota, "cpuset.cpus.effective": _count}, online)
+
+    def _tightest(
+        self, files: Mapping[str, Callable[[str], float | None]], whole: float | None
+    ) -> Share | None:
+        if (group := self._group()) is None:
+            return None
         found = [
-            (cores, path)
-            for path in (() if group is None else group.upward())
-            for cores in (self._files.read(f"{path}/{name}", parse) for name, parse in files)
-            if cores and cores < online
+            (limit, path)
+            for path in group.upward()
+            for limit in (self._files.read(f"{path}/{name}", files[name]) for name in files)
+            if limit and (whole is None or limit < whole)
         ]
         if found:
-            cores, path = min(reversed(found), key=itemgetter(0))
-            return Share(path, cores)
-        container = self.container()
-        return Share(container, online) if container and online else None
-
-    def container(self) -> str:
-        """The folder of the container's cgroup; empty if there is none."""
-        group = self._group()
-        return "" if group is None or not group.in_container() else group.top
+            limit, path = min(reversed(found), key=itemgetter(0))
+            return Share(path, limit)
+        return Share(group.top, None) if group.in_container() else None
 
 
 def _limit(text: str) -> int | None:

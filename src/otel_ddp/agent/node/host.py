@@ -169,7 +169,7 @@ class Host:
         memory = self._limits.memory(node_bytes)
         processors = self._limits.processors(online)
         of_processors = processors.path if processors else ""
-        of_memory = memory.path if memory else self._limits.container()
+        of_memory = memory.path if memory else ""
         groups = {"cpu": of_processors, "memory": of_memory, "io": of_memory}
         return [
             *self._shares(processors, online),
