@@ -507,7 +507,7 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
 
 
 def test_several_runs_and_remarks_of_gpus_are_shown_but_that_there_are_none() -> None:
-    remark = "rank 3 also holds 300 MiB on GPU 1 (which rank 4 uses)"
+    remark = "GPU 1 does not answer (GPU is lost)"
     two = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}), remarks=[remark])
 
     assert "  3 of run one  " in two[2]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from golden import Golden
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.nvml import Device, DeviceSample, User
 from otel_ddp.agent.node.gpu.owners import Ownership, owners
@@ -100,11 +99,10 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
         ([claim(0, B[0]), claim(1, B[0])], {}, "run - - - | - -"),
         ([R0, also(job_type="worker")], {}, "run - - - | - -"),
         ([R0, also(run="other")], {}, "- - - - | - -"),
-        # Not declared: what the driver sees, without what another rank declares.
+        # Not declared: what the driver sees.
         ([claim(0), claim(1)], {BOARDS[0]: [(101, 1)], BOARDS[1]: ALONE}, "1 0 - - | - -"),
         ([claim(0, ZEROS)], {BOARDS[1]: ALONE}, "- 0 - - | - -"),
         ([claim(0, B[0]), claim(1)], {BOARDS[0]: BOTH}, "run - - - | - -"),
-        ([R0, R1], {BOARDS[0]: BOTH, BOARDS[1]: [(101, 1)]}, "0 1 - - | - -"),
         ([claim(0, pid=0)], {BOARDS[0]: [(0, 1)]}, "- - - - | - -"),
         # Parts, whose board belongs to the ranks on them.
         ([claim(0, P[0])], {}, "- - - 0 | 0 -"),
@@ -160,7 +158,6 @@ def test_memory_is_that_of_the_process(claims: Any, users: Any, expected: Any) -
     ownership = decide(claims, users)
 
     assert memory(ownership) == expected
-    assert ownership.remarks == []
 
 
 @pytest.mark.parametrize(
@@ -186,27 +183,3 @@ def test_the_owner_of_memory_is_never_guessed(claims: Any, users: Any) -> None:
     ownership = decide(claims, users)
 
     assert memory(ownership) == []
-    assert ownership.remarks == []
-
-
-# ------------------------------------------------------------------------------ remarks
-
-
-@pytest.mark.parametrize(
-    ("others", "used_bytes"),
-    [
-        ([], 310 * MIB),
-        ([claim(0, UUIDS[0])], None),
-        ([claim(0, UUIDS[0], labels=rank(0, run="other"))], MIB),
-    ],
-    ids=["nobody's", "no number", "several runs"],
-)
-def test_a_remark_says_who_uses_the_device(
-    others: list[Rank], used_bytes: int | None, golden: Golden
-) -> None:
-    users = {BOARDS[0]: [(100, MIB), (103, used_bytes)], BOARDS[3]: [(103, 4 * MIB)]}
-    ownership = decide([*others, claim(3, UUIDS[3])], users)
-
-    golden.check(*ownership.remarks)
-    assert ownership.labels[BOARDS[3].uuid] == rank(3)
-    assert ("3", "3", 4) in memory(ownership)

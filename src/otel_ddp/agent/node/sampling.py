@@ -38,7 +38,7 @@ class Sampling:
         self._samplers = {
             name: Sampler(name, read, every_s) for name, read, every_s in every if name in sources
         }
-        self._ownership = Ownership({}, [], [])
+        self._ownership = Ownership({}, [])
 
     def threads(self) -> list[KeptThread]:
         """The thread of each source."""
@@ -117,7 +117,7 @@ class Sampling:
         remarks: list[str] = []
         gpus = self._samplers.get("gpu")
         if sample:
-            remarks = [*filter(None, [sample.remark]), *self._ownership.remarks]
+            remarks = [sample.remark] if sample.remark else []
         elif gpus is not None and gpus.hangs():
             remarks = ["the GPU driver does not answer"]
         return {

@@ -10,7 +10,7 @@ from otel_ddp import plain
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.nvml import Device, DeviceSample
 from otel_ddp.agent.reading.journals import Rank
-from otel_ddp.vocabulary.words import NODE_LABELS, RUN_LABELS
+from otel_ddp.vocabulary.words import NODE_LABELS
 
 
 class DeviceMemory(NamedTuple):
@@ -27,8 +27,6 @@ class Ownership(NamedTuple):
     labels: dict[str, Labels]
     """By UUID."""
     memory: list[DeviceMemory]
-    remarks: list[str]
-    """Sentences that a user can act on."""
 
 
 class _Boards:
@@ -67,12 +65,10 @@ class _Process(NamedTuple):
     seen: dict[str, int | None]
     """The bytes that it uses on each device."""
 
-    def devices(self, boards: _Boards, declared_by_any: set[str]) -> list[str]:
+    def devices(self, boards: _Boards) -> list[str]:
         """Those that are its own."""
         if not self.declared:
-            uuids = boards.narrowest(self.seen)
-            # A process often has a second context, by mistake, on a device of another rank.
-            return [uuid for uuid in uuids if uuid not in declared_by_any] or uuids
+            return boards.narrowest(self.seen)
         uuids = []
         for uuid in self.declared:
             # Before CUDA 12 a process on a part of a board gets the UUID of the board.
@@ -87,11 +83,9 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
         _Process(each.labels, boards.declared_by(each), _seen(each.pid, ranks, devices))
         for each in ranks
     ]
-    declared_by_any = {uuid for each in found for uuid in each.declared}
-    own = [each.devices(boards, declared_by_any) for each in found]
     users: dict[str, list[Labels]] = defaultdict(list)
-    for process, uuids in zip(found, own, strict=True):
-        for uuid in boards.with_parents(uuids):
+    for process in found:
+        for uuid in boards.with_parents(process.devices(boards)):
             # Two processes may be one rank: an attempt that has not quite ended, and the next one.
             if process.labels not in users[uuid]:
                 users[uuid].append(process.labels)
@@ -105,7 +99,7 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
     memory = [DeviceMemory(rank, boards.by_uuid[uuid], used[rank, uuid]) for rank, uuid in used]
-    return Ownership(labels, memory, _remarks(found, own, users, boards))
+    return Ownership(labels, memory)
 
 
 def _bare(uuid: str) -> str:
@@ -154,33 +148,3 @@ def _used_by_strangers(
         if len(ranks) == 1 and used_bytes is not None:
             used[ranks.pop(), device.uuid] = used_bytes
     return used
-
-
-def _remarks(
-    processes: Sequence[_Process],
-    own: Sequence[Sequence[str]],
-    users: dict[str, list[Labels]],
-    boards: _Boards,
-) -> list[str]:
-    """Of each process with a context on a device that is not its own."""
-    runs = {tuple(pair for pair in each.labels if pair[0] in RUN_LABELS) for each in processes}
-
-    def name(labels: Labels) -> str:
-        by_name = dict(labels)
-        of_run = f" of run {by_name.get('run')}" if len(runs) > 1 else ""
-        return f"rank {by_name.get('rank')}{of_run}"
-
-    remarks = []
-    for process, uuids in zip(processes, own, strict=True):
-        expected = {*boards.with_parents(uuids), *(p for u in uuids for p in boards.parts(u))}
-        for uuid in boards.narrowest(uuid for uuid in process.seen if uuid not in expected):
-            used_bytes = process.seen[uuid]
-            what = "a context" if used_bytes is None else f"{used_bytes >> 20} MiB"
-            there = [name(labels) for labels in users.get(uuid, ())]
-            by = f"{' and '.join(there) or 'no rank'} use{'' if len(there) > 1 else 's'}"
-            remarks.append(
-                f"{name(process.labels)} also holds {what} on GPU "
-                f"{boards.by_uuid[uuid].index} (which {by}): something created a context there "
-                "before the rank set its own device"
-            )
-    return remarks
