@@ -93,6 +93,7 @@ class PlayedRank:
         if message.id != self._first.id:
             for name in ("id", "journal", "head", "known", "totals"):
                 setattr(message, name, getattr(self._first, name))
+            message.definitions.since = self._first.definitions.until
             message.records.since = self._position
         if message.records.content:
             message.records.content[-1] += record

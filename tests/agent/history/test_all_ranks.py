@@ -220,19 +220,6 @@ def test_an_agent_of_another_node_that_starts_again_doubles_nothing_and_loses_no
     assert lead.about()["gaps"] == []
 
 
-def test_what_a_cut_link_kept_back_comes_once_it_is_there_again(agents: KeptAgents) -> None:
-    agents.train(50)
-    agents.cable.is_connected = False
-    agents.train(200)
-    agents.cable.is_connected = True
-    agents.train(25)
-    agents.settle()
-
-    lead, _ = agents.kept
-    assert (lead.steps(), lead.values()) == (all_ranks(275), all_ranks(275))
-    assert lead.about()["gaps"] == []
-
-
 def test_what_an_attempt_did_while_the_link_was_cut_comes_to_the_lead_of_the_next_one(
     agents: KeptAgents, tmp_path: Path
 ) -> None:

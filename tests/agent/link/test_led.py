@@ -384,7 +384,7 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
 
 
 @pytest.mark.parametrize(
-    "many", [{"ranks": [str(each) for each in range(256)]}, {"rows": [{}] * 65}]
+    "many", [{"ranks": [str(each) for each in range(256)]}, {"rows": [{}] * 257}]
 )
 def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
     many: dict[str, Any],

@@ -93,31 +93,6 @@ def test_without_the_secret_nothing_is_answered_or_taken(
     assert not list(lead.take())
 
 
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0" * 9]
-)
-def test_what_speaks_no_tls_is_cut_off(links: Links, lead: LinkServer, said: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", links.port)) as stranger:
-        stranger.settimeout(linked.WITHIN_S)
-        stranger.sendall(said)
-        heard = stranger.recv(100)
-
-    # A TLS alert at most.
-    assert len(heard) < 10
-    assert not list(lead.take())
-
-
-def test_a_man_in_the_middle_with_another_key_is_told_nothing(links: Links) -> None:
-    middle = links.lead(OTHER)
-    until(lambda: middle.state.startswith("listens"))
-    follower = links.follower()
-
-    follower.send(Report(readings=b"private"))
-    until(lambda: "it is not the lead of this run" in follower.state)
-
-    assert not list(middle.take())
-
-
 def test_connections_that_say_nothing_are_closed_within_seconds(
     links: Links, lead: LinkServer
 ) -> None:

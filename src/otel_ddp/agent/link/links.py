@@ -119,8 +119,8 @@ class Links:
         if not sources:
             return
         wanted, known = wanted_by(sources), self._open.get(run)
-        if wanted is None:
-            # The last attempt had several nodes, and this one has not.
+        if wanted is None or wanted.world_size > _MOST_RANKS:
+            # The last attempt may have had a link.
             self._close(run)
             if why := _why_alone(sources):
                 self._why_alone[run] = why
@@ -128,13 +128,6 @@ class Links:
         if known is not None and known.goes_on(wanted):
             return
         # The first link of the run; or a new attempt, which may have another lead.
-        if wanted.world_size > _MOST_RANKS:
-            self._close(run)
-            self._why_alone[run] = (
-                f"this run has {wanted.world_size} ranks, more than one agent compares "
-                f"({_MOST_RANKS}): those of this node are compared with each other alone"
-            )
-            return
         opened = self._opened(run, wanted)
         self._close(run)
         self._open[run] = opened
@@ -279,16 +272,17 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
 
 
 def _why_alone(sources: Collection[Process]) -> str:
-    """That these ranks name no lead, if the run has more of them; empty if it has not."""
+    """Why these ranks have no link, if the run has more of them; empty if it has not."""
     worlds = [(each.state().own_world_size or 0, each) for each in sources if each.is_at_work]
     world_size = max((size for size, _ in worlds), default=0)
     here = {each.global_rank for size, each in worlds if size == world_size}
     if len(here) >= world_size:
         return ""
-    return (
-        f"{len(here)} of {world_size} ranks are known here and compared with each other alone: "
-        "they name no lead (no process group yet, or OTEL_DDP_LEAD=off)"
-    )
+    why = "they name no lead (no process group yet, or OTEL_DDP_LEAD=off)"
+    if world_size > _MOST_RANKS:
+        why = f"one agent compares {_MOST_RANKS} at most"
+    known = f"{len(here)} of {world_size} ranks are known here"
+    return f"{known} and compared with each other alone: {why}"
 
 
 def _key(run: Labels) -> tuple[str, str]:

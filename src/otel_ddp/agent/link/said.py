@@ -14,7 +14,7 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.vocabulary.words import Kind
 
 # Tables of all ranks stay with the lead; lists of a few members travel.
-_MOST_MEMBERS, _MOST_NAMES = 64, 512
+_MOST_MEMBERS = 256
 _MOST_VERDICTS = 100
 
 
@@ -46,16 +46,12 @@ class Said:
 
 def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
     evidence = verdict["evidence"]
-    few = {name: value for name, value in evidence.items() if _is_short(value)}
+    few = {
+        name: value
+        for name, value in evidence.items()
+        if not isinstance(value, (list, dict)) or len(value) <= _MOST_MEMBERS
+    }
     return {**verdict, "evidence": few}
-
-
-def _is_short(value: Any) -> bool:
-    if not isinstance(value, (list, dict)):
-        return True
-    # The ranks of a late node, which do not wait for themselves.
-    are_names = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return len(value) <= (_MOST_NAMES if are_names else _MOST_MEMBERS)
 
 
 def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0) -> Judgement:
