@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.torch.steps.budget import Budget, in_sample
+from otel_ddp.torch.steps.budget import Budget, Calibration, in_sample
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 SHARE = 0.005
@@ -160,3 +161,21 @@ def test_no_length_of_a_users_loop_is_hit_or_missed(every: int) -> None:
 
 def most_alike(numbers: Iterable[int], length: int) -> int:
     return max(Counter(number % length for number in numbers).values())
+
+
+def test_what_hooks_do_not_see_is_found_beside_steps_without_them() -> None:
+    calibration = Calibration()
+
+    for noise in range(-8, 8):
+        calibration.add(5_180 * US + noise * 10 * US, 5 * MS, 90 * US)
+
+    assert 1.8 < calibration.factor < 2.2
+
+
+def test_steps_that_differ_by_more_than_hooks_take_tell_nothing_of_hooks() -> None:
+    calibration, rng = Calibration(), Random(1)
+    before = calibration.factor
+
+    for _ in range(320):
+        calibration.add(int(rng.gauss(40, 4) * MS), int(rng.gauss(40, 4) * MS), 150 * US)
+        assert calibration.factor == before

@@ -25,7 +25,7 @@ from measured import Measured, OneOf, Slow
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal import layout
 from otel_ddp.torch import measure
-from otel_ddp.torch.steps.budget import _UNSEEN, in_sample
+from otel_ddp.torch.steps.budget import in_sample
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.vocabulary.words import PHASES
 
@@ -521,7 +521,7 @@ def test_a_step_that_is_only_counted_costs_what_that_took(
 
     # One of 65 decides, in about 60 us; the others take 3 us each.
     # What a flush takes is by the real clock of the thread.
-    assert 220_000 < median(spent[-20:]) / _UNSEEN < 280_000
+    assert 220_000 < median(spent[-20:]) / stepper.cost._calibration.factor < 280_000
 
 
 def test_few_measured_steps_are_sampled_where_few_are_measured(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ distance would hit or miss the length of a user's loop.
 from __future__ import annotations
 
 import math
+from collections import deque
+from statistics import median
 
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.group_calls import GroupCalls
@@ -119,11 +121,42 @@ class Budget:
         self._forget()
 
 
+# -- how much longer our hooks keep a training thread than they see themselves
+
+# In place, torch calls a hook, and it and the code after it find caches that the other one has
+# filled. Before enough is known, and at most.
+_BEFORE, _MOST = 1.5, 4.0
+_EVERY, _KEPT = 8, 32
+
+
+class Calibration:
+    """Compares measured steps with the steps after them that were not, by the thread's clock."""
+
+    def __init__(self) -> None:
+        self.factor = _BEFORE
+        """What a hook takes is this many times what it sees."""
+        self._added = 0
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    def add(self, measured_ns: int, bare_ns: int, seen_ns: float) -> None:
+        """A measured step took so much of the thread, and the next one as much without hooks.
+
+        *seen_ns*: what the hooks of the measured step say that they took.
+        """
+        self._pairs.append((measured_ns - bare_ns, seen_ns))
+        self._added += 1
+        if not self._added % _EVERY:
+            more, seen = (median(each) for each in zip(*self._pairs, strict=True))
+            # The standard error of that median, by the deviation of the others from it.
+            deviation = median(abs(each - more) for each, _ in self._pairs)
+            error = 1.86 * deviation / len(self._pairs) ** 0.5
+            # On a busy machine steps differ by more than hooks take: that tells nothing of them.
+            if error < seen:
+                self.factor = min(max(more / seen, 1.0), _MOST)
+
+
 # -- what is taken of the thread, and paid
 
-# What a hook takes is this many times what it sees: torch calls it, and it and the code after it
-# find caches that the other one has filled (docs/internals/performance.md).
-_UNSEEN = 1.5
 # So many steps are measured at the beginning, whatever they cost: they show what a loop is made of.
 _FIRST_STEPS = 64
 # A step that took so many times as long as those before it is odd: the next one is measured.
@@ -145,14 +178,18 @@ class Cost:
         self.budget: Budget | None = None
         """None: each step is measured, whatever that takes."""
         self.every = 1
+        self._calibration = Calibration()
         # End and number of the last step that was accounted for; the recent step time; when `every`
         # changed.
         self.ended_ns = self._looked_at = self.usual_ns = self._changed_ns = 0
         self._reports, self._reported = 0, False
-        # Measured time of hooks and `log` that is not yet charged to the budget.
-        self._seen_ns = self._log_ns = 0
-        # Whether the hook that is not done yet has ended a measured step.
-        self._ended_measured = False
+        # Measured time of hooks and `log` that is not yet charged to the budget; and in this step.
+        self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
+        # Whether the step that a hook has ended was measured; None: no hook has ended one.
+        self._ended_measured: bool | None = None
+        # Thread time at the end of the last step; thread time of the last measured step, and of its
+        # hooks. 0: unknown.
+        self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
         # Median cost of a hook that decides about the next step, and of one that only counts.
         self._decide_ns, self._count_ns = 10_000, 2_500
 
@@ -208,7 +245,9 @@ class Cost:
     def _pay(self, budget: Budget, measured: bool) -> None:
         """Charge hooks and `log` to the token bucket. The first steps are free."""
         seen_ns, self._seen_ns = self._seen_ns, 0
-        took_ns = int(seen_ns * _UNSEEN)
+        took_ns = int(seen_ns * self._calibration.factor)
+        if measured:
+            self._seen_in_step_ns += seen_ns
         if (log_ns := self._gate.log_ns) != self._log_ns:
             log_ns, self._log_ns = max(log_ns - self._log_ns, 0), log_ns
             took_ns += log_ns
@@ -216,15 +255,34 @@ class Cost:
         if self._steps.count > _FIRST_STEPS:
             budget.spend(took_ns, measured)
 
+    @property
+    def compares(self) -> bool:
+        """Whether this step, if it is not measured, is compared with the one before it."""
+        return self._measured_cpu_ns > 0
+
     def step_ended(self, measured: bool) -> None:
         """A hook has ended a step, and is not done yet."""
         self._ended_measured = measured
 
-    def hook_done(self) -> None:
-        """A hook is done."""
-        if self._ended_measured and self.budget is not None:
-            self._ended_measured = False
-            self._pay(self.budget, True)
+    def hook_done(self, cpu_ns: int) -> None:
+        """A hook is done, at this time of its thread's clock."""
+        measured, self._ended_measured = self._ended_measured, None
+        if measured is not None and self.budget is not None:
+            if measured:
+                self._pay(self.budget, measured)
+            self.step_over(cpu_ns, measured)
+
+    def step_over(self, cpu_ns: int, measured: bool = False) -> None:
+        """The hook that has ended a step is done."""
+        before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
+        took_ns = cpu_ns - before_ns if before_ns else 0
+        if measured:
+            self._measured_cpu_ns, self._measured_seen_ns = took_ns, self._seen_in_step_ns
+        elif self._measured_cpu_ns:
+            if took_ns:
+                self._calibration.add(self._measured_cpu_ns, took_ns, self._measured_seen_ns)
+            self._measured_cpu_ns = 0
+        self._seen_in_step_ns = 0
 
     def report(self, now: int) -> None:
         """Record how many steps are measured, once that has settled, and what it takes."""

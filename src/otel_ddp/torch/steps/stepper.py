@@ -168,8 +168,9 @@ class Stepper:
             self.failed(where)
             return None
         finally:
-            self.cost.took(thread_time_ns() - began_ns)
-            self.cost.hook_done()
+            ended_ns = thread_time_ns()
+            self.cost.took(ended_ns - began_ns)
+            self.cost.hook_done(ended_ns)
 
     def leave_to_parent(self) -> None:
         """In a forked child, and at the end: measure nothing more."""
@@ -337,6 +338,8 @@ class Stepper:
         else:
             self._note_nodes()
             steps.look = self._looks
+        if measures or self.cost.compares:
+            self.cost.step_over(thread_time_ns())
 
     def _add_each(self) -> None:
         self._work.add(self._each)
@@ -349,7 +352,7 @@ class Stepper:
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
         """From this step on count those at whose ends there is nothing to decide."""
-        if self.end.has_scaler or self.search.on:
+        if self.cost.compares or self.end.has_scaler or self.search.on:
             return
         # Torch steps an optimizer without a state to have it made.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
