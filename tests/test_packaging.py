@@ -122,6 +122,7 @@ def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(
         "cryptography",
         "nvidia-ml-py",
         "opentelemetry-exporter-otlp",
+        "opentelemetry-sdk",
         "prometheus-client",
         "requests",
     }

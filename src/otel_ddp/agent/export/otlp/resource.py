@@ -6,7 +6,8 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote
+
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from otel_ddp import __version__, files
 
@@ -19,13 +20,8 @@ _NAMESPACE_FILE = "run/secrets/kubernetes.io/serviceaccount/namespace"
 def describe(
     node: str, host: str, env: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> dict[str, str]:
-    """The resource attributes; those of the user's variables win."""
-    texts = env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
-    pairs = [map(str.strip, text.split("=", 1)) for text in texts if "=" in text]
-    users = {key: unquote(value) for key, value in pairs if key}
-    if service := env.get("OTEL_SERVICE_NAME"):
-        users["service.name"] = service
-    return {
+    """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES win."""
+    ours = {
         "service.name": _SERVICE,
         # Not random: a restart would then start every series anew.
         "service.instance.id": node,
@@ -39,8 +35,10 @@ def describe(
         "telemetry.sdk.language": "python",
         "telemetry.sdk.version": __version__,
         **_kubernetes(env, host, root),
-        **users,
     }
+    users = OTELResourceDetector().detect()
+    merged = Resource(dict(ours)).merge(Resource(dict(users.attributes)))
+    return {key: str(value) for key, value in merged.attributes.items()}
 
 
 def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
