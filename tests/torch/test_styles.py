@@ -498,7 +498,7 @@ ALONE = [
     ),
     # A critic's step that the scaler skips is taken for the generator's.
     Style("scaler, GAN", scaled_gan, steps=3, skipped=1, micro_batches=8, samples=64, scaled=True),
-    Style("float16 without scaler", half_precision, missing={"skipped_steps": "no_scaler"}),
+    Style("float16 without scaler", half_precision),
     Style("GAN", gan, steps=4, micro_batches=6, samples=48),
     Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=48),
     Style("WGAN", wgan, steps=20, micro_batches=24, samples=192),

@@ -298,8 +298,6 @@ class Readings:
     def _correct_work(self, found: dict[str, str]) -> None:
         if found["samples"] == "shapes_unknown" and self._stepper.progress.work.tokens:
             found["samples"] = "packed"
-        if self.flops.any_float16 and not self._stepper.end.has_scaler:
-            found["skipped_steps"] = "no_scaler"
         if self.flops.any_shared:
             found["samples"] = found["tokens"] = "shared_batch"
             if self._options.flops_per_sample is None:
@@ -468,8 +466,6 @@ class ModelFlops:
         self.device: torch.device | None = None
         self.any_shared = False
         """Whether other ranks work on the batches of one of the models."""
-        self.any_float16 = False
-        """Whether one of them computes in float16."""
 
     def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
         """A training forward of a model whose FLOPs are not settled."""
@@ -479,7 +475,6 @@ class ModelFlops:
     def forward_ended(self, watched: WatchedModel, module: nn.Module) -> None:
         """The same forward has returned."""
         word = _dtype_of(module)
-        self.any_float16 |= word == "float16"
         if word == "float32" and self.device is not None and _uses_tf32(self.device):
             word = "tf32"
         if self.given_per_sample is not None:

@@ -47,7 +47,6 @@ REASONS: Mapping[str, str] = {
     "it",
     "several_losses": "several optimizers step in turn, with a loss each: log them where you "
     "compute them",
-    "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
     "packed": "sequences that are packed into one dimension are counted as tokens alone",
     "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "
     "a sum over ranks would be a multiple of the truth; for FLOPs, pass this rank's share as "
