@@ -70,13 +70,6 @@ def test_the_rank_of_a_verdict_and_a_healthy_one_are_traced(
         assert trace["distributedInfo"]["rank"] == rank
 
 
-def test_two_ranks_may_be_named(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    # Of the run that trains, though another one has such a rank too.
-    assert profile(node, "--rank", "0", "--rank", "1", "--steps", "1") == 0
-
-    assert capsys.readouterr().out.startswith("profile of run a run: named\n")
-
-
 def test_while_a_rank_is_profiled_a_second_profile_is_refused(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:

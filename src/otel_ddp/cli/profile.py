@@ -23,7 +23,6 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
-_MOST_RANKS = 2
 # A question that is open holds up the next one.
 _WAIT_S = 120.0
 # A step that takes longer than this hangs.
@@ -45,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         *("--rank", "-r"),
         type=int,
-        action="append",
-        help="this rank (default: the one that a verdict names), and one that no verdict names; "
-        "given twice, these two",
+        help="this rank (default: the one that a verdict names), and one that no verdict names",
     )
     parser.add_argument(
         "--steps",
@@ -69,19 +66,16 @@ def _steps(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    ranks = options.rank or []
-    if len(set(ranks)) > _MOST_RANKS:
-        raise ConfigError(f"At most {_MOST_RANKS} ranks are profiled at once.")
     _, places, missing = find_places(options.dir)
     try:
-        chosen, why = _choose(places, ranks, options.of_run)
+        chosen, why = _choose(places, options.rank, options.of_run)
         folder = _make_folder(options.out, chosen[0].process.run)
     except NotFound as error:
         raise NotFound(f"{error} {missing}".strip()) from None
     except OSError as error:
         raise ConfigError(f"No folder for the traces: {error}.") from None
     windows = [Window(each, folder) for each in chosen]
-    print(f"profile of run {cell(chosen[0].process.run)}: {why}")
+    print(f"profile of run {cell(chosen[0].process.run)}: {why}", flush=True)
     _record(windows, options.steps)
     return _report(folder, windows)
 
@@ -107,28 +101,24 @@ def _make_folder(out: Path | None, run_name: str) -> Path:
 
 
 def _record(windows: Sequence[Window], steps: int) -> None:
-    said = dict.fromkeys(windows, "waiting")
     for each in windows:
         each.ask(steps, _WAIT_S)
     began_s = time.monotonic()
-    while any(said[each] in ("waiting", "recording") for each in windows):
+    while open_ := [each for each in windows if not each.is_over]:
         waited_s = time.monotonic() - began_s
-        for each in windows:
+        for each in open_:
             each.poll()
             # The process may notice the same a moment later: then its answer counts.
             if each.state == "waiting" and waited_s > _WAIT_S + 1:
                 each.refuse(f"no step ended within {_WAIT_S:g} s")
             elif waited_s > _WAIT_S + _LONGEST_STEP_S:
                 each.refuse("its steps did not end")
-            if said[each] != each.state:
-                said[each] = each.state
-                print(f"  rank {each.rank.rank}: {_said(each)}", flush=True)
         time.sleep(_POLL_S)
+    for each in windows:
+        print(f"  rank {each.rank.rank}: {_said(each)}")
 
 
 def _said(window: Window) -> str:
-    if window.state == "recording":
-        return "its steps are being recorded"
     if window.state == "written":
         return f"{window.steps} steps from step {window.first_step} on"
     return f"{'failed' if window.state == 'failed' else 'not profiled'}: {window.why}"
@@ -174,8 +164,8 @@ class Candidate(NamedTuple):
         return self.journal.with_suffix(ASK_SUFFIX).exists()
 
 
-def _choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> tuple[list[Candidate], str]:
-    """The ranks of one run, the suspect first, and why these; raises NotFound."""
+def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[Candidate], str]:
+    """The suspect, and a healthy rank of its run if there is one; and why. Raises NotFound."""
     found: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []
     looks: list[str] = []
@@ -188,35 +178,31 @@ def _choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> tuple[li
                 continue
             if (place.directory / each.journal).exists():
                 found.append(Candidate(place, each))
-            elif each.rank in ranks:
+            elif each.rank == rank:
                 looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
     # The last one counts. Evaluators and processes that only log give way to a rank of the same
     # number that trains.
     found.sort(key=lambda each: each.takes_questions)
     suspects = [each for told in verdicts for each in reversed(found) if _is_named(each, told)]
-    fitting = [each for each in reversed(found) if each.rank in ranks] if ranks else suspects
-    of_run = {
-        each.rank: each
-        for each in found
-        if fitting and each.process.of_run == fitting[0].process.of_run
-    }
-    wanted = list(dict.fromkeys(ranks)) or [each.rank for each in suspects[:1]]
-    if not wanted or not of_run.keys() >= {*wanted}:
-        what = "The rank does not run" if ranks else "No open verdict names a rank"
+    named = [each for each in reversed(found) if each.rank == rank]
+    if not (fitting := suspects if rank is None else named):
+        what = "No open verdict names a rank" if rank is None else "The rank does not run"
         known = ", ".join(sorted(f"{each.rank} of {cell(each.process.run)}" for each in found))
         if known:
             advice = f"{what} on this node; choose one by --rank: {known}."
         else:
             advice = f"No rank{run and f' of run {cell(run)}'} runs on this node."
         raise NotFound("\n".join((advice, *map(cell, looks))))
-    chosen = [of_run[rank] for rank in wanted]
-    why = "named" if ranks else f"rank {wanted[0]} is named by a verdict"
-    others = [each for each in of_run.values() if each.takes_questions and each not in chosen]
-    if len(chosen) == 1 and others:
-        # One that is late as well would hide what both are late by.
-        healthy = min(others, key=lambda each: each in suspects)
-        return [*chosen, healthy], f"{why}; rank {healthy.rank} beside it"
-    return chosen, why
+    suspect, why = fitting[0], "named"
+    if rank is None:
+        why = f"rank {suspect.rank} is named by a verdict"
+    of_run = {each.rank: each for each in found if each.process.of_run == suspect.process.of_run}
+    others = [each for each in of_run.values() if each.takes_questions and each != suspect]
+    if not others:
+        return [suspect], why
+    # One that is late as well would hide what both are late by.
+    healthy = min(others, key=lambda each: each in suspects)
+    return [suspect, healthy], f"{why}; rank {healthy.rank} beside it"
 
 
 def _is_named(each: Candidate, verdict: Mapping[str, Any]) -> bool:
@@ -265,7 +251,7 @@ class Window:
         """Look for an answer."""
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         state = answer.get("state")
-        if not self._is_over and answer.get("number") == self.asked_ns:
+        if not self.is_over and answer.get("number") == self.asked_ns:
             self.state = plain.text(state) or "failed"
             self.why = cell(answer.get("why"))
             self.steps = plain.whole(answer.get("steps")) or 0
@@ -277,11 +263,12 @@ class Window:
 
     def refuse(self, why: str) -> None:
         """There will be no answer, unless there is one."""
-        if not self._is_over:
+        if not self.is_over:
             self.state, self.why = "refused", why
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether there is an answer, or will be none."""
         return self.state not in ("waiting", "recording")
 
     def keep(self) -> str:
