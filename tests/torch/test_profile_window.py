@@ -110,7 +110,7 @@ def test_a_window_holds_the_steps_that_were_asked_for_and_begins_and_ends_with_o
     said = training.answer()
     first = 5 + BEFORE + READY + 1
     assert (said["number"], said["state"], said["why"]) == (7, "written", "")
-    assert (said["first_step"], said["steps"], said["trace"]) == (first, 3, str(trace))
+    assert (said["first_step"], said["steps"]) == (first, 3)
     names = names_in(trace)
     marks = [name for name in names if name.startswith("ProfilerStep#")]
     assert sorted(set(marks)) == [f"ProfilerStep#{first + n}" for n in range(3)]

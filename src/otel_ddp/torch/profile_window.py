@@ -311,11 +311,8 @@ class ProfileWindow:
             "number": asked.number,
             "state": state,
             "why": why,
-            "asked_steps": asked.steps,
             "first_step": self._first if written else None,
             "steps": self._done if written else None,
-            "trace": str(asked.trace),
-            "time_ns": time.time_ns(),
         }
         try:
             files.replace(self._answer, json.dumps(answer))
