@@ -11,7 +11,6 @@ TAG = "otel-ddp"
 
 # Boards of one run.
 _SINGLE = ("Run", "Ranks")
-_PLACES = ("node", "rank", "local_rank")
 _WHOSE = "${group:queryparam}&${job_type:queryparam}"
 
 
@@ -37,7 +36,7 @@ def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str,
         # Compare begins with rank 0, as every rank of a large run would be too dear there: nobody
         # has chosen it, and no other board is to be of rank 0 alone.
         if "Compare" not in (title, other) and other != "Runs":
-            kept += _PLACES
+            kept += ["node", "rank", "local_rank"]
         chosen = "&".join(f"${{{name}:queryparam}}" for name in kept if name in variables)
         run = "&var-run=${newest:percentencode}" if one and "newest" in variables else ""
         yield other, f"{_board(other)}&{chosen}{run}"
