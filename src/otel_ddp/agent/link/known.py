@@ -37,7 +37,6 @@ _CAUSES: Mapping[str, Any] = {
     "memory_limit_of": str,
     "memory_limit_bytes": int,
     "resident_bytes": int,
-    "resident_age_s": (int, float),
     "xid": list,
 }
 

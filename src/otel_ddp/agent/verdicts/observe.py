@@ -57,7 +57,6 @@ class _Watched:
         # Times, and how many out-of-memory kills its cgroup had counted by then.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
-        self.resident_at = 0.0
         self.limit_bytes: int | None = None
         self.limit_of = ""
 
@@ -139,7 +138,6 @@ class ExitCauses:
         if not resident_bytes:
             return  # a dying process has given its memory back: the last sample is what it held
         watched.resident_bytes = resident_bytes
-        watched.resident_at = now
         group = self._cgroups.group(pid)
         if group != watched.group:
             watched.group = group
@@ -190,7 +188,6 @@ class ExitCauses:
         # The kernel's own figure, from the moment of the kill, is better than the last sample.
         if watched.resident_bytes is not None and "resident_bytes" not in evidence:
             evidence["resident_bytes"] = watched.resident_bytes
-            evidence["resident_age_s"] = round(now - watched.resident_at, 1)
         if watched.limit_bytes is not None:
             evidence["memory_limit_bytes"] = watched.limit_bytes
             evidence["memory_limit_of"] = watched.limit_of

@@ -1,4 +1,4 @@
-"""Asks NCCL's RAS whom it does not reach, and how far the ranks of each communicator are.
+"""Asks NCCL's RAS whom it does not reach.
 
 A thread within NCCL answers, so it needs no Python of the ranks, and it hears of all nodes. Any
 program may listen there, so nothing in an answer is trusted.
@@ -83,8 +83,7 @@ class Ras:
 def remark(content: Mapping[str, Any], pids: Collection[int], world_size: int) -> str:
     """What RAS says of a job that stands; empty: nothing, or it is another job.
 
-    *pids*: of ranks on this node. Hosts run ahead of their devices, so to have launched least is a
-    hint, and no proof.
+    *pids*: of ranks on this node.
     """
     found = plain.list_of(dict, content.get("communicators"))
     members = [plain.list_of(dict, each.get("ranks")) for each in found]
@@ -105,13 +104,6 @@ def remark(content: Mapping[str, Any], pids: Collection[int], world_size: int) -
 
     if lost := {_process(each): _state(each) for several in missing for each in several}:
         return f"NCCL does not reach {_listed([f'{name(e)}, {lost[e]}' for e in lost])}"
-    for several in sorted(members, key=len, reverse=True):
-        launched = {_process(each): _launched(each) for each in several}
-        most = max(launched.values(), default=0)
-        behind = [process for process, count in launched.items() if count < most]
-        if behind and 2 * len(behind) < len(launched):
-            least = [f"{name(process)}, {launched[process]}" for process in behind]
-            return f"NCCL has launched {most} collectives, but on {_listed(least)}"
     return ""
 
 
@@ -123,11 +115,6 @@ def _process(member: Mapping[str, Any]) -> str:
 def _state(member: Mapping[str, Any]) -> str:
     is_dead = plain.mapping(member.get("status")).get("considered_dead") is True
     return "which it takes for dead" if is_dead else "which does not respond"
-
-
-def _launched(member: Mapping[str, Any]) -> int:
-    counts = plain.mapping(member.get("collective_counts"))
-    return sum(plain.whole(each) or 0 for each in counts.values())
 
 
 def _listed(several: list[str]) -> str:

@@ -320,8 +320,6 @@ class Cases:
         table = look.table(late.history, length)
         evidence = evidence_of(late, reading, table, ranks, self._others(late), wait_s)
         evidence["step_without_s"] = round(look.step_without_s(length), 6)
-        if len(look.late) > 1:
-            evidence["late_ones"] = len(look.late)
         if waits_in := self._where(late.members):
             evidence["waits_in"] = waits_in
         step = self.window.last(1)[0].number

@@ -114,11 +114,8 @@ def _what_if(verdict: Verdict) -> str:
     step_s, without_s = evidence["step_s"], evidence["step_without_s"]
     if step_s - without_s < limits.WHAT_IF * step_s:
         return ""
-    late = unit_name(verdict.labels) if "ranks" in evidence else "it"
-    if late_ones := evidence.get("late_ones"):
-        late = f"the {late_ones} that are late"
     without, step = duration(without_s), duration(step_s)
-    return f" Without {late} a step would take {without} instead of {step}."
+    return f" If no rank were late, a step would take {without} instead of {step}."
 
 
 def _advice(verdict: Verdict) -> str:
