@@ -124,7 +124,6 @@ def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(
         "opentelemetry-exporter-otlp",
         "opentelemetry-sdk",
         "prometheus-client",
-        "requests",
     }
 
 

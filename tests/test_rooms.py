@@ -63,7 +63,6 @@ HOMES = {
     "grpc": "agent/export/otlp/",
     "cryptography": "agent/link/credentials.py",
     "google": "agent/history/ agent/link/ agent/export/otlp/",
-    "requests": "agent/export/otlp/ agent/notify/addresses.py",
     "prometheus_client": "agent/scrape/",
     "apprise": "agent/notify/addresses.py",
     "fsspec": "agent/artifacts/reader.py",

@@ -43,11 +43,10 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("OTEL_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    names = ("opentelemetry.util.re", "urllib3")
-    levels = {name: logging.getLogger(name).level for name in names}
+    logger = logging.getLogger("opentelemetry.util.re")
+    level = logger.level
     yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -236,6 +235,68 @@ def test_a_proxy_of_the_cluster_is_not_used_for_loopback(
 def elsewhere(endpoint: str) -> str:
     """The same server by an address that is not that of loopback."""
     return endpoint.replace("127.0.0.1", "0.0.0.0")
+
+
+def read_until(end: bytes, connection: socket.socket) -> bytes:
+    seen = b""
+    while not seen.endswith(end):
+        piece = connection.recv(65536)
+        assert piece, seen
+        seen += piece
+    return seen
+
+
+def test_what_goes_to_another_host_goes_by_the_proxy_that_the_variables_name(
+    http: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    def serve(proxy: socket.socket) -> None:
+        for end in (BODY["metrics"], b"\r\n\r\n"):
+            connection, _ = proxy.accept()
+            with connection:
+                asked.append(read_until(end, connection))
+                connection.sendall(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n")
+
+    http.set(COMPRESSION="none")
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        threading.Thread(target=serve, args=(proxy,), daemon=True).start()
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"me:p%40ss@127.0.0.1:{proxy.getsockname()[1]}")
+        found = [http.send(f"{scheme}://far.example:81").why for scheme in ("http", "https")]
+    monkeypatch.setenv("no_proxy", "localhost, 0.0.0.0/8")
+
+    assert http.send(elsewhere(http.start())).kind == "delivered"
+    posted, connected = asked
+    assert posted.startswith(b"POST http://far.example:81/v1/metrics ")
+    assert connected.startswith(b"CONNECT far.example:81 ")
+    assert all(b"Proxy-Authorization: Basic bWU6cEBzcw==" in each for each in asked)
+    assert all("407" in why for why in found)
+
+
+def test_a_connection_is_kept_until_the_collector_closes_it(http: Way) -> None:
+    ports: list[int] = []
+    closed = threading.Event()
+
+    def serve(server: socket.socket) -> None:
+        for requests in (2, 1):
+            connection, (_, port) = server.accept()
+            with connection:
+                for _ in range(requests):
+                    read_until(BODY["metrics"], connection)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                    ports.append(port)
+            closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        transport = http.connect(f"http://127.0.0.1:{server.getsockname()[1]}")
+        outcomes = [transport.send("metrics", BODY["metrics"]).kind for _ in range(2)]
+        assert closed.wait(10.0)
+        outcomes.append(transport.send("metrics", BODY["metrics"]).kind)
+
+    assert outcomes == ["delivered"] * 3
+    assert ports[0] == ports[1] != ports[2]
 
 
 PASSWORDS = "machine 0.0.0.0 login other password netrc\ndefault login other password netrc\n"

@@ -70,6 +70,7 @@ class Exporter:
         self._delivery: Delivery | None = None
         self._destination = ""
         self._render: Callable[[], Iterable[Request]] = list
+        self._close_transport: Callable[[], object] = list
         # How far the journals were read when they were exported last.
         self._marks: Marks = {}
 
@@ -105,6 +106,7 @@ class Exporter:
 
         self._render = render
         transport = Transport(self._conf, self._env)
+        self._close_transport = transport.close
         prefix = OFFLINE_PREFIX if self._conf.offline else "spool-"
         folder = folder_of(prefix, self._conf, self._place, self._node)
         if not self._conf.offline:
@@ -152,6 +154,7 @@ class Exporter:
         """Deliver for a second at most; the rest goes to disk."""
         if self._delivery is not None:
             self._delivery.stop(1.0, 1.0)
+            self._close_transport()
             self.commit()
 
     def counts(self) -> list[tuple[catalog.Metric, int, Labels]]:

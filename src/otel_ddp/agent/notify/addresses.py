@@ -5,6 +5,8 @@ An address may be a secret as a whole. So it is never logged, and no error's own
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import re
 import threading
@@ -87,29 +89,17 @@ class Address:
 
     def _post(self, message: Message) -> Outcome:
         # Imported here: it takes long, and few agents notify.
-        import requests
+        from otel_ddp.agent.export.otlp.over_http import UNANSWERED, Route, explain
 
-        from otel_ddp.agent.export.otlp.over_http import UNANSWERED, as_it_is, explain
-        from otel_ddp.agent.export.otlp.transport import silence_libraries
-
-        silence_libraries()
         url, authorization = take_user(self._url)
-        headers = {"User-Agent": f"otel_ddp/{__version__}"}
+        headers = {"Content-Type": "application/json", "User-Agent": f"otel_ddp/{__version__}"}
         if authorization:
             headers["Authorization"] = authorization
+        body = json.dumps(message.to_json()).encode()
         try:
-            # A redirect would make a GET of it, without its content.
-            with requests.post(
-                url,
-                json=message.to_json(),
-                headers=headers,
-                # Otherwise requests would look for a password in ~/.netrc.
-                auth=as_it_is,
-                timeout=_ANSWER_S,
-                allow_redirects=False,
-                stream=True,
-            ) as response:
-                return _answered(response.status_code)
+            # A redirect is not followed: it would make a GET of it, without its content.
+            with contextlib.closing(Route(url, _ANSWER_S)) as route:
+                return _answered(route.post(body, headers).status)
         except UNANSWERED as error:
             return Outcome("retry", explain(error, "the receiver", _ANSWER_S))
 

@@ -84,7 +84,6 @@ class Transport:
 
 def silence_libraries() -> None:
     """They log lines for each failure, some with credentials; we log one."""
-    for name in ("opentelemetry.util.re", "urllib3"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL + 1)
     # Read when grpc is imported: its core prints a line of its own for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
