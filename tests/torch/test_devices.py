@@ -10,7 +10,8 @@ import torch
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch.readings.devices import gpu_facts, memory, peak
+from otel_ddp.torch.readings.devices import gpu_facts, memory
+from otel_ddp.torch.readings.flops import peak
 from otel_ddp.vocabulary import catalog
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from otel_ddp.recording.steps import Work
-from otel_ddp.torch.readings.between_steps import ModelFlops, by_parameters
+from otel_ddp.torch.readings.flops import ModelFlops, by_parameters
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -26,7 +26,7 @@ def embedded() -> nn.Sequential:
 def settled(model: nn.Module, device: str = "cpu", given: float | None = None) -> tuple[Any, Any]:
     """The model after its first forward, and what is recorded of it."""
     progress = SimpleNamespace(work=Work(), recorder=Mock())
-    readings = ModelFlops(cast("Any", SimpleNamespace(progress=progress)))
+    readings = ModelFlops(cast("Any", progress))
     readings.device, readings.given_per_sample = torch.device(device), given
     watched = WatchedModel(model, {})
 

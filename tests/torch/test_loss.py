@@ -20,7 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import otel_ddp
 from conftest import Here, Journal
 from extras import newer_torch
-from otel_ddp.torch.readings import between_steps
+from otel_ddp.torch.readings import capabilities
+from otel_ddp.torch.readings import loss as step_loss
 
 INPUT = torch.ones(8, 4)
 
@@ -144,7 +145,7 @@ def test_slow_steps_show_their_loss_after_some_minutes(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In place of ten minutes.
-    monkeypatch.setattr(between_steps, "_NS_TO_KEEP_BACK", 0)
+    monkeypatch.setattr(step_loss, "_NS_TO_KEEP_BACK", 0)
     model, optimizer = watched()
 
     for _ in range(4):
@@ -205,7 +206,7 @@ def test_of_shares_of_a_step_it_is_their_sum_unless_ranks_may_share_it_too(
 def test_gradients_are_averaged_also_where_a_task_has_the_ddp_inside(
     place: Here, alone: None, monkeypatch: pytest.MonkeyPatch, has_ddp: bool
 ) -> None:
-    monkeypatch.setattr(between_steps.capabilities, "world_size", lambda: 2)
+    monkeypatch.setattr(capabilities, "world_size", lambda: 2)
     wrap = nn.parallel.DistributedDataParallel if has_ddp else nn.Sequential
     model, optimizer = watched(lambda net: nn.Sequential(wrap(net)))
 

@@ -21,7 +21,7 @@ import otel_ddp
 from conftest import Here, Journal
 from measured import Measured
 from otel_ddp.torch import inspection, measure
-from otel_ddp.torch.readings import between_steps
+from otel_ddp.torch.readings import loss as step_loss
 from otel_ddp.torch.steps.watched_model import shares_its_batch
 from otel_ddp.vocabulary import catalog
 
@@ -119,7 +119,7 @@ def tenths_of_a_second(measured: Measured, model: nn.Module, steps: int) -> None
 def test_what_changes_slowly_is_read_at_each_flush_and_then_once_a_second(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(between_steps, "_STEPS_TO_KEEP_BACK", 0)
+    monkeypatch.setattr(step_loss, "_STEPS_TO_KEEP_BACK", 0)
     tenths_of_a_second(measured, Loss(4, 1), 120)
 
     journal = Journal(measured.recorder.writer.path)

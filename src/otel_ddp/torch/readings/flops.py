@@ -1,0 +1,173 @@
+"""Settles the FLOPs of a model, from parameters and tokens, and the peak of its device."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+
+from otel_ddp import errors
+from otel_ddp.recording.device_scalars import module_of
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.steps.watched_model import WatchedModel, shares_its_batch
+from otel_ddp.vocabulary import catalog
+
+
+class ModelFlops:
+    """Settles the FLOPs of each model once, as its first training forward ends.
+
+    By then a model has built what it builds lazily.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._work, self._recorder = progress.work, progress.recorder
+        # What the user knows, forward and backward.
+        self.given_per_sample: float | None = None
+        self.device: torch.device | None = None
+        self.any_shared = False
+        """Whether other ranks work on the batches of one of the models."""
+
+    def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
+        """A training forward of a model whose FLOPs are not settled."""
+        watched.shared = shares_its_batch(module)
+        self.any_shared |= watched.shared
+
+    def forward_ended(self, watched: WatchedModel, module: nn.Module) -> None:
+        """The same forward has returned."""
+        word = _dtype_of(module)
+        if word == "float32" and self.device is not None and _uses_tf32(self.device):
+            word = "tf32"
+        if self.given_per_sample is not None:
+            watched.flops_per_unit, watched.by_samples = float(self.given_per_sample), True
+            self._work.flops_method = "given"
+        # Each of several ranks that share a batch would count all of it.
+        elif watched.tokens and not watched.shared and not _is_in_parts(module):
+            watched.flops_per_unit = by_parameters(module)
+            self._work.flops_method = "6pt"
+        else:
+            watched.flops_per_unit = 0.0
+        self._work.flops += watched.flops
+        self._recorder.documents.facts({"precision": word})
+        if watched.flops_per_unit and (device := self.device) is not None:
+            # A device without a module or a name has no known peak.
+            name = errors.attempt(lambda: str(module_of(device).get_device_name(device)), "")
+            if (most := peak(name, word)) is not None:
+                self._recorder.totals.stamp(
+                    catalog.TRAINING_FLOPS_PEAK, most, dtype=word, device=name
+                )
+
+
+def by_parameters(module: nn.Module) -> float:
+    """The usual estimate of a transformer for a token: 2 FLOPs a parameter forward, 4 backward.
+
+    Nothing backward for frozen parameters. Gradients may pass through them to trained ones below
+    (LoRA's do, at 2 more), but parameters do not show that. Attention itself is not in it.
+    """
+    # A lookup multiplies nothing, but an embedding may also be the weight of an output layer.
+    multiplied = {
+        id(each): each
+        for owner in module.modules()
+        if not isinstance(owner, (nn.Embedding, nn.EmbeddingBag))
+        for each in owner.parameters(False)
+    }
+    return float(sum((6 if e.requires_grad else 2) * e.numel() for e in multiplied.values()))
+
+
+def _is_in_parts(module: nn.Module) -> bool:
+    """Whether this rank does not see the sizes of all parameters: FSDP1 and ZeRO-3 hold shards."""
+    kinds = {base.__name__ for each in module.modules() for base in type(each).__mro__}
+    empty = any(not each.numel() for each in module.parameters())
+    return empty or "FullyShardedDataParallel" in kinds
+
+
+def _uses_tf32(device: torch.device) -> bool:
+    """Whether products of float32 go to the tensor cores."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    backend = torch.backends.cuda.matmul
+    # Newer versions of torch have this setting, and raise for the older one where this one is set.
+    precision = getattr(backend, "fp32_precision", None)
+    return bool(backend.allow_tf32 if precision is None else precision == "tf32")
+
+
+def _dtype_of(module: nn.Module) -> str:
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if parameter is None:
+        return "float32"
+    kind = parameter.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
+    return str(dtype).removeprefix("torch.")
+
+
+# -- peaks, by the name of a device and a dtype, from its vendor's data sheet
+
+
+class _Peaks(NamedTuple):
+    """TFLOP/s without sparsity; where products are added up in another precision, in float32."""
+
+    float32: float | None = None
+    tf32: float | None = None
+    float16: float | None = None
+    bfloat16: float | None = None
+    float8: float | None = None
+
+
+# Whole names and no patterns: a slice of a GPU (MIG), a laptop's GPU and a special edition all have
+# the name of the full GPU in theirs, and other peaks. What is not here is not known.
+_A100 = _Peaks(19.5, 156, 312, 312)
+_H100_SXM = _Peaks(67, 494.7, 989.4, 989.4, 1978.9)
+_HOPPER_NVL = _Peaks(60, 417.5, 835.5, 835.5, 1670.5)
+_MI300X = _Peaks(163.4, None, 1307.4, 1307.4, 2614.9)
+_DEVICES: Final = {
+    #                                 float32   tf32    float16  bfloat16  float8
+    "V100-PCIE-16GB":           _Peaks(14.0,    None,   112),
+    "V100-PCIE-32GB":           _Peaks(14.0,    None,   112),
+    "V100-SXM2-16GB":           _Peaks(15.7,    None,   125),
+    "V100-SXM2-32GB":           _Peaks(15.7,    None,   125),
+    "T4":                       _Peaks(8.1,     None,   65),
+    "A10":                      _Peaks(31.2,    62.5,   125,     125),
+    "A30":                      _Peaks(10.3,    82,     165,     165),
+    "A40":                      _Peaks(37.4,    74.8,   149.7,   149.7),
+    "A100-PCIE-40GB":           _A100,
+    "A100 80GB PCIe":           _A100,
+    "A100-SXM4-40GB":           _A100,
+    "A100-SXM4-80GB":           _A100,
+    "L4":                       _Peaks(30.3,    60,     121,     121,      242.5),
+    "L40":                      _Peaks(90.5,    90.5,   181.05,  181.05,   362),
+    "L40S":                     _Peaks(91.6,    183,    362.05,  362.05,   733),
+    "H100 PCIe":                _Peaks(51,      378,    756,     756,      1513),
+    "H100 80GB HBM3":           _H100_SXM,
+    "H100 NVL":                 _HOPPER_NVL,
+    "H200":                     _H100_SXM,
+    "H200 NVL":                 _HOPPER_NVL,
+    "GH200 120GB":              _H100_SXM,
+    "GH200 144G HBM3e":         _H100_SXM,
+    "GH200 480GB":              _H100_SXM,
+    # The sheets of Blackwell differ about float32.
+    "B200":                     _Peaks(None,    1100,   2250,    2250,     4500),
+    "GB200":                    _Peaks(None,    1250,   2500,    2500,     5000),
+    "RTX 3090":                 _Peaks(35.6,    35.6,   71,      71),
+    "RTX 4090":                 _Peaks(82.6,    82.6,   165.2,   165.2,    330.3),
+    "RTX 5090":                 _Peaks(104.8,   104.8,  209.5,   209.5,    419),
+    "RTX A6000":                _Peaks(38.7,    77.4,   154.8,   154.8),
+    "RTX 6000 Ada Generation":  _Peaks(91.1,    182.1,  364.2,   364.2,    728.5),
+    # Two dies, each a device of its own to torch: half of what the sheet says of the package.
+    "AMD Instinct MI250X":      _Peaks(47.9,    None,   191.5,   191.5),
+    "AMD Instinct MI300X":      _MI300X,
+    "AMD Instinct MI325X":      _MI300X,
+}  # fmt: skip
+
+# It depends on the driver, not on the device, which of these a name begins with.
+_MAKERS: Final = ("NVIDIA ", "Tesla ", "GeForce ")
+
+
+def peak(device_name: str, dtype: str) -> float | None:
+    """FLOP/s at most, without sparsity; None where that is not known for sure."""
+    name = device_name.strip()
+    for maker in _MAKERS:
+        name = name.removeprefix(maker)
+    tera = getattr(_DEVICES.get(name), dtype, None) if dtype in _Peaks._fields else None
+    return tera * 1e12 if tera is not None else None
