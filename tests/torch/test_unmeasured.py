@@ -335,6 +335,18 @@ def test_an_optimizer_made_in_each_step_does_not_have_each_measured(
     assert sum(not each.measured for each in training.steps()) > 400
 
 
+def test_a_model_is_found_after_one_with_an_optimizer_for_each_epoch(training: Training) -> None:
+    training.begin(None)
+    for _ in range(2):
+        training.model = Slow(training)
+        for _ in range(8):
+            training.optimizer = SGD(training.model.parameters(), lr=0.01)
+            training.step(20)
+
+    # The first step of its optimizer tells that there is another model.
+    assert training.count == 2 * 8 * 20 - 1
+
+
 def test_a_hook_of_the_users_may_come_after_ours(training: Training) -> None:
     called = []
     hook = torch_optimizer.register_optimizer_step_post_hook(lambda *_: called.append(1))

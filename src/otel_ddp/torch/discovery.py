@@ -33,10 +33,12 @@ from otel_ddp.torch.steps.stepper import Search, Stepper
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make
 # several before the generator makes one.
 _STEPS = 10
-# After so many searches in a row that have found none, none begins: a program may make an optimizer
-# in each step. Each compilation outside of modules while we search counts too: it was so with our
-# hook on or off, and torch gives up after eight.
+# After so many searches in a row that have found none, a new optimizer begins none: a program may
+# make one in each step. After twice as many, one that trains no watched model begins none either.
 _MOST_IN_VAIN = 4
+# Each compilation outside of modules while we search counts as so many: it was so with our hook on
+# or off, and torch gives up after eight.
+_COMPILED_IN_VAIN = 2
 # Where no step is made, as in a program that only infers, the search ends after so many calls.
 _CALLS = 5000
 # After so many steps of an optimizer, and no model found, the user is warned.
@@ -150,7 +152,7 @@ class _Search(Search):
         """Search, for as many steps as it may take to call every model."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
-        if self._in_vain >= _MOST_IN_VAIN:
+        if self._in_vain >= 2 * _MOST_IN_VAIN:
             return
         if not self.on:
             self.on = True
@@ -271,8 +273,8 @@ class _Search(Search):
             return
         module = outermost_called()
         if module is None:
-            self._in_vain += 1
-            if self.stepper.end.has_model or self._in_vain >= _MOST_IN_VAIN:
+            self._in_vain += _COMPILED_IN_VAIN
+            if self.stepper.end.has_model or self._in_vain >= 2 * _MOST_IN_VAIN:
                 self.pause()
             return
         # Compiled in place, its hooks are never called: from the next call on it is measured from
