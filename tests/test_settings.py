@@ -20,7 +20,6 @@ PAGE = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
 # Variables that may hold any text.
 FREE = {
     *("OTEL_DDP_NODE", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
-    *("OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR"),
     *(
         name
         for key in ("group", "run", "job_type", "project", "name", "description", "tags")
@@ -38,7 +37,10 @@ OURS = {name for name in settings.names() if name.startswith("OTEL_DDP_")}
 OF_IDENTITY = {"OTEL_DDP_STRATEGY", "OTEL_DDP_RANK", "OTEL_DDP_LOCAL_RANK", "OTEL_DDP_WORLD_SIZE"}
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
-    "OTEL_DDP_DIR": ("here", "must be a path that begins with / or ~"),
+    **dict.fromkeys(
+        ("OTEL_DDP_DIR", "OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR"),
+        ("here", "must be a path that begins with / or ~"),
+    ),
     "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),
     "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
     "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),

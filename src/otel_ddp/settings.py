@@ -63,18 +63,14 @@ def _text(variable: str, text: str) -> str:
     return text
 
 
-def _expanded(variable: str, text: str) -> str:
-    # In a file of variables, no shell replaces the `~`.
-    return os.path.expanduser(text)
-
-
 def _path(or_else: str = "") -> _Parse:
     """A path, or a text of this pattern as it is."""
 
     def convert(text: str) -> str:
         if or_else and re.fullmatch(or_else, text, re.IGNORECASE):
             return text
-        # The agent and `otel-ddp status` have other working directories than the ranks.
+        # The agent and `otel-ddp status` have other working directories than the ranks; and in a
+        # file of variables, no shell replaces the `~`.
         if not os.path.isabs(path := os.path.expanduser(text)):
             raise ValueError
         return path
@@ -242,11 +238,11 @@ class Settings:
     scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
     """File with the token for `/metrics` and the page, or `insecure`: everyone may read `/metrics`.
     Without either they are served on loopback only ([how](page.md#scrape-metrics))."""
-    spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _expanded)
+    spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _path())
     """Directory for undelivered data and offline runs. By default a private one in /var/tmp."""
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
     """Its limit for each agent. Beyond it the oldest data is dropped and counted."""
-    history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _expanded)
+    history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _path())
     """Directory for histories and post-mortems. By default a private one in /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(MIB))
     """Limit of all histories; beyond it the oldest run is deleted."""
@@ -270,8 +266,7 @@ class Settings:
     @property
     def spools(self) -> str:
         """The directory in which spools lie."""
-        named = self.spool_directory
-        return os.path.abspath(named) if named else str(files.default_root())
+        return self.spool_directory or str(files.default_root())
 
 
 def _own(name: str, *parts: str) -> tuple[str, ...]:

@@ -25,8 +25,6 @@ FILES = [
         for signal in ("", "METRICS_", "TRACES_", "LOGS_")
         for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
     ),
-    "OTEL_DDP_SPOOL_DIR",
-    "OTEL_DDP_HISTORY_DIR",
 ]
 
 
@@ -40,7 +38,6 @@ def test_an_agent_finds_what_was_named_from_another_directory(variable: str, her
     [
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/a/../b"),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", " "),
-        ("OTEL_DDP_SPOOL_DIR", "~/spool"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
         ("WANDB_DIR", "wandb"),
     ],
@@ -69,7 +66,8 @@ def test_an_agent_that_sends_is_another_one_than_one_that_does_not() -> None:
 def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:
     here.rmdir()
 
-    assert place.agent_variables({"OTEL_DDP_SPOOL_DIR": "spool"}) == {"OTEL_DDP_SPOOL_DIR": "spool"}
+    variables = {"OTEL_EXPORTER_OTLP_CERTIFICATE": "tls.crt"}
+    assert place.agent_variables(variables) == variables
 
 
 @pytest.mark.parametrize(

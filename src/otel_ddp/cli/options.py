@@ -61,4 +61,4 @@ def _why_unreadable(path: Path) -> str:
 
 def history_directory() -> Path:
     """Where runs are looked up by their names."""
-    return default_directory(os.path.expanduser(os.environ.get("OTEL_DDP_HISTORY_DIR", "")))
+    return default_directory(settings.value("OTEL_DDP_HISTORY_DIR", os.environ) or "")

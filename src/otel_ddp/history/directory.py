@@ -27,9 +27,7 @@ _MANY = 16
 
 def default_directory(named: str) -> Path:
     """The directory of histories: on a disk, so that they survive a reboot."""
-    if named:
-        return Path(named).absolute()
-    return files.default_root() / "history"
+    return Path(named) if named else files.default_root() / "history"
 
 
 def file_name(group: str, run: str, node: str) -> str:

@@ -304,23 +304,16 @@ _BEGINNINGS = (
 )
 _FILES = re.compile(
     r"OTEL_EXPORTER_OTLP_((METRICS|TRACES|LOGS)_)?(CERTIFICATE|CLIENT_CERTIFICATE|CLIENT_KEY)"
-    r"|OTEL_DDP_(SPOOL|HISTORY)_DIR"
 )
 
 
 def agent_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables for an agent. Its working directory is another, so files get full names.
-
-    A name that begins with `~` stays: the settings expand it.
-    """
+    """The variables for an agent. Its working directory is another, so files get full names."""
     return {key: _full(text) if _FILES.fullmatch(key) else text for key, text in env.items()}
 
 
 def _full(text: str) -> str:
-    name = text.strip()
-    return (
-        text if not name or name.startswith(("/", "~")) else str(Path(_initial_directory(), name))
-    )
+    return str(Path(_initial_directory(), name)) if (name := text.strip()) else text
 
 
 @functools.cache
