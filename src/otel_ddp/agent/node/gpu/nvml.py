@@ -122,12 +122,11 @@ class _Watched:
         """Why the device is no longer asked; empty while it answers."""
         self._calls, self._xids = calls, xids
         self._rows = [each for each in ROWS if each.of_parts or xids is not None]
-        self._ways = [w for row in self._rows for ways in row.series.values() for w in ways]
+        ways = [way for row in self._rows for ways in row.series.values() for way in ways]
+        self._engines = [way for way in ways if isinstance(way, Gpm)]
         self._gpm: GpmSamples | None = None
-        self._links = range(0)
         # The answers of one reading; None: not supported, or this attempt failed.
         self._answers: dict[tuple[Any, ...], Any] = {}
-        self._values: Mapping[Field, float | None] = {}
         self._rates: Mapping[Gpm, float] = {}
 
     def close(self) -> None:
@@ -145,7 +144,8 @@ class _Watched:
                 if (xids := self._xids) is not None:
                     # First of all: a fault may be the reason why the other questions fail.
                     self._attempt("Xid", lambda: xids.poll(self._calls))
-                self._ask_at_once(gpm)
+                self._answers.clear()
+                self._read_engines(gpm)
                 found = tuple(self._possible(self._measured(loaded_ns)))
                 if not found:
                     raise DeviceLost("the driver answers no question about it")
@@ -181,26 +181,12 @@ class _Watched:
 
     # -- rows of the table
 
-    def _ask_at_once(self, gpm: Callable[[Calls], GpmSamples]) -> None:
-        """Read values that one call returns together: all fields, and all engines."""
-        self._answers.clear()
-        fields = [_LINK_COUNT]
-        for way in self._ways:
-            if isinstance(way, Fields):
-                fields += self._of_links(way)
-        self._values = self._attempt("fields", lambda: self._calls.fields(fields)) or {}
-        links = self._values.get(_LINK_COUNT) or 0
-        self._links = range(int(links) if links <= _MOST_LINKS else 0)
+    def _read_engines(self, gpm: Callable[[Calls], GpmSamples]) -> None:
+        """All of them are differences of the same two samples."""
         self._gpm = self._gpm or self._attempt("engines", lambda: gpm(self._calls))
         self._rates = {}
         if (samples := self._gpm) is not None:
-            wanted = [way for way in self._ways if isinstance(way, Gpm)]
-            self._rates = self._attempt("engines", lambda: samples.read(wanted)) or {}
-
-    def _of_links(self, way: Fields) -> Sequence[Field]:
-        if not way.links:
-            return way.fields
-        return [each._replace(scope=link) for each in way.fields for link in self._links]
+            self._rates = self._attempt("engines", lambda: samples.read(self._engines)) or {}
 
     def _measured(self, loaded_ns: int) -> Iterator[Measurement]:
         """Each series by the first way that the device supports."""
@@ -225,12 +211,14 @@ class _Watched:
                 raise NotSupported
             return self._rates.get(way)
         if isinstance(way, Fields):
-            # A sum without one part would fall, which looks like a reset of the counter.
-            parts = [self._values[each] for each in self._of_links(way) if each in self._values]
-            if not parts:
+            found = self._attempt("fields", lambda: self._calls.fields(self._fields_of(way)))
+            if found is None:
+                return None
+            if not found:
                 raise NotSupported
-            known = [part for part in parts if part is not None]
-            return sum(known) * way.times if len(known) == len(parts) else None
+            # A sum without one part would fall, which looks like a reset of the counter.
+            known = [part for part in found.values() if part is not None]
+            return sum(known) * way.times if len(known) == len(found) else None
         # Several series may share the answer.
         if way.function not in self._answers:
             ask = partial(self._calls.ask, *way.function)
@@ -238,6 +226,13 @@ class _Watched:
         if (answer := self._answers[way.function]) is None:
             raise NotSupported
         return way.value(answer)
+
+    def _fields_of(self, way: Fields) -> Sequence[Field]:
+        if not way.links:
+            return way.fields
+        count = self._calls.fields([_LINK_COUNT]).get(_LINK_COUNT) or 0
+        links = range(int(count) if count <= _MOST_LINKS else 0)
+        return [each._replace(scope=link) for each in way.fields for link in links]
 
     def _users(self) -> tuple[User, ...]:
         """The processes that compute on this device."""

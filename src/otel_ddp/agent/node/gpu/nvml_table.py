@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A number that is read in a batch; `scope` is the link if there are several."""
+    """A number that is read by its id; `scope` is the link if there are several."""
 
     number: int
     scope: int = 0
