@@ -92,14 +92,15 @@ def points_in(*bodies: bytes) -> list[Point]:
 def gauges(*series: tuple[str, int, float], **resource: str) -> bytes:
     """A request with one point each: of this metric, rank and value."""
     metrics = [
-        encode.metric(
+        part
+        for name, rank, value in series
+        for part in encode.metric(
             Metric(name, Kind.GAUGE, "", "", (), "rank", "", (), name),
             [encode.number_point(encode.attribute_bytes({"rank": rank}), 17, value)],
         )
-        for name, rank, value in series
     ]
     scope = encode.in_scope("otel_ddp", "1", metrics)
-    return encode.request(encode.resource_bytes(resource), [scope])
+    return encode.request(encode.resource_bytes(resource), scope)
 
 
 def contents_in(signal: str, *bodies: bytes) -> list[Any]:

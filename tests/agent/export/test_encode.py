@@ -128,11 +128,12 @@ def test_the_official_encoder_writes_the_same_request(
     }
     name, description, unit = words
     ours = [
-        metric(Described(name, kind, unit, description, (), "rank", "", (), name), each)
+        part
         for kind, each in told.items()
         if each
+        for part in metric(Described(name, kind, unit, description, (), "rank", "", (), name), each)
     ]
-    got = parse(request(resource_bytes(resource), [in_scope(scope, version, ours)]))
+    got = parse(request(resource_bytes(resource), in_scope(scope, version, ours)))
 
     # A set of attributes has no order; the SDK sorts those of a resource in its own way.
     for message in (expected, got):

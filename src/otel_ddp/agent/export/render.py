@@ -132,8 +132,8 @@ class Renderer:
         of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
         for content, _, metric, _ in waiting.points:
             of_metrics.setdefault(metric.name, (metric, []))[1].append(content)
-        metrics = [encode.metric(metric, contents) for metric, contents in of_metrics.values()]
-        body = encode.request(described, [encode.in_scope(SCOPE, __version__, metrics)])
+        metrics = chain.from_iterable(encode.metric(*each) for each in of_metrics.values())
+        body = encode.request(described, encode.in_scope(SCOPE, __version__, metrics))
         oldest_s = min([at_ns for _, at_ns, _, _ in waiting.points]) // _S
         return Request("metrics", body, waiting.count, irreplaceable, oldest_s)
 

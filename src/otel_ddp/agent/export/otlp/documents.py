@@ -97,7 +97,7 @@ class Documents:
 
     def _body(self, project: str, messages: Sequence[_Message]) -> bytes:
         scope = in_scope(SCOPE, __version__, [each.content for each in messages])
-        return request(resource_bytes(resource.with_project(self._attributes, project)), [scope])
+        return request(resource_bytes(resource.with_project(self._attributes, project)), scope)
 
 
 def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trace_pb2.Span:

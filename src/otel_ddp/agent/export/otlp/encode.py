@@ -83,6 +83,11 @@ def element(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _length(len(content)) + content
 
 
+def _around(number: int, parts: Sequence[bytes]) -> list[bytes]:
+    """The same around several parts, which are large: only `request` copies them."""
+    return [_varint(number << 3 | 2) + _length(sum(map(len, parts))), *parts]
+
+
 def utf8(text: str) -> bytes:
     """A text as bytes, whatever it holds."""
     # A lone surrogate has no UTF-8: one of them would make the whole request unreadable.
@@ -182,20 +187,19 @@ def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> by
     return element(1, point.SerializeToString() + attributes)
 
 
-def metric(described: Metric, points: Iterable[bytes]) -> bytes:
-    """One metric with its points; sums are cumulative."""
-    content = b"".join(points)
+def metric(described: Metric, points: Sequence[bytes]) -> list[bytes]:
+    """One metric with its points, in parts; sums are cumulative."""
     if described.kind is Kind.GAUGE:
-        data = element(5, content)
+        data = _around(5, points)
     elif described.kind is Kind.HISTOGRAM:
-        data = element(9, content + _CUMULATIVE)
+        data = _around(9, [*points, _CUMULATIVE])
     elif described.kind is Kind.COUNTER:
-        data = element(7, content + _CUMULATIVE + _MONOTONIC)
+        data = _around(7, [*points, _CUMULATIVE, _MONOTONIC])
     else:
-        data = element(7, content + _CUMULATIVE)
+        data = _around(7, [*points, _CUMULATIVE])
     texts = (described.name, described.description, described.unit)
-    head = b"".join(element(field, utf8(text)) for field, text in enumerate(texts, start=1))
-    return element(2, head + data)
+    heads = [element(field, utf8(text)) for field, text in enumerate(texts, start=1)]
+    return _around(2, [*heads, *data])
 
 
 def resource_bytes(attributes: Attributes) -> bytes:
@@ -206,15 +210,15 @@ def resource_bytes(attributes: Attributes) -> bytes:
 _SCHEMA = element(3, SCHEMA_URL.encode())
 
 
-def in_scope(name: str, version: str, contents: Iterable[bytes]) -> bytes:
-    """What belongs to one scope: metrics, spans or log records, each as element 2."""
+def in_scope(name: str, version: str, contents: Iterable[bytes]) -> list[bytes]:
+    """What belongs to one scope: metrics, spans or log records, each as element 2; in parts."""
     scope = element(1, utf8(name)) + element(2, utf8(version))
-    return element(2, element(1, scope) + b"".join(contents) + _SCHEMA)
+    return _around(2, [element(1, scope), *contents, _SCHEMA])
 
 
-def request(resource: bytes, scopes: Iterable[bytes]) -> bytes:
+def request(resource: bytes, scope: Iterable[bytes]) -> bytes:
     """A whole request of any of the three services: they number these fields alike."""
-    return element(1, resource + b"".join(scopes) + _SCHEMA)
+    return b"".join(_around(1, [resource, *scope, _SCHEMA]))
 
 
 # An encoded point, span or log record: its bytes first.
