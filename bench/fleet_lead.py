@@ -73,8 +73,8 @@ class PlayedRank:
         self._at_ns = now_ns - self._created_ns
 
     def step(self, message: Any, late: bool, any_late: bool, tells_all: bool) -> None:
-        """One more, and all that was told before where that is to be told again."""
-        if tells_all:
+        """One more, and all that was told before where that is to be told, or told again."""
+        if tells_all or not self.number:
             message.CopyFrom(self._first)
             # What lies before is nothing that it lacks.
             message.records.since, message.records.until = 0, self._position

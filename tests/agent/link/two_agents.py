@@ -43,6 +43,7 @@ class Cable:
 
     def send(self, report: Any) -> None:
         report.clock_offset_ns = self.clock_offset_ns
+        report.clock_uncertainty_ns = self.clock_uncertainty_ns
         self.reports.append((self.node, wire.Report.FromString(report.SerializeToString())))
 
     def answer(self, node: str, answer: Any) -> None:

@@ -18,8 +18,8 @@ MOST_BYTES = 4 << 20
 MOST_NODE_LETTERS = 253
 DEAD_AFTER_S = 8.0
 """A follower reports more often, and each report is answered."""
-BROKEN = (OSError, EOFError, asyncio.TimeoutError)
-"""What a connection raises that ends."""
+BROKEN = (OSError, EOFError, UnicodeError, asyncio.TimeoutError)
+"""What a connection raises that ends, or cannot be."""
 
 _LENGTH_BYTES = 4
 _PROVED_WITHIN_S = 5.0
@@ -27,7 +27,7 @@ _PROVED_WITHIN_S = 5.0
 _RESTS, _LEAST_REST_S = 9, 0.01
 if sys.version_info >= (3, 11):
     # Of each connection, as long as it lasts: asyncio would take 256 KiB.
-    SSLProtocol.max_size = 1 << 14
+    SSLProtocol.max_size = 1 << 12
 
 
 class Channel:
@@ -56,7 +56,7 @@ class Channel:
 
     async def _next(self) -> bytes:
         size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
-        if size > MOST_BYTES:
+        if size > MOST_BYTES or self._writer.is_closing():
             raise ConnectionAbortedError
         return await self._reader.readexactly(size)
 

@@ -31,7 +31,7 @@ _MOST_LETTERS = 200
 # The lead answers each report at once: more wait in the journals.
 _MOST_UNANSWERED = 8
 # A lead that lies costs no more than one that does not.
-_MOST_ANSWERS = 32
+_MOST_ANSWERS = 8
 
 
 class _Refused(Exception):
@@ -105,11 +105,6 @@ class LinkClient:
         """What to add to our monotonic clock to get that of the lead; None: not known yet."""
         return self._clock.ns
 
-    @property
-    def clock_uncertainty_ns(self) -> int:
-        """How far the true offset may be from that."""
-        return self._clock.uncertainty_ns
-
     # -- in the thread of links
 
     async def _follow(self) -> None:
@@ -176,6 +171,7 @@ class LinkClient:
         if self._link is not None:
             if self._clock.ns is not None:
                 report.clock_offset_ns = self._clock.ns
+                report.clock_uncertainty_ns = self._clock.uncertainty_ns
             report.sent_ns = time.monotonic_ns()
             self._link.send(report.SerializeToString())
 

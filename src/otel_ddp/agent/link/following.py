@@ -192,13 +192,9 @@ class Following:
         most = _MOST_OF_RINGS // max(len(self._processes), 8)
         for process in self._processes.values():
             if report.ByteSize() > _LARGE_REPORT:
-                self._send(report)
+                self._client.send(report)
                 report = wire.Report()
             process.write(report.processes.add(), now_ns, most)
-        self._send(report)
-
-    def _send(self, report: Any) -> None:
-        report.clock_uncertainty_ns = self._client.clock_uncertainty_ns
         self._client.send(report)
 
     @errors.contained()

@@ -43,14 +43,15 @@ async def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | 
     """On the address of the first host, the master's, if that is of this machine; else on all.
 
     A name that resolves to loopback here (Debian names its machine so) resolves to something else
-    on other nodes.
+    on other nodes. Loopback counts only where nothing else is named.
     """
     found: list[str] = []
     with contextlib.suppress(OSError, UnicodeError):
         resolved = await asyncio.get_running_loop().getaddrinfo(hosts[0] if hosts else "", None)
         found = [str(each[4][0]) for each in resolved]
-    own = [each for each in found if hosts[0] in ("localhost", each) or not _is_loopback(each)]
-    for address in (*own, *_ALL):
+    if not all(map(_is_loopback, hosts)):
+        found = [each for each in found if not _is_loopback(each)]
+    for address in (*found, *_ALL):
         for port in ports:
             with contextlib.suppress(OSError, ValueError):
                 return socket.create_server(
@@ -62,8 +63,8 @@ async def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | 
     return None
 
 
-def _is_loopback(address: str) -> bool:
-    return address == "::1" or address.startswith("127.")
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class _Refused(Exception):
