@@ -102,10 +102,15 @@ class _Disk:
             self._asked = None
         return ""
 
+    def hangs(self) -> bool:
+        """Whether a thread that touches it may wait for long."""
+        asked = self._asked
+        return asked is not None and time.monotonic() - asked[0] > _HANGS_S
+
     def problem(self) -> tuple[str, int]:
         """Why nothing can be kept, and since when; empty if all is well."""
         asked = self._asked
-        if asked is not None and time.monotonic() - asked[0] > _HANGS_S:
+        if asked is not None and self.hangs():
             return "the disk does not answer", self._problem_since_ns or asked[1]
         return self._problem, self._problem_since_ns
 
