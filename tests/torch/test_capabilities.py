@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_where_calls_are_noted_a_wait_that_is_not_measured_hides_no_late_rank() 
         "comm_wait (FSDP waits inside forward and backward; within a node a late rank is found by "
         "its calls to process groups)"
     ]
+
+
+def test_where_replica_groups_of_torchft_wait_is_not_known(place: Here) -> None:
+    os.environ["TORCHFT_LIGHTHOUSE"] = "http://localhost:29510"
+    # torchft's own DDP is one, and waits in a hook within backward.
+    train(*watched(), steps=30)
+
+    assert place.only().facts["capability"]["comm_wait"] == "replica_groups"
 
 
 def test_what_is_not_measured_is_recorded_and_not_printed(

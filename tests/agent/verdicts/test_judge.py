@@ -646,6 +646,18 @@ def test_a_position_is_all_that_a_journal_tells_of_where_a_rank_is(bench: Bench)
     assert (state.waits_known, state.device_clock, state.under_nccl) == (True, False, True)
 
 
+@pytest.mark.parametrize(("why", "noted"), [("fsdp", True), ("replica_groups", False)])
+def test_calls_do_not_tell_who_waits_for_another_replica_group(
+    bench: Bench, why: str, noted: bool
+) -> None:
+    bench.join(0)
+    (rank,) = bench.ranks
+    rank.writer.document(layout.FACTS, {"capability": {"comm_wait": why, "calls": ""}})
+    bench.poll()
+
+    assert rank.process.state().calls_noted is noted
+
+
 @pytest.mark.parametrize("method", ["feed", "poll"])
 def test_a_broken_detector_takes_nothing_from_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str

@@ -474,7 +474,8 @@ class Process:
             own_collectives=tuple(each for each in own if isinstance(each, str) and each in PHASES)
             if isinstance(own, list)
             else (),
-            calls_noted=missing.get("calls") == "",
+            # Replica groups of torchft wait for each other in calls that torch does not see.
+            calls_noted=missing.get("calls") == "" and missing.get("comm_wait") != "replica_groups",
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
             under_nccl="nccl" in str(reader.facts.get("backend")),
             began_ns=self.began_ns,
