@@ -13,7 +13,6 @@ import pytest
 
 from agent.scrape.serving import serving
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape import endpoint as endpoints
 from otel_ddp.agent.scrape import server as servers
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page.app import App
@@ -71,26 +70,6 @@ def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
         assert idle[0].recv(1) == b""
 
     assert answered == [200] * 8
-
-
-def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
-    monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
-    with (
-        serving() as endpoint,
-        socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client,
-    ):
-        while True:
-            try:
-                client.sendall(b"G")
-                if client.recv(1) == b"":
-                    break
-            except TimeoutError:
-                continue
-            except ConnectionError:
-                break
 
 
 def test_clients_for_whom_there_is_no_thread_are_answered_one_after_the_other(

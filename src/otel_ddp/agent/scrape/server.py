@@ -21,8 +21,6 @@ from otel_ddp.history.page.exchange import Answer, Question, Refused, as_text
 
 _PORTS_TO_TRY = 64
 CLIENT_TIMEOUT_S = 5.0
-# A client that reads or writes a byte now and then is cut off after this.
-_LONGEST_ANSWER_S = 60.0
 _MOST_CLIENTS = 64
 
 
@@ -43,8 +41,8 @@ class BoundedServer(ThreadingHTTPServer):
         self.address_family = family
         self.answer, self.any_name = answer, any_name
         self.answering: WeakSet[threading.Thread] = WeakSet()
-        # Each with when it came, the oldest first.
-        self._clients: dict[Any, float] = {}
+        # The oldest first.
+        self._clients: dict[Any, None] = {}
         super().__init__(address, Handler)
 
     def server_bind(self) -> None:
@@ -62,11 +60,14 @@ class BoundedServer(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        clients = list(self._clients)
-        if len(clients) >= _MOST_CLIENTS:
-            # An answer takes milliseconds: the oldest is one that sends or reads slowly.
-            self._cut_off(clients[0])
-        self._clients[request] = time.monotonic()
+        if len(self._clients) >= _MOST_CLIENTS:
+            # An answer takes milliseconds: the oldest is one that sends or reads slowly. Its thread
+            # closes it; its place is free at once.
+            oldest = next(iter(self._clients))
+            self._clients.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._clients[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:
@@ -77,22 +78,9 @@ class BoundedServer(ThreadingHTTPServer):
         self.answering.add(threading.current_thread())
         super().process_request_thread(request, client_address)
 
-    def _cut_off(self, request: Any) -> None:
-        """Its thread closes it; its place is free at once."""
-        self._clients.pop(request, None)
-        with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
-
     def shutdown_request(self, request: Any) -> None:
         self._clients.pop(request, None)
         super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Called about every second: a timeout of the socket alone begins anew with each byte."""
-        now = time.monotonic()
-        for request, since in list(self._clients.items()):
-            if now - since > _LONGEST_ANSWER_S:
-                self._cut_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Not logged: clients may disconnect at any time."""
