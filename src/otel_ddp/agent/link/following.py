@@ -43,8 +43,8 @@ History = Callable[[str], Sequence[Sample]]
 
 # For this long after a question, reports include the kernel's evidence on the process.
 _ASKED_NS = 30_000_000_000
-# Limits on questions: a correct lead stays below them, and the rest is not answered.
-_ASK_EVERY_NS, _MOST_AT_ONCE = 1_000_000_000, 256
+# Of one answer: a correct lead asks less, and the rest is left out.
+_MOST_AT_ONCE = 256
 
 
 class Outflow:
@@ -59,7 +59,7 @@ class Outflow:
         self._asked_ns = 0
         self.end_reports = 0
         """How many reports have told of its end."""
-        self._questions: dict[Question, int] = {}
+        self._questions: list[Question] = []
         self._cause: Mapping[str, Any] = {}
 
     @property
@@ -69,11 +69,10 @@ class Outflow:
     def close(self) -> None:
         self._journal.close()
 
-    def ask(self, question: Question, now_ns: int) -> None:
-        """The lead asks the process."""
-        if now_ns - self._questions.get(question, 0) > _ASK_EVERY_NS:
-            self.process.host.ask(question, now_ns)
-            self._questions[question] = self._asked_ns = now_ns
+    def ask(self, question: Question) -> None:
+        """The lead asks the process: after the next report, as it voids the answer to the last."""
+        if question not in self._questions:
+            self._questions.append(question)
 
     def go_back(self, defined: int, position: int) -> None:
         """What lies behind these positions has not come."""
@@ -110,6 +109,9 @@ class Outflow:
             if present_ns := process.host.present_ns():
                 known["present_ns"] = present_ns - origin_ns
         message.known = json.dumps(known).encode()
+        while self._questions:
+            process.host.ask(self._questions.pop(0), now_ns)
+            self._asked_ns = now_ns
 
 
 class Following:
@@ -160,7 +162,7 @@ class Following:
             if abs(ahead_ns - self._ahead_ns) > _S:
                 self._ahead_ns = round(ahead_ns / _S) * _S
         for answer in self._client.take():
-            self._heed(answer, now_ns - self._origin_ns)
+            self._heed(answer)
         # Records that are not sent stay in the rings.
         if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
@@ -198,12 +200,12 @@ class Following:
         self._client.send(report)
 
     @errors.contained()
-    def _heed(self, answer: Any, now_ns: int) -> None:
+    def _heed(self, answer: Any) -> None:
         by_number = {each.number: each for each in self._processes.values()}
         for question in answer.questions[:_MOST_AT_ONCE]:
             process = by_number.get(question.process)
             if process is not None and question.asked in get_args(Question):
-                process.ask(question.asked, now_ns)
+                process.ask(question.asked)
         for lacking in answer.lacking[:_MOST_AT_ONCE]:
             if (process := by_number.get(lacking.process)) is not None:
                 process.go_back(lacking.defined, lacking.position)
