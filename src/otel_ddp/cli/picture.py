@@ -331,7 +331,7 @@ _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
 # Remarks that tell only of a missing driver, as on any node without GPUs.
-_NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
+_NO_DRIVER = "There is no NVIDIA driver"
 
 
 def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[Line]:

@@ -319,11 +319,11 @@ def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
 @pytest.mark.parametrize(
     ("whole", "words"),
     [
-        ({"loaded": 0}, "not loaded"),
-        ({"init": 18}, "different versions"),
+        ({"loaded": 0}, "no NVIDIA driver (Driver Not Loaded)"),
+        ({"init": 18}, "does not answer (RM has detected an NVML/RM version mismatch.)"),
         ({"init": 4}, "NVIDIA_DRIVER_CAPABILITIES"),
-        ({"init": 13}, "too old"),
-        ({"init": 12}, "no NVIDIA driver library"),
+        ({"init": 13}, "does not answer (Function Not Found)"),
+        ({"init": 12}, "no NVIDIA driver (NVML Shared Library Not Found)"),
         ({"init": 999}, "does not answer (Unknown Error)"),
         ({}, "shows no GPU"),
     ],
@@ -434,7 +434,7 @@ def test_a_driver_that_shows_no_device_says_why_and_is_asked_again_after_a_minut
     seen.show(h100(), loaded=0)
     missing = seen.gpus.read()
     assert missing.devices == ()
-    assert missing.remark.startswith("The NVIDIA kernel driver is not loaded")
+    assert missing.remark.startswith("There is no NVIDIA driver")
 
     assert seen.devices(after_s=59.0) == {}
     sample = seen.read(after_s=1.0)

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from otel_ddp import errors
 from otel_ddp.agent.node.gpu.nvml_calls import (
     DRIVER_NOT_LOADED,
-    FUNCTION_NOT_FOUND,
-    LIB_RM_VERSION_MISMATCH,
     LIBRARY_NOT_FOUND,
-    NO_PERMISSION,
     Calls,
     DeviceLost,
     GpmSamples,
@@ -45,18 +42,6 @@ _IN_CONTAINERS = (
     "a container has to be started with the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES that "
     "include `utility`"
 )
-_HINTS = {
-    LIBRARY_NOT_FOUND: "There is no NVIDIA driver library (libnvidia-ml.so.1) here: "
-    f"install the driver if the machine has NVIDIA GPUs; {_IN_CONTAINERS}.",
-    DRIVER_NOT_LOADED: "The NVIDIA kernel driver is not loaded: load it with "
-    "`modprobe nvidia`, or reboot the machine; `nvidia-smi` says whether it works.",
-    LIB_RM_VERSION_MISMATCH: "NVIDIA's library and its loaded kernel driver are of "
-    "different versions, as after an upgrade: reboot the machine or reload the kernel modules, "
-    "then start the agent anew.",
-    NO_PERMISSION: "The NVIDIA driver may not be asked: this user needs access to "
-    f"/dev/nvidiactl and /dev/nvidia0 and so on, and {_IN_CONTAINERS}.",
-    FUNCTION_NOT_FOUND: "The NVIDIA driver is too old for GPU statistics: install a newer one.",
-}
 _NO_DEVICES = (
     "The NVIDIA driver shows no GPU: see whether `nvidia-smi` does, and whether "
     "NVIDIA_VISIBLE_DEVICES or the scheduler hides them."
@@ -329,8 +314,12 @@ class Gpus:
                 raise _DriverMissing(_NO_DEVICES)
             return f"NVIDIA driver {pynvml.nvmlSystemGetDriverVersion()}"
         except pynvml.NVMLError as error:
-            sentence = f"The NVIDIA driver does not answer ({error}): see `nvidia-smi`."
-            raise _DriverMissing(_HINTS.get(error.value, sentence)) from error
+            is_missing = error.value in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
+            what = (
+                "There is no NVIDIA driver" if is_missing else "The NVIDIA driver does not answer"
+            )
+            hint = f"see `nvidia-smi`; {_IN_CONTAINERS}"
+            raise _DriverMissing(f"{what} ({error}): {hint}.") from error
 
     def close(self, remark: str = "") -> None:
         """Release everything; never raises."""
