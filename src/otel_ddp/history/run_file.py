@@ -102,6 +102,13 @@ class RunFile:
         except FileNotFoundError:
             return False
 
+    def put_back(self) -> None:
+        """Make the file again whose name was removed, unless another one is there by now."""
+        with contextlib.suppress(FileExistsError):
+            os.close(files.create(self.path))
+            with contextlib.closing(sqlite3.connect(self.path)) as new:
+                self._db.backup(new)
+
     def close(self) -> None:
         """Leave one file that can be copied."""
         try:

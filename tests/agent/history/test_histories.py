@@ -567,7 +567,7 @@ def test_nothing_is_kept_in_a_file_of_another_user_or_behind_a_link(
 # -- what goes wrong
 
 
-def test_a_directory_that_is_removed_in_mid_run_is_made_again(
+def test_a_directory_that_is_removed_in_mid_run_is_made_again_with_all_that_was_in_it(
     made: Histories, caplog: pytest.LogCaptureFixture
 ) -> None:
     made.feed(batch(0, 10))
@@ -576,8 +576,8 @@ def test_a_directory_that_is_removed_in_mid_run_is_made_again(
     made.feed(batch(10, 10))
     made._write_all()
 
-    assert f"the history {path_of(made)} was removed: it begins anew" in caplog.text
-    assert kept(path_of(made)) == (10, 10, 10)
+    assert f"the history {path_of(made)} was removed, and is made again" in caplog.text
+    assert kept(path_of(made)) == (20, 19, 20)
     assert made.directory.stat().st_mode & 0o777 == 0o700
 
 

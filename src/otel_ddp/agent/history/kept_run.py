@@ -137,8 +137,9 @@ class KeptRun:
         if self._file is not None:
             if self._file.is_there():
                 return
+            self._file.put_back()
             self.close()
-            log.warning("the history %s was removed: it begins anew", self.path)
+            log.warning("the history %s was removed, and is made again", self.path)
         file = RunFile(self.path)
         try:
             self._positions = file.read_positions()
