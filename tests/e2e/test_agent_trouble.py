@@ -63,11 +63,11 @@ def _faults(node: Node) -> list[str]:
     return [each for each in faults if each.startswith("Nothing is kept since")]
 
 
-def test_a_history_that_cannot_be_kept_is_said_everywhere_and_begins_anew() -> None:
+def test_a_history_that_cannot_be_kept_is_said_everywhere_and_comes_back_whole() -> None:
     with Node() as node:
         process = node.python(WORK)
         folder = Path(node.env["OTEL_DDP_HISTORY_DIR"])
-        until(lambda: _first_step(node), "the run and its values")
+        first = until(lambda: _first_step(node), "the run and its values")
         healthz = node.agent()["scrape"].replace("/metrics", "/healthz")
 
         shutil.rmtree(folder)
@@ -81,11 +81,12 @@ def test_a_history_that_cannot_be_kept_is_said_everywhere_and_begins_anew() -> N
 
         folder.unlink()
         until(lambda: node.agent()["remark"] == "", "the folder to be made again")
-        until(lambda: _first_step(node), "the values in it")
+        again = until(lambda: _first_step(node), "the values in it")
         process.kill()
 
     assert f"note      {why}" in output
     assert (answer.value.code, answer.value.read().decode()) == (503, f"{why}\n")
+    assert again == first
 
 
 def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
