@@ -138,7 +138,7 @@ def _now() -> list[Panel]:
         stat(
             Text(
                 "Refused",
-                "Values or names given to log() that were refused or shortened.",
+                "Values or names given to log() that were refused.",
                 "The training's own output has one warning for each place.",
             ),
             now(f"sum(max by ({BY_RANK}, why) (max_over_time({refused}{_IN_RANGE}))) or vector(0)"),
@@ -277,7 +277,7 @@ def _ranks() -> Panel:
     return listing(
         Text(
             "Lost, refused, failed",
-            "Records that the agent came too late for, values that log() refused or shortened, and "
+            "Records that the agent came too late for, values that log() refused, and "
             "errors of ours that were kept out of training, of the ranks with most.",
             "Lost: give the agent a processor, or log less. Refused: fewer names, numbers only. "
             "Errors: report them, with the training's own output.",

@@ -121,7 +121,7 @@ class Names:
         if not of_user and (known := self._of_readings.get(name)) is not None:
             return known
         try:
-            clean, changed = values.text(name, values.LONGEST_NAME)
+            clean = values.text(name, values.LONGEST_NAME)
         except values.Refused as why:
             place = f"name:{type(name).__name__}"
             self._totals.refuse("name", place, f"a value was not recorded: {why}")
@@ -139,8 +139,6 @@ class Names:
             self._refuse(clean)
         elif known > 0 and not of_user:
             self._of_readings[clean] = known
-        elif known > 0 and changed:
-            self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
         return max(known, 0)
 
     def of_text(self, text: str) -> int:

@@ -97,7 +97,7 @@ class Recorder:
             kind = type(metrics).__name__
             refuse("value", "log", f"log could not read all of the {kind} it was given")
         clean_epoch = self._clean("epoch", epoch, _finite)
-        word = self._clean("split", split, lambda given: values.text(given, 64)[0])
+        word = self._clean("split", split, lambda given: values.text(given, 64))
         known = [(names.number(name, word), name, value) for name, value in pairs]
         known = [each for each in known if each[0]]
         trains = any(names.of(number)[1] == "train" for number, _, _ in known)

@@ -132,7 +132,7 @@ class OpenSpan:
         """*run*: the run's name, where it is final and this process's spans are exported: the
         user's own spans become ours' children. Raises `Refused` for what is no name."""
         self.progress, recorder = progress, progress.recorder
-        self._name, _ = values.text(name, values.LONGEST_NAME)
+        self._name = values.text(name, values.LONGEST_NAME)
         self._phase: Phase | None = None
         if phase:
             expected_s = errors.attempt(lambda: float(expect_s or 0.0), 0.0)
@@ -193,7 +193,7 @@ def _happened(recorder: Recorder, name: str, attributes: Mapping[str, Any], **mo
 
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
     """Records an event of the user's own."""
-    clean, _ = values.text(name, values.LONGEST_NAME)
+    clean = values.text(name, values.LONGEST_NAME)
     _happened(recorder, clean, values.attributes(attributes))
 
 
@@ -203,7 +203,7 @@ _ALERT_LEVELS = ("info", "warn", "error")
 
 def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
     """Records what people are to be told."""
-    clean, _ = values.text(title, _LONGEST_TITLE)
+    clean = values.text(title, _LONGEST_TITLE)
     clean, said = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
     word = errors.attempt(lambda: str(level).lower(), "")
     if word not in _ALERT_LEVELS:
@@ -268,8 +268,8 @@ def record_artifact(
     if not isinstance(metadata, (Mapping, NoneType)):
         raise values.Refused(f"metadata must be a mapping, got {values.shown(metadata)}")
     uri = _uri(path)
-    clean, _ = values.text(_last_part(uri) if name is None else name, 200)
-    kind, _ = values.text(kind, 100)
+    clean = values.text(_last_part(uri) if name is None else name, 200)
+    kind = values.text(kind, 100)
     more = values.attributes(metadata or {}, _LONGEST_METADATA, _MOST_METADATA)
     attributes = {
         **{f"artifact.metadata.{key}": value for key, value in more.items()},

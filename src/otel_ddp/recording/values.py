@@ -106,26 +106,21 @@ def is_spread(tensor: Any) -> bool:
     return placements is not None and not all(each.is_replicate() for each in placements)
 
 
-def text(name: Any, longest: int) -> tuple[str, bool]:
-    """A name as clean text of bounded length, and whether it was changed."""
+def text(name: Any, longest: int) -> str:
+    """A name as clean text of bounded length."""
+    clean = ""
     if isinstance(name, str):
         clean = str.__str__(name)  # A subclass may return another text.
     elif isinstance(name, (int, float)):
         # A whole number of thousands of digits refuses to be text.
         clean = errors.attempt(lambda: str(name), "")
-        if not clean:
-            raise Refused(f"a name must be text, got {shown(name)}")
-    else:
-        raise Refused(f"a name must be text, got {shown(name)}")
     if not clean:
-        raise Refused("a name must not be empty")
-    given = clean
+        raise Refused(f"a name must be text, got {shown(name)}")
     # Cut first: cleaning a megabyte takes time.
     if len(clean) > longest:
         digest = blake2s(clean.encode("utf-8", "replace"), digest_size=4).hexdigest()
         clean = f"{clean[: longest - 9]}~{digest}"
-    clean = clean.encode("utf-8", "replace").decode().replace("\0", "?")
-    return clean, clean != given or not isinstance(name, str)
+    return clean.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def one_line(words: str, longest: int) -> str:
@@ -157,7 +152,7 @@ def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) ->
     clean: dict[str, Any] = {}
     for key, value in islice(given.items(), most):
         try:
-            name, _ = text(key, 200)
+            name = text(key, 200)
         except Refused:
             name = "?"
         clean[name] = _unless_secret(name, value, longest)
