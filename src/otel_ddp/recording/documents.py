@@ -13,7 +13,6 @@ from otel_ddp.journal.writer import Gate, JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.recording.totals import Totals
-from otel_ddp.vocabulary import catalog
 
 _LONGEST_REASON = 4000
 # Of a stream in one record; the smallest ring takes a record of 18 kB.
@@ -164,10 +163,6 @@ class Names:
         return number
 
     def _refuse(self, clean: str) -> None:
-        if self._totals.has_warned("names"):
-            # There may be very many: no text is made that is not used.
-            self._totals.count(catalog.OTEL_DDP_VALUES_REFUSED, why="names_full")
-            return
         count = len(self._numbers)
         limit = ", the most" if count >= _MOST_NAMES else " (OTEL_DDP_JOURNAL_BYTES)"
         self._totals.refuse(

@@ -32,10 +32,6 @@ class Totals:
             self._warned.add(place)
             errors.log.warning("%s.", text)
 
-    def has_warned(self, place: str) -> bool:
-        """Whether a value of this place was refused before: no text is needed then."""
-        return place in self._warned
-
     def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> None:
         """Raises a cumulative total, if there is room for it."""
         self._gate.write(lambda: self._writer.add(self._place(metric, attributes), amount), None)
