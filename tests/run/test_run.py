@@ -239,22 +239,16 @@ def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(("agent", "at_once"), [("off", ["about 400 steps"]), ("external", [])])
-def test_without_an_agent_the_run_warns_at_its_start_and_when_records_begin_to_be_lost(
-    agent: str,
-    at_once: list[str],
-    place: Here,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("agent", ["off", "external"])
+def test_without_an_agent_the_run_warns_when_records_begin_to_be_lost(
+    agent: str, place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ.update(OTEL_DDP_AGENT=agent, OTEL_DDP_JOURNAL_BYTES="128k")
-    errors.warned.clear()
     # Each value is followed by a look around.
     monkeypatch.setattr(agent_start, "CHECK_EVERY_NS", 0)
     monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
 
     run = otel_ddp.init()
-    said = list(caplog.messages)
     while not place.only().lost:
         before = list(caplog.messages)
         for step in range(50):
@@ -262,9 +256,8 @@ def test_without_an_agent_the_run_warns_at_its_start_and_when_records_begin_to_b
     run.log({"loss": 0.5})
     run.finish()
 
-    assert [words in text for words, text in zip(at_once, said, strict=True)] == [True] * len(said)
-    assert before == said
-    (full,) = caplog.messages[len(said) :]
+    assert before == []
+    (full,) = caplog.messages
     assert full.startswith(f"The journal is full and no agent reads it (OTEL_DDP_AGENT={agent})")
 
 

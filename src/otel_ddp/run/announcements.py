@@ -19,9 +19,6 @@ from otel_ddp.journal.place import Place
 from otel_ddp.recording import values
 from otel_ddp.settings import Settings
 
-# About what one step takes in the journal: where its time went, and a few logged values.
-_STEP_BYTES = 200
-
 
 def few(names: Sequence[str]) -> str:
     """The first of many names: 'a', 'b', 'c' and 4 more."""
@@ -57,24 +54,15 @@ def doubts(conf: Settings, process: Identity) -> None:
         warn_once(sentence, "%s", sentence)
 
 
-def where_it_is_kept(conf: Settings, ring_bytes: int) -> None:
-    """If nothing is sent: how much is kept, and where."""
-    if conf.offline:
-        where = shlex.quote(conf.spools)
-        warn_once(
-            "offline",
-            "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s, %d MiB at "
-            "most on each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.",
-            *(where, conf.spool_bytes // settings.MIB, where),
-        )
-    elif conf.agent == "off":
-        warn_once(
-            "off",
-            "OTEL_DDP_AGENT=off: no agent reads what is recorded. The journal of a process "
-            "holds the last %.1f MiB (OTEL_DDP_JOURNAL_BYTES), about %d steps; what is older "
-            "is overwritten. OTEL_DDP_AGENT=offline keeps everything on disk.",
-            *(ring_bytes / settings.MIB, round(ring_bytes / _STEP_BYTES, -2)),
-        )
+def where_it_is_kept(conf: Settings) -> None:
+    """Offline: how much is kept, and where."""
+    where = shlex.quote(conf.spools)
+    warn_once(
+        "offline",
+        "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s, %d MiB at "
+        "most on each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.",
+        *(where, conf.spool_bytes // settings.MIB, where),
+    )
 
 
 def journal_is_full(agent: str) -> None:

@@ -189,8 +189,8 @@ class Run:
         records = self._open_journal(conf, process)
         if records is None:
             return
-        if self._speaks_for_all():
-            announcements.where_it_is_kept(conf, records.recorder.writer.ring_bytes)
+        if conf.offline and self._speaks_for_all():
+            announcements.where_it_is_kept(conf)
         if records.settled:
             self._announce(records)
         self._check_agent(records.recorder.writer.created_ns)
