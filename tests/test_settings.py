@@ -26,11 +26,7 @@ FREE = {
         for name in identity.VARIABLES[key]
     ),
     # The exporters say what they cannot use: `otel-ddp status` and `doctor` show it.
-    *(
-        name
-        for name in settings.names()
-        if name.endswith(("ENDPOINT", "HEADERS", "CERTIFICATE", "CLIENT_KEY"))
-    ),
+    *(name for name in settings.names() if name.endswith(("ENDPOINT", "HEADERS"))),
 }
 OURS = {name for name in settings.names() if name.startswith("OTEL_DDP_")}
 # These are read with the identity.
@@ -38,7 +34,10 @@ OF_IDENTITY = {"OTEL_DDP_STRATEGY", "OTEL_DDP_RANK", "OTEL_DDP_LOCAL_RANK", "OTE
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
     **dict.fromkeys(
-        ("OTEL_DDP_DIR", "OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR"),
+        (
+            *("OTEL_DDP_DIR", "OTEL_DDP_SPOOL_DIR", "OTEL_DDP_HISTORY_DIR"),
+            *(name for name in settings.names() if name.endswith(("CERTIFICATE", "CLIENT_KEY"))),
+        ),
         ("here", "must be a path that begins with / or ~"),
     ),
     "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),

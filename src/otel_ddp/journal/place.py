@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
-import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -302,33 +300,10 @@ _BEGINNINGS = (
     *("OTEL_DDP_HISTORY_DIR", "OTEL_DDP_HISTORY_BYTES"),
     *("OTEL_DDP_ARTIFACTS", "OTEL_DDP_NOTIFY"),
 )
-_FILES = re.compile(
-    r"OTEL_EXPORTER_OTLP_((METRICS|TRACES|LOGS)_)?(CERTIFICATE|CLIENT_CERTIFICATE|CLIENT_KEY)"
-)
-
-
-def agent_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables for an agent. Its working directory is another, so files get full names."""
-    return {key: _full(text) if _FILES.fullmatch(key) else text for key, text in env.items()}
-
-
-def _full(text: str) -> str:
-    return str(Path(_initial_directory(), name)) if (name := text.strip()) else text
-
-
-@functools.cache
-def _initial_directory() -> str:
-    """The first working directory: a training may change it, and still mean the same files."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
 
 
 def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
     """A digest of the variables that an agent goes by, since these may hold tokens."""
-    variables = sorted(
-        (key, text) for key, text in agent_variables(env).items() if key.startswith(_BEGINNINGS)
-    )
+    variables = sorted(pair for pair in env.items() if pair[0].startswith(_BEGINNINGS))
     content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()

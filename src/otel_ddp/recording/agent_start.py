@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from otel_ddp import errors, files
-from otel_ddp.journal.place import Place, agent_variables
+from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 
 # How long an agent may take to get its lock before another process starts one; how often ranks
@@ -148,8 +148,7 @@ def _flags() -> list[str]:
 def _environment() -> dict[str, str]:
     # Profilers and launchers preload for a training process, not for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
-    given = agent_variables(os.environ)
-    kept = {key: value for key, value in given.items() if key not in left_out}
+    kept = {key: value for key, value in os.environ.items() if key not in left_out}
     # Its threads take turns: an arena for each would hold 5 MB more.
     return {"MALLOC_ARENA_MAX": "1", **kept, _MARK: "1"}
 

@@ -86,13 +86,14 @@ class Variables:
         if self.url.lower().startswith("http://"):
             return TlsFiles()
         paths = []
-        for variable, path in map(self._read, ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")):
+        for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
+            path = self._value(name) or ""
             try:
                 if path:
                     with open(path, "rb"):
                         pass
             except OSError as error:
-                raise OSError(f"{variable}: {path}: {error.strerror}") from error
+                raise OSError(f"{self._read(name)[0]}: {path}: {error.strerror}") from error
             paths.append(path)
         return TlsFiles(*paths)
 
