@@ -63,7 +63,7 @@ def test_a_failure_is_in_the_exit_status(
     assert main(["doctor"]) == 1
 
     _, refused, _, sums = capsys.readouterr().out.splitlines()
-    assert refused.startswith("fail  journals   OTEL_DDP_DIR must be a directory that this user")
+    assert refused.startswith("fail  journals   OTEL_DDP_DIR or --dir must be a directory")
     assert sums == "1 failed, 0 to look at."
 
 

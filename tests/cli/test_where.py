@@ -65,20 +65,6 @@ def test_a_typed_directory_may_begin_with_a_tilde_or_be_relative(
     assert runs(capsys) == ["mine"]
 
 
-def test_an_agent_names_the_option_that_gave_a_bad_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-
-    assert main(["agent", "--dir", f"{tmp_path}/file"]) == 2
-
-    assert capsys.readouterr().err == (
-        "otel-ddp agent: --dir must be a directory that this user can write to, got "
-        f"'{tmp_path}/file' (is no directory (a link is not followed)). Name another one, or leave "
-        "it out for the default.\n"
-    )
-
-
 def test_the_name_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([])

@@ -67,7 +67,7 @@ def test_a_named_directory_is_left_as_it_is_and_refused_if_others_can_write_to_i
 
     named.chmod(0o777)
     with pytest.raises(ConfigError, match="other users can write to it"):
-        find(str(named), {}, given_as="--dir")
+        find(str(named), {})
     assert mode_of(named) == 0o777
 
 
@@ -75,9 +75,9 @@ def complaint(named: Path | str) -> str:
     with pytest.raises(ConfigError) as why:
         find(str(named), {})
     text = str(why.value)
-    start = f"OTEL_DDP_DIR must be a directory that this user can write to, got {str(named)!r} ("
-    assert text.startswith(start)
-    assert text.endswith("). Name another one, or unset it for the default.")
+    start = "OTEL_DDP_DIR or --dir must be a directory that this user can write to, got "
+    assert text.startswith(f"{start}{str(named)!r} (")
+    assert text.endswith("). Name another one, or none for the default.")
     return text[len(start) :].partition("). Name")[0]
 
 
@@ -138,8 +138,8 @@ def test_a_named_directory_that_is_not_writable_is_refused() -> None:
         done = commands.python(AS_NOBODY, closed)
 
     assert done.stdout == (
-        f"OTEL_DDP_DIR must be a directory that this user can write to, got {closed!r} "
-        "(is not writable). Name another one, or unset it for the default.\n"
+        "OTEL_DDP_DIR or --dir must be a directory that this user can write to, got "
+        f"{closed!r} (is not writable). Name another one, or none for the default.\n"
     )
 
 

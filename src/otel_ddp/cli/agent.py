@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from otel_ddp.cli.options import add_directory_option
-from otel_ddp.journal.place import find
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +14,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.agent.service import main
 
-    if options.dir:
-        # The agent checks this too, but its error would name OTEL_DDP_DIR.
-        find(options.dir, given_as="--dir")
     return main(options.dir, foreground=True)

@@ -49,7 +49,7 @@ class Inputs:
 
     def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
         """Raises ConfigError for a variable that is wrong, as the start of a training does."""
-        self.directory, self.env = directory, env
+        self.env = env
         self.conf = settings.read(env, directory=directory or None)
 
     @cached_property
@@ -127,11 +127,9 @@ def variables(inputs: Inputs) -> Said:
 
 def journals(inputs: Inputs) -> Said:
     """Makes the directory, as the next process that starts would, and says what that one says."""
-    conf, given_as = inputs.conf, "--dir" if inputs.directory else "OTEL_DDP_DIR"
+    conf = inputs.conf
     try:
-        places, remark = place.find(
-            conf.directory, inputs.env, given_as=given_as, offline=conf.offline
-        )
+        places, remark = place.find(conf.directory, inputs.env, offline=conf.offline)
     except ConfigError as error:
         yield "fail", str(error)
         return

@@ -142,11 +142,7 @@ def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Pat
 
 
 def find(
-    named: str,
-    env: Mapping[str, str] | None = None,
-    *,
-    given_as: str = "OTEL_DDP_DIR",
-    offline: bool = False,
+    named: str, env: Mapping[str, str] | None = None, *, offline: bool = False
 ) -> tuple[list[Place], str]:
     """The usable places, best first, and a remark; ConfigError if the named one is unusable."""
     env = os.environ if env is None else env
@@ -159,10 +155,9 @@ def find(
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "is not writable", str(path))
     except OSError as error:
-        without = "unset it" if given_as == "OTEL_DDP_DIR" else "leave it out"
         raise ConfigError(
-            f"{given_as} must be a directory that this user can write to, got {named!r} "
-            f"({error.strerror}). Name another one, or {without} for the default."
+            f"OTEL_DDP_DIR or --dir must be a directory that this user can write to, got {named!r} "
+            f"({error.strerror}). Name another one, or none for the default."
         ) from None
     return [Place(path)], ""
 
