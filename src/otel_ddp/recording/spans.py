@@ -285,11 +285,9 @@ def record_artifact(
 def _uri(path: Any) -> str:
     """The address: of a path its full name, whose odd bytes a journal would not keep."""
     word = errors.attempt(lambda: os.fsdecode(os.fspath(path)), "")
-    if "://" in word and not word.startswith("file:///"):
+    if "://" in word:
         uri = without_secrets(word[:_LONGEST_URI])
     else:
-        if word.startswith("file:///"):
-            word = unquote(word.removeprefix("file://"))
         # A working directory may be gone.
         full = errors.attempt(lambda: os.path.abspath(word), "") if word else ""
         uri = f"file://{quote(os.fsencode(full))}" if full else ""
@@ -299,5 +297,6 @@ def _uri(path: Any) -> str:
 
 
 def _last_part(uri: str) -> str:
-    address = uri if uri.startswith("file:///") else uri.partition("?")[0]
+    # In the full name of a path a question mark is quoted.
+    address = uri.partition("?")[0]
     return unquote(address.rstrip("/").rpartition("/")[2]) or address
