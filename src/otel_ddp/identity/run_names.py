@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -131,9 +130,6 @@ def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
 
     # Cut first: cleaning a very long text takes time.
     some = text.strip()[: 4 * longest]
-    # A variable in UTF-8, read under a locale of another encoding: `läuf` under LC_ALL=C.
-    with contextlib.suppress(UnicodeEncodeError):
-        some = some.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(map(keep, some)).strip()[:longest].rstrip()
 
 
