@@ -98,10 +98,7 @@ def surroundings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
     found = {name: env.get(variable, "") for name, variable in _JOB.items()}
     images = (env.get(variable, "") for variable in _IMAGES)
-    resource = dict(
-        pair.partition("=")[::2] for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
-    )
-    found["container_image"] = next(filter(None, images), resource.get("container.image.name", ""))
+    found["container_image"] = next(filter(None, images), "")
     return {name: clean(value) for name, value in found.items() if value}
 
 
