@@ -42,10 +42,7 @@ _QUALIFIERS = _set(
 # Pairs of words that mean something else than each of the two.
 _PAIRS = (
     (("cross", "entropy"), "crossentropy"),
-    (("log", "loss"), "logloss"),
     (("negative", "log", "likelihood"), "nll"),
-    (("false", "positive"), "fpr"),
-    (("false", "negative"), "fnr"),
 )
 _TOP = re.compile(r"top\d+")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
