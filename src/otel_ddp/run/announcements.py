@@ -7,7 +7,6 @@ import os
 import select
 import shlex
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from otel_ddp import settings
@@ -16,14 +15,7 @@ from otel_ddp.history.terminal import printable
 from otel_ddp.identity import addresses
 from otel_ddp.identity.identity import Choice, Identity
 from otel_ddp.journal.place import Place
-from otel_ddp.recording import values
 from otel_ddp.settings import Settings
-
-
-def few(names: Sequence[str]) -> str:
-    """The first of many names: 'a', 'b', 'c' and 4 more."""
-    first = ", ".join(values.shown(name) for name in names[:3])
-    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
 
 
 def nothing_is_recorded(lacking: str) -> None:

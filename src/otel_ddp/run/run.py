@@ -426,7 +426,8 @@ class Run:
                 recorder.totals.refuse("value", "config", text)
             return
         if left_out := recorder.documents.config(content):
-            text = f"{announcements.few(left_out)} of the configuration found no room"
+            first = values.shown(left_out[0])
+            text = f"settings found no room: {len(left_out)}, from {first} on"
             recorder.totals.refuse("value", "config", f"{text} (OTEL_DDP_JOURNAL_BYTES)")
         if len(content) == values.MOST_SETTINGS:
             text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
