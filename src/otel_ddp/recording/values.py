@@ -58,16 +58,14 @@ def number(value: Any) -> float:
 
 def _number(value: Any) -> float | str | None:
     """A float, or why there is none."""
-    if isinstance(value, complex):
-        return COMPLEX
     if is_device_tensor(value):
         return f"a number was expected, got {shown(value)}"
     if _is_array(value):
         if why := no_scalar(value):
             return why
         value = value.item()
-        if isinstance(value, complex):
-            return COMPLEX
+    if isinstance(value, complex):
+        return COMPLEX
     # float() reads text and buffers as well, and those are no numbers.
     if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
         return None
