@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode, urlsplit
 
-from otel_ddp import files
+from otel_ddp import errors, files
 from otel_ddp.journal.place import Place
 
 # The agent's file begins with what is short; what follows may be long.
@@ -56,7 +56,5 @@ def _user() -> str:
     # Imported here: few starts are told a tunnel.
     import getpass
 
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.geteuid())  # a container without this user's name
+    # In a container without this user's name it raises.
+    return errors.attempt(getpass.getuser, str(os.geteuid()))
