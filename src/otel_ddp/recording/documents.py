@@ -62,17 +62,12 @@ class Documents:
         # As many as find room, in their order.
         while left and size:
             part = {key: new[key] for key in left[:size]}
-            if self._gate.write(partial(self._configure, part), False):
+            if self._gate.write(partial(self._writer.document, layout.CONFIG, part), False):
+                known.update(part)
                 del left[:size]
             else:
                 size //= 2
         return left
-
-    def _configure(self, new: Mapping[str, Any]) -> bool:
-        if not self._writer.document(layout.CONFIG, new):
-            return False
-        self._config.update(new)
-        return True
 
     def append(self, kind: int, content: Mapping[str, Any]) -> None:
         """Records a span or an event."""
