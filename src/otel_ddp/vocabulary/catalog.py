@@ -498,7 +498,7 @@ OTEL_DDP_RECORDS_LOST = _ourselves.counter(
 )("Records that the agent could not read in time, and values logged too fast to send.")
 OTEL_DDP_VALUES_REFUSED = _ourselves.counter(
     "otel_ddp.values.refused", "{value}", "why", labels="rank"
-)("Values, names and log lines refused; absent before the first.")
+)("Values and names refused; absent before the first.")
 OTEL_DDP_POINTS_DROPPED = _ourselves.counter("otel_ddp.points.dropped", "{point}", "why")(
     "Data points that the agent dropped before delivery."
 )
