@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -59,12 +58,12 @@ def test_the_rank_of_a_verdict_and_a_healthy_one_are_traced(
     assert printed[0].startswith("profile of run a run: rank 1 is named by a verdict; rank ")
     assert f"{folder}" in printed
     assert printed[-1].startswith("Open them side by side in https://ui.perfetto.dev")
-    # Compressed, for this user alone, and nothing beside it.
-    traces = {rank: folder / f"rank-{rank}.json.gz" for rank in (0, 1)}
+    # For this user alone, and nothing beside it.
+    traces = {rank: folder / f"rank-{rank}.json" for rank in (0, 1)}
     assert {*folder.iterdir()} == {*traces.values()}
     assert not [each for each in (folder, *traces.values()) if each.stat().st_mode & 0o077]
     for rank, path in traces.items():
-        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace = json.loads(path.read_bytes())
         names = [str(event.get("name")) for event in trace["traceEvents"]]
         assert sum(name.startswith("ProfilerStep#") for name in names) >= 3
         assert trace["distributedInfo"]["rank"] == rank

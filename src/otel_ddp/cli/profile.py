@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,14 +126,9 @@ def _report(folder: Path, windows: Sequence[Window]) -> int:
     if not written:
         shutil.rmtree(folder, ignore_errors=True)
         return 1
-    try:
-        kept = [each.keep() for each in written]
-    except OSError as error:
-        print(f"A trace in {folder} cannot be compressed: {error}.", file=sys.stderr)
-        return 1
-    opened = "Open them side by side" if len(kept) > 1 else "Open it"
-    late = "; what takes longer in the first makes its rank late" if len(kept) > 1 else ""
-    shown = [str(folder), *(f"  {name}" for name in kept)]
+    opened = "Open them side by side" if len(written) > 1 else "Open it"
+    late = "; what takes longer in the first makes its rank late" if len(written) > 1 else ""
+    shown = [str(folder), *(f"  {each.trace.name}" for each in written)]
     shown.append(f"{opened} in https://ui.perfetto.dev or chrome://tracing{late}.")
     print_answer("\n".join(["", *shown]))
     return 0 if len(written) == len(windows) else 1
@@ -224,8 +216,8 @@ class Window:
         self.why = ""
         self.steps = 0
         self.first_step: int | None = None
-        # The process writes it there, not compressed.
-        self._trace = folder / f"rank-{rank.rank}.json"
+        self.trace = folder / f"rank-{rank.rank}.json"
+        """Where the process writes it."""
         self.asked_ns = 0
         """When, which is the number of the question too."""
 
@@ -235,7 +227,7 @@ class Window:
         question = {
             "number": self.asked_ns,
             "steps": steps,
-            "trace": str(self._trace),
+            "trace": str(self.trace),
             "until_ns": self.asked_ns + int(wait_s * 1e9),
         }
         try:
@@ -270,15 +262,3 @@ class Window:
     def is_over(self) -> bool:
         """Whether there is an answer, or will be none."""
         return self.state not in ("waiting", "recording")
-
-    def keep(self) -> str:
-        """Compress the trace; returns the name of its file. Raises OSError."""
-        name = f"{self._trace.name}.gz"
-        with (
-            self._trace.open("rb") as source,
-            os.fdopen(files.create(self._trace.with_name(name)), "wb") as file,
-            gzip.GzipFile(self._trace.name, "wb", 6, file) as packed,
-        ):
-            shutil.copyfileobj(source, packed, 1 << 20)
-        self._trace.unlink()
-        return name
