@@ -65,8 +65,6 @@ def run(options: argparse.Namespace) -> int:
     except ImportError:
         print("otel-ddp mcp needs mcp 2.0 or newer: pip install 'otel-ddp[mcp]'.", file=sys.stderr)
         return 2
-    if sys.stdin.isatty():
-        print("otel-ddp mcp waits for a client on stdin; Ctrl-C ends it.", file=sys.stderr)
     # Python's own handler would wait for the SDK's thread, which waits for the next line.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     server.run("stdio")
