@@ -22,8 +22,6 @@ SCHEMA = 5
 _SIGNIFICANT_P = 0.01
 # Below it a change is not worth a word, however certain it is.
 _LEAST_CHANGE = 0.01
-# A change that is large and not significant is told with the reason.
-_LARGE_CHANGE = 0.1
 # A phase that changes by less than this share of a step is not told of.
 _LEAST_OF_STEP = 0.005
 # Of the steps that both runs have: the part whose values are compared.
@@ -341,16 +339,10 @@ class Comparison(NamedTuple):
             told = [row for row in self.rows if row.verdict == verdict]
             changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
             parts += [f"{verdict}: {changes}"] if told else []
-        tested = [row for row in self.rows if row.p is not None]
-        if parts or not tested:
-            return "; ".join(parts) or "nothing could be tested"
-        large = ", ".join(
-            f"{row.shown} {percent(row.change)}"
-            for row in tested
-            if row.matters and row.change is not None and abs(row.change) >= _LARGE_CHANGE
-        )
-        may_be = f": {large} may be chance, as the pace within these runs varies" if large else ""
-        return f"no significant difference{may_be}"
+        if parts:
+            return "; ".join(parts)
+        tested = any(row.p is not None for row in self.rows)
+        return "no significant difference" if tested else "nothing could be tested"
 
     @property
     def is_worse(self) -> bool:
