@@ -96,7 +96,6 @@ class StepSpans:
         self._seen = 0
         self._slow_ns = float("inf")
         self._shown_ns = 0
-        self._left_out = 0
         # The next measured step is exported: often not the one whose number is asked for.
         self._sample_is_due = False
 
@@ -110,17 +109,13 @@ class StepSpans:
         is_sampled = self._sample_is_due and step.measured
         if is_sampled:
             self._sample_is_due = False
-        elif not is_slow:
-            return []
-        elif 0 <= step.ended_ns - self._shown_ns < _SLOW_EVERY_NS:
-            # By the journal's time, not ours: an agent that starts late reads many steps at once.
-            self._left_out += 1
+        # By the journal's time, not ours: an agent that starts late reads many steps at once.
+        elif not is_slow or 0 <= step.ended_ns - self._shown_ns < _SLOW_EVERY_NS:
             return []
         else:
             self._shown_ns = step.ended_ns
         why = ["sampled"] * is_sampled + ["slow"] * is_slow
-        left_out, self._left_out = self._left_out, 0
-        return list(_make_spans(step, number, ",".join(why), left_out, labels))
+        return list(_make_spans(step, number, ",".join(why), labels))
 
     def _slow(self, took_ns: int) -> bool:
         slow = took_ns > self._slow_ns
@@ -132,9 +127,7 @@ class StepSpans:
         return slow
 
 
-def _make_spans(
-    step: Step, number: int, why: str, left_out: int, labels: Labels
-) -> Iterator[dict[str, Any]]:
+def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[dict[str, Any]]:
     by_name = dict(labels)
     # The id depends on the step alone, so that a step that is read twice has the same spans. It
     # includes the beginning: a run that is resumed makes some of its steps a second time.
@@ -160,14 +153,11 @@ def _make_spans(
         attributes["gc_s"] = step.gc_s
     if step.retries:
         attributes["retries"] = step.retries
-    if left_out:
-        attributes["left_out"] = left_out
     shown = [(at, part) for at, part in enumerate(step.parts.each(), 1) if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
         # Only the longest parts: a gap is true, but a part that joins two phases is not.
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
         shown = sorted(shown[:_MOST_CHILDREN])
-        attributes["parts_shown"] = _MOST_CHILDREN
     yield span(0, "step", step.began_ns, step.ended_ns, attributes)
     for index, part in shown:
         sync = "buffers" if part.code & OF_BUFFERS else "gradients"
@@ -184,14 +174,8 @@ def _span_id(owner: str, index: int) -> str:
 TEXTS = ("project", "name", "description", "tags")
 _OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")
 _INFO_OF_IDENTITY = (*TEXTS, "world_size", "nodes", "strategy")
-_INFO_OF_PROGRAM = (
-    *("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha"),
-)
-_OF_PROGRAM = ("script", "model", "backend", "precision", "git_sha")
-_OF_ENVIRONMENT = (
-    *("python", "torch", "device_runtime", "container_image"),
-    *("slurm_job_id", "slurm_job_name", "slurm_partition"),
-)
+_OF_PROGRAM = ("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha")
+_OF_NODE = ("python", "container_image", "slurm_job_id", "slurm_job_name", "slurm_partition")
 
 # What the agent knows of its node's devices.
 Devices = Callable[[], Mapping[str, Any]]
@@ -215,8 +199,7 @@ class RunDescription:
         driver = self._devices()
         found = {
             **{key: identity.get(key) for key in _OF_IDENTITY},
-            **{key: facts.get(key) for key in _OF_PROGRAM},
-            **{key: facts.get(key) for key in _OF_ENVIRONMENT},
+            **{key: facts.get(key) for key in (*_OF_PROGRAM, *_OF_NODE)},
             "gpu_driver": driver.get("gpu_driver"),
             "gpus": _counted(driver.get("gpus") or ()),
         }
@@ -226,7 +209,7 @@ class RunDescription:
         """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
         identity, facts = self._reader.identity, self._reader.facts
         found = {key: label_text(identity.get(key)) for key in _INFO_OF_IDENTITY}
-        found |= {key: label_text(facts.get(key)) for key in _INFO_OF_PROGRAM}
+        found |= {key: label_text(facts.get(key)) for key in _OF_PROGRAM}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
             # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
             name = catalog.prometheus_label(f"config_{key}")[:100]
