@@ -219,7 +219,7 @@ def test_processes_under_roles_of_their_own_are_one_run_with_curves() -> None:
             assert [each.step for each in values] == list(range(20, 201, 20))
             assert [each.epoch for each in values] == list(range(10))
         assert launch.value("training_steps_total", rank=rank) == 200
-        assert launch.value("training_epoch", rank=rank) == 9
+        assert launch.value("training_scalar_epoch", name="loss", rank=rank) == 9
         assert {"forward", "backward", "optimizer"} <= launch.phases(rank)
     assert {value for _, value in launch.series("training_world_size")} == {2}
     assert [each for each in launch.spans if each.name == "step"]

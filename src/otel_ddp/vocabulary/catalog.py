@@ -211,7 +211,6 @@ TRAINING_PHASE = _progress.gauge("training.phase", "")(
 TRAINING_STEP = _progress.gauge("training.step", "{step}")(
     "Last optimizer step that the rank finished."
 )
-TRAINING_EPOCH = _progress.gauge("training.epoch", "{epoch}")("Epoch of the rank.")
 TRAINING_HEARTBEAT_TIMESTAMP = _progress.gauge("training.heartbeat.timestamp", "s")(
     "When the process was last seen alive."
 )

@@ -117,7 +117,6 @@ class Exports:
             catalog.TRAINING_RESTARTS: reader.identity.get("restarts") or 0,
             catalog.TRAINING_WORLD_SIZE: process.world_size,
             catalog.TRAINING_STEP: process.step,
-            catalog.TRAINING_EPOCH: self._values.last_epoch,
         }
         single[catalog.TRAINING_HEARTBEAT_TIMESTAMP] = (process.seen_alive_ns or 0) / 1e9
         if (progress := reader.progress()) is not None:

@@ -68,7 +68,6 @@ class LoggedValues:
     """One a process. The caller of every method holds the ledger's lock."""
 
     def __init__(self, reader: Journal, ledger: Ledger, summaries: Summaries) -> None:
-        self.last_epoch: float | None = None
         self.too_fast = 0
         """How many records were left out because they came too fast: points are a millisecond apart
         at least, and late by a minute at most."""
@@ -105,7 +104,6 @@ class LoggedValues:
 
     def _show(self, record: Scalars) -> None:
         step, epoch = record.step, record.epoch
-        self._keep_epoch(epoch)
         if not self._exported:
             return
         for number, value in record.values:
@@ -121,7 +119,6 @@ class LoggedValues:
     def feed(self, record: Scalars) -> None:
         """Add the values of one record."""
         step, epoch, time_ns = record.step, record.epoch, record.time_ns
-        self._keep_epoch(epoch)
         if not self._exported:
             return
         # This runs for every value of every rank.
@@ -160,10 +157,6 @@ class LoggedValues:
         for name, extremes in self.extremes.items():
             if way := direction(name.text, chosen):
                 yield name, way, extremes.best(way)
-
-    def _keep_epoch(self, epoch: float | None) -> None:
-        if epoch is not None:
-            self.last_epoch = epoch
 
     def _make_entry(self, number: int) -> _Entry | None:
         name = self._reader.names.get(number)
