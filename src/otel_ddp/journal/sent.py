@@ -14,24 +14,9 @@ from otel_ddp.vocabulary import catalog
 # What the judge of a run and its history read of a journal is sent, and nothing else.
 _STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
-_JUDGED_TOTALS = (
-    catalog.TRAINING_STEPS,
-    catalog.TRAINING_DEVICE_MEMORY_ALLOCATED,
-    catalog.TRAINING_DEVICE_MEMORY_LIMIT,
-)
-KEPT_TOTALS = frozenset(
-    metric.name
-    for metric in (
-        *(catalog.TRAINING_STEPS, catalog.TRAINING_STEPS_SKIPPED, catalog.TRAINING_SAMPLES),
-        *(catalog.TRAINING_TOKENS, catalog.TRAINING_GC_TIME, catalog.TRAINING_FLOPS),
-        *(catalog.TRAINING_OOMS, catalog.OTEL_DDP_HOOK_TIME, catalog.OTEL_DDP_HOOK_ERRORS),
-        catalog.TRAINING_STEP_DURATION,
-    )
-)
+KEPT_TOTALS = frozenset({catalog.TRAINING_STEP_DURATION.name, catalog.OTEL_DDP_HOOK_TIME.name})
 """Of a rank, beside its steps and phases, which have series: what a history keeps."""
-_TOTALS_NAMED = tuple(
-    f'"{name}"'.encode() for name in {*KEPT_TOTALS, *(each.name for each in _JUDGED_TOTALS)}
-)
+_TOTALS_NAMED = tuple(f'"{name}"'.encode() for name in {*KEPT_TOTALS, catalog.TRAINING_STEPS.name})
 # Of one report, and of one journal.
 _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
