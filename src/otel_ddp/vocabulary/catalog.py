@@ -386,10 +386,6 @@ PROCESS_CPU_TIME = _process.counter("process.cpu.time", "s", "cpu.mode")(
 PROCESS_MEMORY_USAGE = _process.updown("process.memory.usage", "By")(
     "Physical memory of the training process."
 )
-PROCESS_THREAD_COUNT = _process.updown("process.thread.count", "{thread}")(
-    "Threads of the training process."
-)
-
 TRAINING_CHILDREN_COUNT = _process.updown("training.children.count", "{process}")(
     "Living child processes, such as loader workers; other ranks are not counted."
 )

@@ -142,7 +142,6 @@ class NodeTree:
         state: str = "S",
         start: int | str = 5000,
         times: tuple[int, int, int, int] = (0, 0, 0, 0),
-        threads: int | str = 1,
         pages: int | str = 100,
     ) -> None:
         """Times are in ticks: user and system, then those of children that were waited for."""
@@ -150,8 +149,7 @@ class NodeTree:
         counts = " ".join(map(str, times))
         self.write(
             f"proc/{pid}/stat",
-            f"{pid} ({name}) {state} {parent} {before} {counts} "
-            f"20 0 {threads} 0 {start} 7 {pages} 7 7 7\n",
+            f"{pid} ({name}) {state} {parent} {before} {counts} 20 0 1 0 {start} 7 {pages} 7 7 7\n",
         )
 
     def ends(self, pid: int) -> None:

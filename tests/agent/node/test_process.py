@@ -102,7 +102,7 @@ def children(measurements: list[Measurement]) -> float:
 
 
 def test_exact_numbers(node: NodeTree) -> None:
-    node.process(77, name="a) R (b", times=(300, 50, 7, 3), threads=12, pages=1000)
+    node.process(77, name="a) R (b", times=(300, 50, 7, 3), pages=1000)
     node.process(78, parent=77, times=(100, 20, 10, 5), pages=200)
     # A zombie is no living child, but its time counts.
     node.process(79, parent=78, state="Z", times=(10, 0, 0, 0))
@@ -117,7 +117,6 @@ def test_exact_numbers(node: NodeTree) -> None:
     tick = 1 / TICKS_PER_S
     assert of(catalog.PROCESS_CPU_TIME) == {"user": 300 * tick, "system": 50 * tick}
     assert of(catalog.PROCESS_MEMORY_USAGE) == {"": 1000 * PAGE}
-    assert of(catalog.PROCESS_THREAD_COUNT) == {"": 12}
     assert of(catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
     assert of(catalog.TRAINING_CHILDREN_CPU_TIME) == {"user": 127 * tick, "system": 28 * tick}
     assert of(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
@@ -139,14 +138,14 @@ def test_other_ranks_and_we_ourselves_are_no_descendants(node: NodeTree) -> None
 
 
 def test_of_two_processes_with_the_same_labels_the_last_one_is_read(node: NodeTree) -> None:
-    node.process(77, threads=1)
-    node.process(78, start=6000, threads=2)
+    node.process(77, pages=1)
+    node.process(78, start=6000, pages=2)
     reader = reader_of(node)
     reader.ranks = [rank(78, 6000), rank(77)]
 
     (use,) = reader.read().uses.values()
 
-    assert values(use.measurements, catalog.PROCESS_THREAD_COUNT) == {"": 2}
+    assert values(use.measurements, catalog.PROCESS_MEMORY_USAGE) == {"": 2 * PAGE}
 
 
 @pytest.mark.parametrize("content", ["77 (python", f"77 (py) S{' -1' * 30}", ""])

@@ -274,10 +274,10 @@ def test_a_process_has_the_labels_of_its_rank_while_that_is_there(
     assert stat is not None
     me = Rank(tuple(FIRST.items()), os.getpid(), stat.start, {})
 
-    shown = here.soon(catalog.PROCESS_THREAD_COUNT, me)
+    shown = here.soon(catalog.PROCESS_MEMORY_USAGE, me)
 
     assert [labels for labels, _ in shown] == [FIRST]
     # Known once it was read twice.
     waits = until(here.sampling.cores, "how long the rank has waited for a core")
     assert waits.keys() == {me.labels}
-    assert here.told(catalog.PROCESS_THREAD_COUNT) == []
+    assert here.told(catalog.PROCESS_MEMORY_USAGE) == []

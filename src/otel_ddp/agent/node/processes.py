@@ -26,13 +26,12 @@ class ProcessStat(NamedTuple):
     system: int
     children_user: int
     children_system: int
-    threads: int
     start: int
     resident_pages: int
 
 
 # Where /proc/<pid>/stat has the fields above, behind the name.
-_PLACES = (1, 11, 12, 13, 14, 17, 19, 21)
+_PLACES = (1, 11, 12, 13, 14, 19, 21)
 
 
 def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | None:
@@ -187,7 +186,6 @@ class ProcessReader:
         measurements = [
             *_times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns),
             Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES),
-            Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads),
             Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive)),
             Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES),
             *_times(catalog.TRAINING_CHILDREN_CPU_TIME, *seen.children_ticks, start_ns),
