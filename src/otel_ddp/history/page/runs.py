@@ -34,9 +34,8 @@ _MOST_SENTENCES = 5
 # Of a run in the list: points of its curve, and settings that may tell it from others.
 _CURVE, _MOST_SETTINGS = 40, 60
 _RANK = (
-    *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
-    *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns", "reason", "host"),
-    *("launcher", "strategy", "lost", "settled", "journal", "measuring", "not_measured", "read_ns"),
+    *("group", "run", "node", "rank", "state", "step", "phase", "phase_since_ns", "seen_alive_ns"),
+    *("reason", "measuring", "read_ns"),
 )
 
 
