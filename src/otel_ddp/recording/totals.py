@@ -74,7 +74,7 @@ class Totals:
 
 _COUNTED = (
     *(catalog.TRAINING_STEPS, catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS),
-    *(catalog.TRAINING_MICRO_BATCHES, catalog.TRAINING_GC_TIME, catalog.OTEL_DDP_HOOK_TIME),
+    *(catalog.TRAINING_MICRO_BATCHES, catalog.OTEL_DDP_HOOK_TIME),
 )
 _BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
 
@@ -129,10 +129,7 @@ class StepTotals:
 
     def count(self, work: Work) -> None:
         """Writes the work so far, and what stopped it."""
-        counts = (
-            *(self.steps, work.samples, work.tokens, work.micro_batches),
-            *(work.gc_ns / 1e9, work.hook_ns / 1e9),
-        )
+        counts = (self.steps, work.samples, work.tokens, work.micro_batches, work.hook_ns / 1e9)
         for metric, value in zip(_COUNTED, counts, strict=True):
             place = self._of_process.place(metric) if value else -1
             # A thread that flushes may have counted before the step that has ended meanwhile.

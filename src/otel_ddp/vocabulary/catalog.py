@@ -266,9 +266,6 @@ TRAINING_PHASE_TIME = _speed.counter("training.phase.time", "s", "phase", "clock
 TRAINING_PHASE_STEP_TIME = _speed.gauge("training.phase.step_time", "s", "phase")(
     "Time per step in each phase over two minutes, by the device's clock if known."
 )
-TRAINING_GC_TIME = _speed.counter("training.gc.time", "s")(
-    "Time that Python's garbage collector held up the rank."
-)
 TRAINING_FLOPS = _speed.counter("training.flops", "{operation}", "method")(
     "Floating-point operations of the model: `6pt` from parameters and tokens, or `given` by "
     "the user."
