@@ -93,7 +93,7 @@ class Recorder:
             return
         pairs: list[tuple[Any, Any]] = []
         # The values before a failure of the mapping are kept.
-        if errors.attempt(lambda: pairs.extend(metrics.items()), False) is False:
+        if not _collect(metrics, pairs):
             kind = type(metrics).__name__
             refuse("value", "log", f"log could not read all of the {kind} it was given")
         clean_epoch = self._clean("epoch", epoch, _finite)
@@ -220,6 +220,16 @@ class Recorder:
         if lost:
             text = "tensors logged last were lost: their device failed"
             self.totals.refuse("value", "lost", text, lost)
+
+
+def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
+    """Appends the pairs of a mapping to a list; False if the mapping failed before its end."""
+
+    def walk() -> bool:
+        pairs.extend(metrics.items())
+        return True
+
+    return errors.attempt(walk, False)
 
 
 def _finite(epoch: Any) -> float:
