@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from make import labels_of, step_facts, step_of
-from otel_ddp.diagnosis.say import past_sentence
+from otel_ddp.diagnosis.say import each_second, past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler import limits
@@ -767,3 +767,8 @@ def test_a_late_rank_among_very_many_is_named_and_compared_once_a_stride() -> No
     assert job.report().ranks is before.ranks
     job.steps(1)
     assert job.report().ranks is not before.ranks
+
+
+@pytest.mark.parametrize(("lost_s", "said"), [(0.254, "0.25"), (12.3, "12"), (1998.4, "1998")])
+def test_what_many_ranks_lose_is_said_without_a_power_of_ten(lost_s: float, said: str) -> None:
+    assert each_second(lost_s) == f"{said} s each second"

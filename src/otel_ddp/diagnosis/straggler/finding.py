@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.say import (
     duration,
+    each_second,
     percent,
     phase_in_words,
     rank_number,
@@ -99,7 +100,7 @@ def sentence_of(verdict: Verdict, advice: str = "") -> str:
     evidence = verdict.evidence
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
     others = "the other ranks together lose" if evidence["others"] > 1 else "the other rank loses"
-    cost = f"{others} {evidence['lost_per_s']:.2g} s each second"
+    cost = f"{others} {each_second(evidence['lost_per_s'])}"
     if one_of := evidence.get("one_of"):
         cost += f" (from 1 of {one_of} steps)"
     where, waits_in = "", evidence.get("waits_in", "")

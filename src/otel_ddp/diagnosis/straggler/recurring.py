@@ -7,7 +7,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.say import COLLECT_TOGETHER, duration, phase_in_words, rank_name
+from otel_ddp.diagnosis.say import (
+    COLLECT_TOGETHER,
+    duration,
+    each_second,
+    phase_in_words,
+    rank_name,
+)
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import some_of
@@ -238,7 +244,7 @@ def _verdict(rank: _Rank, phase: str, stalls: Sequence[_Stall], others: int) -> 
     sentence = (
         f"{rank_name(rank.labels)} stalls in {phase_in_words(phase)} about every "
         f"{_every(stalls):.0f} steps: it needs {duration(stall_s)} longer than the others, where "
-        f"a step takes {duration(step_s)}; {lose} {_cost(stalls) * others:.2g} s each second. "
+        f"a step takes {duration(step_s)}; {lose} {each_second(_cost(stalls) * others)}. "
         f"{COLLECT_TOGETHER if phase == GARBAGE else _ADVICE}"
     )
     first, last = stalls[0], stalls[-1]
