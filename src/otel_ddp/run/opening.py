@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from otel_ddp import errors, files
+from otel_ddp import errors
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, lead
 from otel_ddp.identity.identity import GroupFacts
@@ -216,10 +216,11 @@ def _head(directory: Path) -> str:
     if not head.startswith("ref:"):
         return head if _SHA.fullmatch(head) else ""
     name = head.removeprefix("ref:").strip()
-    # Of a worktree; of others it is the directory itself.
-    common = directory / _text(directory / "commondir")
+    common = directory
+    if (link := directory / "commondir").is_file():
+        common = directory / _text(link)
     for each in (directory / name, common / name):
-        if _SHA.fullmatch(found := _text(each)):
+        if each.is_file() and _SHA.fullmatch(found := _text(each)):
             return found
     for line in _text(common / "packed-refs").splitlines():
         sha, _, packed = line.partition(" ")
@@ -229,4 +230,7 @@ def _head(directory: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    return (files.read_text(path, _MOST_BYTES) or "").strip()
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST_BYTES).strip()
