@@ -113,10 +113,7 @@ class DeviceScalars:
         known = self._events.get(device)
         arrived = known.pop() if known else module.Event()
         # The copy runs on the tensor's device, which may not be the current one.
-        if hasattr(module, "current_stream"):
-            arrived.record(module.current_stream(device))
-        else:
-            arrived.record()
+        arrived.record(module.current_stream(device))
         return arrived
 
     def poll(self) -> None:
