@@ -146,21 +146,17 @@ def test_a_named_directory_that_is_not_writable_is_refused() -> None:
 # -- the default
 
 
-def test_the_candidates_are_shared_memory_the_session_and_temporary(tmp_path: Path) -> None:
+def test_the_candidates_are_shared_memory_and_temporary(tmp_path: Path) -> None:
     own = f"otel_ddp-{os.geteuid()}"
 
-    # fmt: off
-    assert [
-        Path("/dev/shm") / own, Path("/run/user/7/otel_ddp"), tmp_path / own,
-    ] == list(candidates({"XDG_RUNTIME_DIR": "/run/user/7", "TMPDIR": str(tmp_path)}))
-    # fmt: on
+    expected = [Path("/dev/shm") / own, tmp_path / own]
+    assert expected == list(candidates({"TMPDIR": str(tmp_path)}))
     assert len(list(candidates({}))) == 2
 
 
 def test_offline_runs_have_a_place_of_their_own_and_status_finds_both(tmp_path: Path) -> None:
-    env = {"XDG_RUNTIME_DIR": str(tmp_path / "session"), "TMPDIR": str(tmp_path)}
+    env = {"TMPDIR": str(tmp_path)}
     sent, kept = (set(candidates(env, offline=offline)) for offline in (False, True))
-    (tmp_path / "session").mkdir()
     there = {path for path in sent | kept if path.is_relative_to(tmp_path)}
     for path in there:
         path.mkdir()
@@ -168,15 +164,15 @@ def test_offline_runs_have_a_place_of_their_own_and_status_finds_both(tmp_path: 
     found = {each.directory for each in existing("", env)}
 
     assert not sent & kept
-    assert len(there) == 4
+    assert len(there) == 2
     assert there <= found
 
 
 def test_candidates_are_absolute_because_the_agent_runs_elsewhere() -> None:
-    found = list(candidates({"XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}))
+    found = list(candidates({"TMPDIR": "tmp"}))
 
     assert all(path.is_absolute() for path in found)
-    assert Path.cwd() / "run" / "otel_ddp" == found[1]
+    assert Path.cwd() / "tmp" == found[1].parent
 
 
 @pytest.fixture

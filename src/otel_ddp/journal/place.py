@@ -132,10 +132,8 @@ def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Pat
     apart = "-offline" if offline else ""
     own = f"otel_ddp-{os.geteuid()}{apart}"
     yield _SHARED_MEMORY / own
-    # Absolute: the agent has another working directory than the training process.
-    if runtime := env.get("XDG_RUNTIME_DIR"):
-        yield Path(runtime).absolute() / f"otel_ddp{apart}"
     try:
+        # Absolute: the agent has another working directory than the training process.
         yield Path(env.get("TMPDIR") or tempfile.gettempdir()).absolute() / own
     except FileNotFoundError:
         return  # no temporary directory here can be written to
@@ -186,7 +184,7 @@ def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     paths: Iterable[Path] = chain.from_iterable(here)
     if named:
         paths = [Path(named).absolute()]
-    # Not path.is_dir(), which raises without permission, as after `su` for XDG_RUNTIME_DIR.
+    # Not path.is_dir(), which raises without permission.
     return [
         Place(each) for each in dict.fromkeys(paths) if os.path.isdir(each) and files.is_kept(each)
     ]
