@@ -78,7 +78,7 @@ def complaint(named: Path | str) -> str:
     start = "OTEL_DDP_DIR or --dir must be a directory that this user can write to, got "
     assert text.startswith(f"{start}{str(named)!r} (")
     assert text.endswith("). Name another one, or none for the default.")
-    return text[len(start) :].partition("). Name")[0]
+    return text.removeprefix(f"{start}{str(named)!r} (").partition("). Name")[0]
 
 
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
