@@ -333,7 +333,7 @@ def of_verdicts(seen: Seen) -> Iterator[tuple[str, Figure]]:
     died = {
         **{face: each["step"] for face, each in of("death").items()},
         **began("death"),
-        **seen.written("rank 1 .* killed in .* after step #,", *sentences),
+        **seen.written("rank 1 .* killed in .* after step #:", *sentences),
     }
     # The last one that had ended.
     yield "step of the death", Figure(KILLED_AT - 1, died)
