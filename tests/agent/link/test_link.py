@@ -99,6 +99,16 @@ def test_a_link_that_was_cut_comes_back_to_the_same_lead_or_to_another(links: Li
     assert said(successor, 1) == [("node-1", b"e")]
 
 
+def test_a_follower_says_that_its_lead_has_closed_the_link(links: Links) -> None:
+    lead, follower = links.lead(), links.follower()
+    until(lambda: follower.is_connected)
+
+    lead.stop()
+    until(lambda: not follower.is_connected)
+
+    assert follower.state == f"lost 127.0.0.1:{links.port}: closed"
+
+
 def test_what_an_agent_has_sent_is_with_the_lead_before_it_ends(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)

@@ -192,6 +192,8 @@ def _text(error: Exception) -> str:
         return "it is not the lead of this run"
     if isinstance(error, asyncio.TimeoutError):
         return "no answer"
+    if isinstance(error, EOFError):
+        return "closed"
     text = str(error)
     # asyncio has a text of its own, and names that do not resolve have numbers of their own.
     if isinstance(error, OSError) and error.errno and error.errno > 0:
