@@ -427,6 +427,24 @@ def test_an_endpoint_without_a_scheme_is_explained(http: Way) -> None:
     )
 
 
+@pytest.mark.parametrize("host", ["no..name", "a" * 64 + ".example"])
+def test_a_host_that_no_name_can_be_is_explained(http: Way, host: str) -> None:
+    assert http.send(f"http://{host}:4318").why == (
+        f"http://{host}:4318 is no address to send to; http://host:4318 would be one"
+    )
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "https://127.0.0.1:9", "no..name:9"])
+def test_a_proxy_that_cannot_be_used_is_not_taken_for_the_endpoint(
+    http: Way, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+
+    assert http.send("http://far.example:81").why == (
+        "no way to http://far.example:81: a proxy has to be of http://"
+    )
+
+
 # --------------------------------------------------------------------------- odd replies
 
 

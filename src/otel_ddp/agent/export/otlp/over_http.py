@@ -96,6 +96,8 @@ def _address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            # As each look-up of a name begins.
+            parts.hostname.encode("idna")
             return parts
     except ValueError:
         pass
@@ -113,10 +115,11 @@ def _proxy(there: SplitResult) -> SplitResult | None:
         with contextlib.suppress(ValueError):
             if ip_address(host) in ip_network(each.strip(), strict=False):
                 return None
-    found = _address(url if "://" in url else f"http://{url}")
-    if found.scheme != "http":
-        raise OSError("a proxy has to be of http://")
-    return found
+    with contextlib.suppress(InvalidURL):
+        found = _address(url if "://" in url else f"http://{url}")
+        if found.scheme == "http":
+            return found
+    raise OSError("a proxy has to be of http://")
 
 
 class HttpSender:
