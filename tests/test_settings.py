@@ -236,4 +236,4 @@ def test_an_unknown_variable_gives_a_warning_with_the_nearest_one(
 def test_a_variable_that_is_like_none_has_no_nearest_one(name: str) -> None:
     (sentence,) = settings.unknown({name: "main"})
 
-    assert sentence.endswith(": docs/settings.md lists those that there are")
+    assert sentence.endswith(": docs/settings.md lists all")

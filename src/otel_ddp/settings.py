@@ -341,8 +341,7 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
         # Without what all of them begin with, by which any two are alike.
         ends = [each.removeprefix(_OURS) for each in known if each.startswith(_OURS)]
         near = difflib.get_close_matches(name.removeprefix(_OURS), ends, 1, cutoff=0.77)
-        listed = "docs/settings.md lists those that there are"
-        meant = f"is {_OURS}{near[0]} meant?" if near else listed
+        meant = f"is {_OURS}{near[0]} meant?" if near else "docs/settings.md lists all"
         yield f"{name} is not known and has no effect: {meant}"
 
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how many steps, up to {MOST_PROFILED_STEPS} (default: 5)",
     )
     parser.add_argument(
-        "--run", dest="of_run", default="", help="the run, if several have such a rank"
+        "--run", dest="of_run", default="", metavar="RUN", help="if several have such a rank"
     )
     parser.add_argument("--out", type=Path, help=f"where the folder is made (default: {_root()})")
     add_directory_option(parser)

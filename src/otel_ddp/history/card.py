@@ -83,11 +83,11 @@ def lines(card: Card) -> Iterator[str]:
     for value in card.values[:_MOST_VALUES]:
         yield _row(shown.name(value.name, value.split), _value(value))
     if (more := len(card.values) - _MOST_VALUES) > 0:
-        yield _row("", f"and {more} more values")
+        yield _row("", f"and {more} more")
     for sentence in card.sentences[:_MOST_SENTENCES]:
         yield _row("!", sentence)
     if (more := len(card.sentences) - _MOST_SENTENCES) > 0:
-        yield _row("", f"and {more} more findings")
+        yield _row("", f"and {more} more")
     for gpu in card.gpus[:2]:
         yield _row("gpus", gpu)
     if card.cost:

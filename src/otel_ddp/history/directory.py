@@ -186,4 +186,4 @@ def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
 
 def _few(names: Iterable[str]) -> str:
     found = sorted(set(names))
-    return ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+    return ", ".join(found[:5]) + (", and more" if len(found) > 5 else "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import settings
-from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, parse
+from otel_ddp.cli.demo.injection import FAULTS, TROUBLE_AT, parse
 from otel_ddp.cli.picture import picture
 from otel_ddp.cli.text import end_by_signals
 from otel_ddp.errors import ConfigError, MissingDependency
@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="TROUBLE",
         help="what goes wrong after a while: backward:1:30ms (rank 1 is 30 ms late in backward; "
-        f"also {', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such as hang:1 "
-        "(default: nothing)",
+        "also data), or hang or kill and a rank, such as hang:1 (default: nothing)",
     )
 
 
