@@ -92,7 +92,7 @@ RESET = "ConnectionError: dataset server: Connection reset by peer"
 NO_PEER = "RuntimeError: peer access is not supported between these two devices"
 ASKED = {"signal": "SIGTERM"}
 OOM = {"out_of_memory": "kernel log", "out_of_memory_in": "node"}
-LIMIT = {"memory_limit_bytes": 64 << 30, "memory_limit_of": "node"}
+LIMIT = {"memory_limit_bytes": 2000 << 30, "memory_limit_of": "node"}
 # What was seen in one look after another.
 DECISIONS: Mapping[str, list[list[EndedProcess]]] = {
     "nothing is known": [[killed(3)]],
@@ -174,7 +174,7 @@ DECISIONS: Mapping[str, list[list[EndedProcess]]] = {
         [killed(0, resident_bytes=10 << 30, memory_limit_bytes=64 << 30)]
     ],
     "memory that was near its limit": [
-        [killed(0, signal="SIGKILL", resident_bytes=61 << 30, **LIMIT)]
+        [killed(0, signal="SIGKILL", resident_bytes=1900 << 30, **LIMIT)]
     ],
     "the kernel's log": [[killed(0, signal="SIGKILL", resident_bytes=61 << 30, **OOM)]],
     "a full memory cgroup": [[killed(0, **{**OOM, "out_of_memory_in": "memory cgroup"})]],

@@ -112,14 +112,15 @@ def about(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def each_second(lost_s: float) -> str:
-    """What ranks lose in each second: `1.5 s each second`."""
-    return f"{lost_s:.2g} s each second" if lost_s < 99.5 else f"{lost_s:.0f} s each second"
+def cost(others: int, lost_per_s: float) -> str:
+    """What a late rank costs the others."""
+    lose = "the other ranks together lose" if others > 1 else "the other rank loses"
+    return f"{lose} {lost_per_s:.{'0f' if lost_per_s >= 10 else '2g'}} s each second"
 
 
 def size(count: float) -> str:
     """Bytes."""
-    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    return f"{count / 2**30:.4g} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def percent(share: float) -> str:

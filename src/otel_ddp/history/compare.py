@@ -87,7 +87,7 @@ def of_run(run: WholeRun) -> Side:
         "ranks": str(run.world_size or len(run.ranks)),
         **{key: str(environment.get(key) or "") for key in _CONDITIONS},
         **{key: value for key, value in config.items() if _BATCH.search(key)},
-        "work a step": f"{work[len(work) // 2]:.6g}" if work else "",
+        "work a step": shown.number(float(f"{work[len(work) // 2]:.6g}")) if work else "",
         "clock": ", ".join(sorted({one.key.name for _, one in run.step_series()})),
     }
     return Side(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.say import (
+    cost,
     duration,
-    each_second,
     percent,
     phase_in_words,
     rank_number,
@@ -99,15 +99,14 @@ def sentence_of(verdict: Verdict, advice: str = "") -> str:
     """For people. *advice* replaces the usual one."""
     evidence = verdict.evidence
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
-    others = "the other ranks together lose" if evidence["others"] > 1 else "the other rank loses"
-    cost = f"{others} {each_second(evidence['lost_per_s'])}"
+    lost = cost(evidence["others"], evidence["lost_per_s"])
     if one_of := evidence.get("one_of"):
-        cost += f" (from 1 of {one_of} steps)"
+        lost += f" (from 1 of {one_of} steps)"
     where, waits_in = "", evidence.get("waits_in", "")
     # Where all ranks meet, that says nothing.
     if waits_in and not waits_in.endswith("all ranks"):
         where = f" Others wait for it first in {waits_in}."
-    return f"{what}; {cost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
+    return f"{what}; {lost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
 
 
 def _what_if(verdict: Verdict) -> str:

@@ -7,13 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.say import (
-    COLLECT_TOGETHER,
-    duration,
-    each_second,
-    phase_in_words,
-    rank_name,
-)
+from otel_ddp.diagnosis.say import COLLECT_TOGETHER, cost, duration, phase_in_words, rank_name
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import some_of
@@ -240,11 +234,10 @@ def _verdict(rank: _Rank, phase: str, stalls: Sequence[_Stall], others: int) -> 
         "lost_per_s": round(_cost(stalls) * others, 4),
         "lost_s": round(rank.lost_s, 3),
     }
-    lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     sentence = (
         f"{rank_name(rank.labels)} stalls in {phase_in_words(phase)} about every "
         f"{_every(stalls):.0f} steps: it needs {duration(stall_s)} longer than the others, where "
-        f"a step takes {duration(step_s)}; {lose} {each_second(_cost(stalls) * others)}. "
+        f"a step takes {duration(step_s)}; {cost(others, _cost(stalls) * others)}. "
         f"{COLLECT_TOGETHER if phase == GARBAGE else _ADVICE}"
     )
     first, last = stalls[0], stalls[-1]
