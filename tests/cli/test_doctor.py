@@ -14,6 +14,7 @@ from node import Node, finished
 from otel_ddp import __version__
 from otel_ddp.cli import doctor, main
 from otel_ddp.cli.doctor import Check, Finding, Inputs, Said, examine
+from otel_ddp.errors import ConfigError
 from otel_ddp.journal.survey import Survey
 from otlp_receiver import Receiver
 
@@ -226,3 +227,9 @@ def test_where_nothing_is_to_be_sent_no_collector_is_contacted(receiver: Receive
     assert "nothing is sent before `otel-ddp replay '/a b'`" in the(offline, "ok")
     assert "switched off" in the(off, "ok")
     assert receiver.attempts == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("OTEL_DDP_STRATEGY", "foo"), ("OTEL_DDP_RANK", "a")])
+def test_what_a_training_would_refuse_it_refuses(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Inputs(env={name: value})

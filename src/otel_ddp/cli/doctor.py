@@ -24,6 +24,7 @@ from otel_ddp.cli.options import add_directory_option
 from otel_ddp.cli.picture import NO_AGENT, unserved
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
+from otel_ddp.identity import identity
 from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.torch.models import too_old
@@ -51,6 +52,9 @@ class Inputs:
         """Raises ConfigError for a variable that is wrong, as the start of a training does."""
         self.env = env
         self.conf = settings.read(env, directory=directory or None)
+        # Each may be refused although its variable is valid by itself.
+        identity.Choice(self.conf.strategy)
+        identity.resolve(env=env)
 
     @cached_property
     def survey(self) -> Survey:
