@@ -542,6 +542,24 @@ def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Wa
     assert outcome.why.endswith("within 0.1 s")
 
 
+def test_an_answer_to_a_request_of_which_the_rest_is_not_read_counts(http: Way) -> None:
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        connection.recv(1)
+        connection.sendall(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+        # With more to read, the kernel resets the connection.
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        transport = http.connect(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        # More than the kernel buffers for a server that does not read.
+        outcome = transport.send("metrics", bytes(32 * 1024 * 1024))
+
+    assert outcome.why.startswith("401 "), outcome.why
+
+
 @pytest.mark.parametrize(
     ("variable", "text"),
     [

@@ -83,9 +83,12 @@ class Route:
             poll.register(connection.sock, select.POLLIN)
             if poll.poll(0):
                 connection.close()
-        # A server that takes no more of it may have answered.
-        with contextlib.suppress(BrokenPipeError):
+        try:
             connection.request("POST", self._target, body, {**headers, **self._headers})
+        except (BrokenPipeError, ConnectionResetError):
+            # A server that takes no more of it may have answered.
+            if connection.sock is None:
+                raise
         return connection.getresponse()
 
     def close(self) -> None:
