@@ -14,7 +14,7 @@ from otel_ddp.agent.link.credentials import NAME
 from otel_ddp.agent.link.link_thread import within
 
 MOST_BYTES = 4 << 20
-"""Of one message; whoever sends more is cut off."""
+"""Size limit of a message; a peer that exceeds it is disconnected."""
 MOST_NODE_LETTERS = 253
 DEAD_AFTER_S = 8.0
 """A follower reports more often, and each report is answered."""

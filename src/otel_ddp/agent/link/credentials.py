@@ -25,7 +25,7 @@ _TO = datetime.datetime(9999, 12, 31)
 
 
 def certificate(secret: bytes) -> tuple[bytes, bytes]:
-    """A key, and what it has signed, as PEM: the same ones wherever they are made."""
+    """A private key and its self-signed certificate, as PEM: equal on all nodes of the run."""
     drawn = HKDF(hashes.SHA256(), 32, salt=None, info=b"otel_ddp link, Ed25519, 1").derive(secret)
     # Its signatures are not random, unlike those of other kinds.
     key = Ed25519PrivateKey.from_private_bytes(drawn)

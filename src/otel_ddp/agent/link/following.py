@@ -58,7 +58,7 @@ class Outflow:
         self._journal = SentJournal(process.reader, process.mark_before)
         self._asked_ns = 0
         self.end_reports = 0
-        """How many reports have told of its end."""
+        """How many reports have contained its end."""
         self._questions: list[Question] = []
         self._cause: Mapping[str, Any] = {}
 
@@ -173,7 +173,7 @@ class Following:
             self._report(now_ns - self._origin_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
-        # What ended is told for a while longer than it has a journal.
+        # An ended process is reported for a while after its journal is deleted.
         gone = [source for source in self._processes if source not in here]
         for source in gone:
             each = self._processes[source]

@@ -106,7 +106,7 @@ class Elsewhere(Host):
         self.number = 0
         """What its agent calls it."""
         self.report = 0
-        """The last one of its node that told of it."""
+        """The node's last report that contained it."""
         self.heard_ns = 0
         """When its node was last heard, by the clock of the judge."""
         self._ahead_ns = 0

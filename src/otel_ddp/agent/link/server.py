@@ -99,8 +99,8 @@ class LinkServer:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._node, self._most_nodes = node, min(most_nodes, files // 2)
         self._clock = clock
-        # Reports that wait for the judge: what is dropped is in the journals still. As they came,
-        # since it is not known what they take once they are parsed.
+        # Reports that wait for the judge, as bytes: their size once parsed is unknown. The records
+        # of a dropped report are still in the journals.
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()

@@ -253,7 +253,7 @@ _REDIRECT = "a redirect, which OTLP does not follow (OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def answered(status: int, why: str, detail: str, signal: str, retry_after_s: float) -> Outcome:
-    """The outcome of a request that was not accepted, by HTTP's status. *detail*: what it says."""
+    """The outcome of a refused request, by HTTP's status. *detail*: the receiver's reason."""
     is_redirect = 300 <= status < 400
     advice = _REDIRECT if is_redirect else _ADVICE.get(status, "").format(signal)
     said = ": ".join(filter(None, (why, advice or detail)))

@@ -36,7 +36,7 @@ _REPLY_LIMIT_BYTES = 16 * 1024
 UNANSWERED = (OSError, HTTPException)
 _PORTS = {"http": 80, "https": 443}
 _NO_FILES = TlsFiles()
-# What an address may have: all else is escaped. What is escaped already stays.
+# Characters of a URL that are not percent-encoded; % stays, so nothing is encoded twice.
 _SAFE = "!#$%&'()*+,/:;=?@[]~"
 
 
@@ -47,7 +47,7 @@ class Route:
     """
 
     def __init__(self, url: str, timeout_s: float, tls: TlsFiles = _NO_FILES) -> None:
-        """Raises an error of UNANSWERED for what is no address, or for files of TLS."""
+        """Raises one of UNANSWERED if the URL is invalid or a TLS file cannot be loaded."""
         there, self._headers = _address(url), dict[str, str]()
         host, port = str(there.hostname), there.port or _PORTS[there.scheme]
         proxy = _proxy(there)
