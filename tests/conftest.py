@@ -262,7 +262,7 @@ class Journal:
         return [
             (self.names[number], value, call.step)
             for call in self.calls
-            for number, value in call.values
+            for number, value in zip(call.names, call.values, strict=True)
         ]
 
     @property

@@ -34,7 +34,7 @@ class Log:
         for value in values:
             self.step += every
             number = {each.text: number for number, each in NAMES.items()}[name]
-            self.new.append(Scalars(NOW + self.step, self.step, None, ((number, value),), 0))
+            self.new.append(Scalars(NOW + self.step, self.step, None, (number,), (value,), 0))
 
     def poll(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
         self.now_ns += int(later_s * S)

@@ -48,7 +48,10 @@ class Ran(NamedTuple):
         journal = self.ranks[rank]
         found = []
         for call in journal.calls:
-            named = [(journal.names[number], value) for number, value in call.values]
+            named = [
+                (journal.names[number], value)
+                for number, value in zip(call.names, call.values, strict=True)
+            ]
             values = {name.text: value for name, value in named if name.split == split}
             if values and call.epoch is not None:
                 found.append(Value(call.step, call.epoch, values))

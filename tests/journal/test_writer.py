@@ -261,7 +261,7 @@ def test_where_no_more_latest_values_fit_the_ring_still_has_them(
 
     # 16 + 1248 bytes each
     assert list(range(16384 // 1264)) == [record.step for record in latest]
-    assert {2.0} == {value for record in latest for _, value in record.values}
+    assert {2.0} == {value for record in latest for value in record.values}
     assert len(reader.read()) == 28
 
 

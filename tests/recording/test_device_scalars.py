@@ -365,5 +365,5 @@ def test_a_real_device_is_not_waited_for(place: Here) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    losses = [(c.step, v) for c in place.only().calls for n, v in c.values if v != 0.1]
+    losses = [(c.step, v) for c in place.only().calls for v in c.values if v != 0.1]
     assert [(step, float(step)) for step in range(100)] == losses

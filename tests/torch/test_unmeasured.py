@@ -80,8 +80,8 @@ class Training(Measured):
         self.progress.flush()
         return Journal(self.recorder.writer.path).steps
 
-    def values(self) -> list[tuple[int | None, tuple[int, float]]]:
-        """The first value of each call: its step, its key, and the value."""
+    def values(self) -> list[tuple[int | None, float]]:
+        """The first value of each call, and its step."""
         return [(each.step, each.values[0]) for each in Journal(self.recorder.writer.path).calls]
 
 
@@ -242,7 +242,7 @@ def test_values_have_their_steps_where_a_thread_trains_for_each_epoch(training: 
         thread.start()
         thread.join()
 
-    logged: dict[float, int | None] = {value[1]: step for step, value in training.values()}
+    logged: dict[float, int | None] = {value: step for step, value in training.values()}
     assert [logged[number] for number in range(250)] == [*range(1, 251)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -45,8 +46,27 @@ _SHARED: Mapping[str, _Column] = {
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """From where to where the same number follows itself."""
+    if len({*numbers}) == len(numbers):
+        return [*pairwise(range(len(numbers) + 1))]
     begins = [at for at, (one, other) in enumerate(pairwise(numbers), 1) if one != other]
     return [*pairwise([0, *begins, len(numbers)])] if numbers else []
+
+
+def _pack(columns: Sequence[bytes]) -> bytes:
+    """A block: where each column is, in words, and then the columns, as 64-bit numbers.
+
+    Equal columns are stored once, and so is the number of a column that has a single one.
+    """
+    places: dict[bytes, int] = {}
+    heads, words = array("H"), bytearray()
+    for packed in columns:
+        alike = packed == packed[:8] * (len(packed) // 8)
+        packed = packed[:8] if alike else packed
+        if packed not in places:
+            places[packed] = len(words) // 8 | (_ALIKE if alike else 0)
+            words += packed
+        heads.append(places[packed])
+    return heads.tobytes() + words
 
 
 class Form:
@@ -91,30 +111,25 @@ class Form:
         ]
 
     def blocks(self, columns: Columns, width: int) -> Iterable[tuple[int, int, int, bytes]]:
-        """Buckets as rows of the file: start, count, first time, content."""
+        """Buckets in the order of steps as rows of the file: start, count, first time, content.
+
+        Raises OverflowError.
+        """
         span = width * BLOCK
         numbers = [first // span for first in columns[FIRST]]
-        for begin, end in _runs(numbers):
-            block = [column[begin:end] for column in columns]
-            yield numbers[begin] * span, end - begin, min(block[FIRST_NS]), self._pack(block)
-
-    def _pack(self, columns: Columns) -> bytes:
-        """A block: where each column is, in words, and then the columns, as 64-bit numbers.
-
-        Columns that are alike are stored once: of single values the lowest, the highest, the last
-        and the sum are the same. Raises OverflowError.
-        """
-        places: dict[bytes, int] = {}
-        heads, words = array("H"), bytearray()
+        packed: list[tuple[str, Sequence[Any], bytes]] = []
         for (code, _), column in zip(self._columns, columns, strict=True):
-            packed = array(code, column).tobytes()
-            alike = packed == packed[:8] * len(column)
-            packed = packed[:8] if alike else packed
-            if packed not in places:
-                places[packed] = len(words) // 8 | (_ALIKE if alike else 0)
-                words += packed
-            heads.append(places[packed])
-        return heads.tobytes() + words
+            # Of single values the lowest, the highest, the last and the sum are the same.
+            same = (each[2] for each in packed if each[0] == code and each[1] == column)
+            content = next(same, None) or array(code, column).tobytes()
+            packed.append((code, column, content))
+        contents = [content for *_, content in packed]
+        end = 0
+        while end < len(numbers):
+            begin, end = end, bisect_right(numbers, numbers[end])
+            first_ns = min(columns[FIRST_NS][begin:end])
+            block = _pack([each[8 * begin : 8 * end] for each in contents])
+            yield numbers[begin] * span, end - begin, first_ns, block
 
     def unpack(self, count: int, content: bytes, only: Iterable[int] = ()) -> list[list[Any]]:
         """The columns of a block, or *only* some; raises an error of `reader.DAMAGE`."""

@@ -50,12 +50,14 @@ class Name(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """One call of `log`: pairs of name number and value."""
+    """One call of `log`."""
 
     time_ns: int
     step: int | None
     epoch: float | None
-    values: tuple[tuple[int, float], ...]
+    names: tuple[int, ...]
+    """The number of the name of each value."""
+    values: tuple[float, ...]
     position: int
 
 
@@ -475,7 +477,8 @@ def _scalars(whole: bytes, position: int) -> Scalars | None:
         time_ns,
         None if step == layout.NO_STEP else step,
         None if epoch != epoch else epoch,
-        tuple(zip(pairs[:count], pairs[count:], strict=True)),
+        pairs[:count],
+        pairs[count:],
         position,
     )
 

@@ -129,7 +129,7 @@ def last_values(reader: Journal) -> dict[Name, Point]:
     """The last value of each name."""
     last: dict[Name, Point] = {}
     for record in reader.latest():
-        for number, value in record.values:
+        for number, value in zip(record.names, record.values, strict=True):
             if (name := reader.names.get(number)) is not None:
                 known = last.get(name)
                 if known is None or record.time_ns >= known.time_ns:

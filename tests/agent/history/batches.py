@@ -31,7 +31,7 @@ def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **mor
         if n
     ]
     news = News(
-        scalars=[Scalars((n + 1) * S, n, None, ((1, n / 3),), 100 * n + 1) for n in numbers],
+        scalars=[Scalars((n + 1) * S, n, None, (1,), (n / 3,), 100 * n + 1) for n in numbers],
         steps=steps,
         device_steps=[],
         estimated=steps,

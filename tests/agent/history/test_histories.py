@@ -82,7 +82,7 @@ def test_values_without_steps_go_on_where_the_agent_before_was(tmp_path: Path) -
     for first in (1, 3):
         with opened(path) as run:
             scalars = [
-                Scalars(n * S, None, None, ((1, float(n)),), 100 * n)
+                Scalars(n * S, None, None, (1,), (float(n),), 100 * n)
                 for n in range(first, first + 2)
             ]
             run.feed(batch(0, 0, scalars=scalars))
@@ -248,7 +248,7 @@ def test_its_thread_writes_all_before_it_ends(made: Histories) -> None:
 
 @pytest.mark.parametrize(
     ("took_s", "failed", "pause_s"),
-    [(0.01, "", 0.5), (0.06, "", 3), (60, "", 5), (0.01, "full", 5)],
+    [(0.0025, "", 0.5), (0.015, "", 3), (60, "", 5), (0.01, "full", 5)],
 )
 def test_costly_writing_waits_and_so_does_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, failed: str, pause_s: float

@@ -32,7 +32,7 @@ log = logging.getLogger("otel_ddp.agent")
 _WRITE_EVERY_S = 1.0
 # Writing takes this share of a core, unless it would then wait for longer, as after a failure. The
 # last block of each curve is written again: what thousands of curves cost depends on how often.
-_WRITING_SHARE, _WRITE_SELDOM_S = 0.02, 5.0
+_WRITING_SHARE, _WRITE_SELDOM_S = 0.005, 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0

@@ -252,7 +252,7 @@ class KeptRun:
         known = new.named.setdefault((batch.process.journal, rank), {})
         for record in records:
             time_ns, epoch = record.time_ns, record.epoch
-            for number, value in record.values:
+            for number, value in zip(record.names, record.values, strict=True):
                 series = known.get(number)
                 if series is None:
                     if (name := names.get(number)) is None:

@@ -106,7 +106,7 @@ class LoggedValues:
         step, epoch = record.step, record.epoch
         if not self._exported:
             return
-        for number, value in record.values:
+        for number, value in zip(record.names, record.values, strict=True):
             entry = self._entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
@@ -125,25 +125,26 @@ class LoggedValues:
         too_fast, entries, summary = False, self._entries, self._summary
         log = self._ledger.log
         counted = None if step is None else float(step)
-        for number, value in record.values:
+        for number, value in zip(record.names, record.values, strict=True):
             entry = entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
+            of_value, of_step, of_epoch, name = entry
             if summary is not None:
-                summary.feed(entry.name, value, step, time_ns)
-            at = log(entry.value, value, time_ns)
+                summary.feed(name, value, step, time_ns)
+            at = log(of_value, value, time_ns)
             if at is None:
                 # Values come too fast: there is no new point.
                 too_fast = True
                 if counted is not None:
-                    entry.step.value = counted
+                    of_step.value = counted
                 if epoch is not None:
-                    entry.epoch.value = epoch
+                    of_epoch.value = epoch
                 continue
             if counted is not None:
-                log(entry.step, counted, at)
+                log(of_step, counted, at)
             if epoch is not None:
-                log(entry.epoch, epoch, at)
+                log(of_epoch, epoch, at)
         self.too_fast += too_fast and self._ledger.keep_history
 
     @property

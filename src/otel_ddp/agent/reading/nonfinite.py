@@ -37,7 +37,7 @@ class NonfiniteValues:
         finite, lost, isfinite = self._finite, self._lost, math.isfinite
         for record in records:
             step = record.step
-            for name, value in record.values:
+            for name, value in zip(record.names, record.values, strict=True):
                 if isfinite(value):
                     finite[name] = step
                     if lost:
