@@ -40,7 +40,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _STRANGE = (
     *("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "MV2_"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_"),
     "TRACEPARENT",
 )
 

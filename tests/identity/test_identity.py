@@ -108,12 +108,6 @@ OPENMPI = {
     "PMIX_NAMESPACE": "prterun-alpha-77@1",
 }
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-MVAPICH = {
-    "MV2_COMM_WORLD_RANK": "5",
-    "MV2_COMM_WORLD_SIZE": "8",
-    "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
-}
 BY_HAND = {
     "RANK": "1",
     "WORLD_SIZE": "4",
@@ -144,7 +138,6 @@ PLACES = {
     "openmpi": (OPENMPI, ("openmpi", 5, 1, 8, None, 2)),
     "openmpi's daemon by srun": (SLURM | OPENMPI, ("openmpi", 5, 1, 8, 1, 2)),
     "hydra": (HYDRA, ("hydra", 5, 1, 8, None, 2)),
-    "mvapich": (MVAPICH, ("mvapich", 5, 1, 8, None, 2)),
     "pmi": ({"PMI_RANK": "5", "PMI_SIZE": "8"}, ("pmi", 5, None, 8, None, None)),
     "pmix": ({"PMIX_RANK": "5", "PMIX_NAMESPACE": "x"}, ("pmix", 5, None, None, None, None)),
     "by hand": (BY_HAND, ("environment", 1, 1, 4, None, None)),

@@ -57,18 +57,17 @@ def test_init_and_instrument_twice_are_one_run(place: Here) -> None:
     assert first is second is third is fourth is otel_ddp.current()
     journal = place.only()
     assert journal.config == {"lr": 0.2, "seed": 1}
-    assert (journal.facts["model"], journal.facts["parameters"]) == ("Linear", {"true": 8})
+    assert journal.facts["model"] == "Linear"
 
 
 def test_instrument_opens_the_run_and_says_what_is_trained(place: Here) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
-    model[0].weight.requires_grad_(False)
 
     with otel_ddp.instrument(model, group="g", job_type="eval", name="n") as run:
         assert (run.group, run.job_type) == ("g", "eval")
 
     facts = place.only().facts
-    assert (facts["model"], facts["parameters"]) == ("Sequential", {"false": 6, "true": 5})
+    assert facts["model"] == "Sequential"
     assert torch.__version__ == facts["torch"]
 
 
@@ -77,7 +76,7 @@ def the_same_model(run: otel_ddp.Run, _: int) -> None:
 
 
 def other_models(run: otel_ddp.Run, number: int) -> None:
-    run.describe(torch.nn.Linear(number + 1, 1))
+    run.describe(type(f"Net{number}" * 10, (torch.nn.Module,), {})())
 
 
 def other_settings(run: otel_ddp.Run, number: int) -> None:

@@ -98,8 +98,7 @@ def test_a_trainer_that_builds_its_own_model_is_measured_from_its_first_step(pla
     found = totals(place)
     assert found["training.steps"] == found["training.micro_batches"] == STEPS
     assert found["training.samples"] == 8 * STEPS
-    facts = place.only().facts
-    assert (facts["model"], facts["parameters"]) == ("Net", {"true": 25})
+    assert place.only().facts["model"] == "Net"
 
 
 def sharded(model: nn.Module) -> nn.Module:

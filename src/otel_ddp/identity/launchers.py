@@ -1,4 +1,4 @@
-"""Reads the variables of each launcher, and finds the launcher's process."""
+"""Reads the variables of launchers, and finds the launcher's process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ProcessFacts(NamedTuple):
     pid: int
     spawned: bool
     parent: int = 0
-    """The process that called multiprocessing to start this one; 0: the parent that /proc names."""
+    """The process that called multiprocessing to start this one; 0: use the parent from /proc."""
 
 
 class LauncherFacts(NamedTuple):
-    """What a launcher's variables say about this process."""
+    """Facts about this process from a launcher's variables."""
 
     launcher: str
     global_rank: int | None = None
@@ -37,11 +37,11 @@ class LauncherFacts(NamedTuple):
     node_rank: int | None = None
     nodes: int | None = None
     markers: tuple[str, ...] = ()
-    """The variables that the launcher sets for this process and does not have itself."""
+    """Variables that the launcher sets for this process, but does not have itself."""
 
 
 class _Variables(NamedTuple):
-    """The names of one launcher's variables. Of several names the first one that is set counts."""
+    """The variables of a launcher. Of several names the first one set counts."""
 
     launcher: str
     global_rank: str
@@ -54,7 +54,7 @@ class _Variables(NamedTuple):
     """Like the rank, set in the processes that this launcher starts, and not in the launcher."""
 
 
-# torch.distributed.launch has been torchrun underneath since PyTorch 1.9 and sets the same.
+# torch.distributed.launch is torchrun since PyTorch 1.9, and sets the same.
 _TORCHRUN = _Variables(
     "torchrun",
     "RANK",
@@ -65,23 +65,26 @@ _TORCHRUN = _Variables(
     ("GROUP_WORLD_SIZE",),
     "TORCHELASTIC_RUN_ID",
 )
-# DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's pytorch plugin, a shell loop.
-# Their other variables (PET_*, VC_TASK_INDEX, JOB_COMPLETION_INDEX) are not read: the first are
-# torchrun's arguments, the others count within a part of the job, which is no rank.
-# The launchers whose variables a parent may set for one child, and not for itself.
+# A parent may set the variables of these launchers for one of its children.
 _OWN = ("environment", "kubernetes")
+# DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's pytorch plugin, a shell loop.
+# Their other variables (PET_*, VC_TASK_INDEX, JOB_COMPLETION_INDEX) are not used: the first are
+# torchrun's arguments, the others count within a part of the job.
 _ENVIRONMENT = _Variables("environment", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# OMPI_COMM_WORLD_NODE_RANK is the process's index on its node over all jobs, not the node's index.
-_OPENMPI, _MVAPICH = (
-    _Variables(name, f"{of}_RANK", (f"{of}_SIZE",), f"{of}_LOCAL_RANK", f"{of}_LOCAL_SIZE")
-    for name, of in (("openmpi", "OMPI_COMM_WORLD"), ("mvapich", "MV2_COMM_WORLD"))
+# OMPI_COMM_WORLD_NODE_RANK is not the node's index, but the process's index on its node.
+_OPENMPI = _Variables(
+    "openmpi",
+    "OMPI_COMM_WORLD_RANK",
+    ("OMPI_COMM_WORLD_SIZE",),
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-# MPICH and Intel MPI. srun sets PMI_RANK as well, but not the local ones.
+# MPICH and Intel MPI. srun also sets PMI_RANK, but not the local ranks.
 _HYDRA = _Variables("hydra", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _SLURM = _Variables(
     "slurm",
     "SLURM_PROCID",
-    # SLURM_NTASKS may be what was asked of sbatch; the step knows what was started.
+    # SLURM_NTASKS may be what sbatch requested; the step has the started number.
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     "SLURM_LOCALID",
     node_rank="SLURM_NODEID",
@@ -91,11 +94,11 @@ _SLURM = _Variables(
 _PMIX = _Variables("pmix", "PMIX_RANK")
 _PMI = _Variables("pmi", "PMI_RANK", ("PMI_SIZE",))
 
-MPI = frozenset({"openmpi", "mvapich", "hydra", "pmix", "pmi"})
+MPI = frozenset({"openmpi", "hydra", "pmix", "pmi"})
 
 
 def read(process: ProcessFacts) -> LauncherFacts:
-    """The facts of the innermost launcher; an outer one of the same process fills the gaps."""
+    """The facts of the innermost launcher; an outer one of the same process fills gaps."""
     candidates = list(_candidates(process.env))
     if process.spawned and candidates and not _is_torchruns_own(process, candidates[0]):
         return _spawned(process, candidates)
@@ -106,7 +109,7 @@ def read(process: ProcessFacts) -> LauncherFacts:
         try:
             outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # The innermost launcher is enough.
+            continue  # the innermost launcher is enough
         if (outer.global_rank, outer.world_size) == (facts.global_rank, facts.world_size):
             gaps: dict[str, Any] = {
                 key: getattr(outer, key) for key, value in facts._asdict().items() if value is None
@@ -121,18 +124,18 @@ def _is_torchruns_own(process: ProcessFacts, innermost: _Variables) -> bool:
 
 
 def restarts(env: Mapping[str, str]) -> int:
-    """How often this launch was restarted, by torchrun and by Slurm."""
+    """How often torchrun and Slurm have restarted this launch."""
     names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    # An invalid count is ignored: it is no reason not to start.
+    # An invalid count is ignored rather than refused.
     return sum(_digits(env.get(name, "").strip()) or 0 for name in names)
 
 
 def slurm_step(env: Mapping[str, str]) -> str:
-    """`<job>.<step>` if srun started this process as a task, else nothing.
+    """`<job>.<step>` if srun started this process as a task, else empty.
 
-    A batch script and an interactive shell have SLURM_PROCID=0 and the SLURM_NTASKS that was
-    asked for, but what is started from them by hand is no task of a step: the first has no step
-    or a reserved one (4294967280 and above), the second a terminal's port.
+    A batch script and an interactive shell have SLURM_PROCID=0 and the requested SLURM_NTASKS, but
+    processes started from them are no tasks: a batch script has no step or a reserved one
+    (4294967280 and above), a shell has a terminal's port.
     """
     job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
@@ -144,40 +147,40 @@ def slurm_step(env: Mapping[str, str]) -> str:
 
 
 def slurm_tasks(env: Mapping[str, str]) -> int | None:
-    """How many tasks srun started in this step; None if the variable is missing or invalid."""
+    """The number of tasks of this Slurm step; None if it is unknown or invalid."""
     return _digits(next((env[name] for name in _SLURM.world_size if env.get(name)), ""))
 
 
 def multiprocessing_parent() -> int | None:
     """The process that started this one by multiprocessing; None if there is none."""
-    # A child of multiprocessing has imported it.
+    # A multiprocessing child has imported it.
     module = sys.modules.get("multiprocessing")
     parent = None if module is None else module.parent_process()
-    # Not os.getppid(): that is the fork server where there is one.
+    # Not os.getppid(), which may be the fork server.
     return None if parent is None else parent.pid or 0
 
 
 def ray_experiment(env: Mapping[str, str]) -> str:
-    """The name of the experiment that this process is a worker of, in Ray Train; else nothing."""
+    """The experiment of this Ray Train worker; empty for other processes."""
     module = sys.modules.get("ray.train")
     if module is None or not (env.get("RAY_RAYLET_PID") and env.get("RANK")):
         return ""
-    # A worker of something else has no context.
+    # Other workers have no context.
     name = errors.attempt(lambda: module.get_context().get_experiment_name(), "")
     return name if isinstance(name, str) else ""
 
 
 def parent_was_given(process: ProcessFacts, name: str) -> bool:
-    """Whether our parent was started with the same value of a variable, and did not set it."""
+    """Whether our parent was started with the same value of a variable, so did not set it."""
     theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
     return process.env.get(name, "") == theirs.get(name, "")
 
 
 def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[str, ...]:
-    """Identifies the process that launched us among all processes of this node, at any time.
+    """Identifies the process that launched us, uniquely on this node for all time.
 
-    A shell between the launcher and us (`mpirun sh -c ...`) has our variables. The launcher itself
-    does not: it is the first ancestor without them.
+    A shell between the launcher and us (`mpirun sh -c ...`) has our variables. The launcher is the
+    first ancestor without them.
     """
     ours = {name: process.env[name] for name in markers if process.env.get(name)}
     pid = _parent(process.proc, process.pid)
@@ -187,14 +190,14 @@ def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[s
         if above < 1 or any(theirs.get(name) != value for name, value in ours.items()):
             break
         pid = above
-    # A process id is used again, and after a reboot even with the same start time.
+    # A pid is reused, after a reboot even with the same start time.
     stat = files.stat_fields(process.proc / str(pid))
     started = stat[19] if len(stat) > 19 else ""
     return "process", _boot_id(process.proc), process.host, str(pid), started
 
 
 def whole(variable: str, text: str, least: int, advice: str) -> int:
-    """The number in a variable; raises ConfigError if it holds none."""
+    """The number in a variable; raises ConfigError if it is invalid."""
     value = _digits(text)
     if value is None or value < least:
         raise ConfigError(
@@ -204,21 +207,21 @@ def whole(variable: str, text: str, least: int, advice: str) -> int:
 
 
 def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
-    """The launchers that started this process, the innermost first."""
+    """The launchers that started this process, innermost first."""
     ranked = bool(env.get("RANK")) and bool(env.get("WORLD_SIZE"))
-    # Lightning starts its processes with a local rank only, and counts the rest itself.
+    # Lightning sets only a local rank for its processes, and derives the rest.
     localised = bool(env.get("LOCAL_RANK")) and bool(env.get("WORLD_SIZE"))
     if ranked and env.get("TORCHELASTIC_RUN_ID"):
         yield _TORCHRUN
     elif localised:
         yield _ENVIRONMENT
-    # mpirun within a Slurm job starts its daemons with srun: on all nodes but the first, its
-    # processes carry the SLURM_PROCID of the daemon. So these come before Slurm.
-    for variables in (_OPENMPI, _MVAPICH, _HYDRA):
+    # mpirun in a Slurm job starts its daemons by srun: except on the first node, its processes have
+    # the daemon's SLURM_PROCID. So these come before Slurm.
+    for variables in (_OPENMPI, _HYDRA):
         if env.get(variables.global_rank) and env.get(variables.local_rank):
             yield variables
     if ranked and not localised:
-        # A platform's RANK is the pod's, unless a launcher within the pod has set one.
+        # A platform's RANK is the pod's, unless a launcher in the pod has set one.
         pod = bool(env.get("KUBERNETES_SERVICE_HOST"))
         yield _ENVIRONMENT._replace(launcher="kubernetes" if pod else "environment")
     if slurm_step(env):
@@ -226,8 +229,8 @@ def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
     for variables in (_PMIX, _PMI):
         if env.get(variables.global_rank):
             yield variables
-    # Last: a shell loop or a platform that sets no number of ranks. A RANK that is no number is
-    # another program's.
+    # Last: a shell loop, or a platform without a number of ranks. A RANK that is no number belongs
+    # to another program.
     if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
         yield _ENVIRONMENT
 
@@ -245,7 +248,7 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
         local_world = local_world or world
         node_rank = node_rank or 0
     if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
-        # --virtual-local-rank sets 0 for all ranks, and each sees one GPU of its own.
+        # --virtual-local-rank sets 0 for all ranks, each of which sees a single GPU.
         local = rank % local_world if world == local_world * nodes else 0
     return LauncherFacts(
         launcher=variables.launcher,
@@ -260,9 +263,9 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
 
 
 def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
-    """A multiprocessing child has its parent's variables; only those of the node hold for it.
+    """A multiprocessing child inherits its parent's variables; only the node's hold for it.
 
-    A RANK that differs from the parent's own at its start was set for the child.
+    But a RANK that differs from the parent's at its start was set for the child.
     """
     if candidates[0].launcher in _OWN:
         own = _facts_of(candidates[0], process.env)
@@ -272,7 +275,7 @@ def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFac
         try:
             outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # Not of this process.
+            continue  # not for this process
         if outer.nodes is not None:
             return LauncherFacts("spawn", node_rank=outer.node_rank, nodes=outer.nodes)
     return LauncherFacts("spawn")

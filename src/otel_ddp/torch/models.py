@@ -1,4 +1,4 @@
-"""Tells what a model is, and whether its steps can be measured. Imports torch only if need be."""
+"""Checks models and the version of torch. Imports torch only if necessary."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 from otel_ddp import errors
 
-# The first with `torch.get_autocast_dtype` and `torch.amp.GradScaler`; also in pyproject.toml.
+# The first version with `torch.get_autocast_dtype` and `torch.amp.GradScaler`; also in
+# pyproject.toml.
 OLDEST = (2, 4)
-# What a torch is built for: its name in torch.version, and ours.
+# Attribute of torch.version -> name of the device runtime.
 _RUNTIMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 
 
 def too_old(version: str) -> str:
-    """A warning about a torch that is too old; empty for a newer or an unknown one."""
+    """A warning if this version of torch is too old, else empty."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return ""
@@ -29,16 +30,16 @@ def too_old(version: str) -> str:
 
 
 def device_runtime(version: Mapping[str, Any]) -> str:
-    """What drives the devices of a torch with this torch.version: CUDA 12.8; empty without any."""
+    """The runtime of a torch with this torch.version, as in "CUDA 12.8"; empty for CPU builds."""
     for key, name in _RUNTIMES.items():
         if found := version.get(key):
-            # HIP's has the commit of its build behind.
+            # HIP's version ends with a commit.
             return f"{name} {str(found).partition('-')[0]}"
     return ""
 
 
 def can_measure(model: Any) -> bool:
-    """Whether the steps of this model (None: of any) can be measured; warns once if not."""
+    """Whether steps of this model (None: of any) can be measured; warns once if not."""
     torch = _import_torch() if model is None else sys.modules.get("torch")
     if torch is None:
         return False
@@ -56,7 +57,7 @@ def can_measure(model: Any) -> bool:
 
 
 def is_new_enough() -> bool:
-    """Whether the steps of a training can be measured with this torch; warns once if not."""
+    """Whether this torch is new enough to measure steps; warns once if not."""
     remark = too_old(str(getattr(sys.modules.get("torch"), "__version__", "")))
     if remark:
         errors.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
@@ -64,7 +65,7 @@ def is_new_enough() -> bool:
 
 
 def _import_torch() -> Any:
-    """torch, imported if need be: a program that names no model is about to import it."""
+    """torch, imported if necessary: a program that passes no model will import it anyway."""
     try:
         return import_module("torch")
     except ImportError:
@@ -77,8 +78,7 @@ def _import_torch() -> Any:
         return None
 
 
-# The class of a wrapper -> the attribute with the model inside. By name: asking for the types
-# would import them.
+# The class of a wrapper -> the attribute with the model. By name, to avoid imports.
 _WRAPPERS = {
     **dict.fromkeys(("DistributedDataParallel", "DataParallel"), "module"),
     **dict.fromkeys(("FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"), "module"),
@@ -89,26 +89,19 @@ _LONGEST_NAME = 200
 
 
 def describe(model: Any) -> dict[str, Any]:
-    """The class of a model, and how many of its parameters are trained and frozen."""
-    inner = unwrapped(model)
-    counts: dict[str, int] = {}
-    for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
-        key = "true" if parameter.requires_grad else "false"
-        # A lazy parameter has no size yet, and raises.
-        size = errors.attempt(parameter.numel, 0)
-        counts[key] = counts.get(key, 0) + int(size)
-    return {"model": type(inner).__name__[:_LONGEST_NAME], "parameters": counts}
+    """The class of a model, as a fact of the run."""
+    return {"model": type(unwrapped(model)).__name__[:_LONGEST_NAME]}
 
 
 def is_lightning_module(model: Any) -> bool:
-    """Whether this is a LightningModule, of either of Lightning's packages."""
+    """Whether this is a LightningModule, of either package of Lightning."""
     return any(each.__name__ == "LightningModule" for each in type(model).__mro__)
 
 
 def makes_steps(model: Any) -> bool:
     """Whether this wraps a LightningModule with manual optimization.
 
-    A call of the wrapper is a whole step then: `training_step` runs backward and optimizer inside.
+    A call of such a wrapper is a whole step: `training_step` runs backward and optimizer.
     """
     inner = model
     while any((name := _WRAPPERS.get(each.__name__)) for each in type(inner).__mro__):
@@ -131,9 +124,9 @@ def unwrapped(model: Any) -> Any:
 
 
 def _wrapped(model: Any) -> Any:
-    """What a wrapper wraps; None for a model."""
+    """The model inside one wrapper; None if this is no wrapper."""
     for each in type(model).__mro__:
         if (name := _WRAPPERS.get(each.__name__)) is not None:
             return getattr(model, name, None)
-    # Any other class with a `module` may be a model, and `module` a part of it.
+    # A class with parameters and a `module` may be a model, of which `module` is a part.
     return None if hasattr(model, "parameters") else getattr(model, "module", None)

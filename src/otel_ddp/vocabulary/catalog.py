@@ -191,9 +191,6 @@ OTEL_DDP_RUN_TIME = _run.counter("otel_ddp.run.time", "s", "cause", labels="node
 OTEL_DDP_RUN_ATTEMPTS = _run.counter("otel_ddp.run.attempts", "{attempt}", labels="node")(
     "Attempts of the run on this node: its first launch and each restart."
 )
-TRAINING_PARAMETERS = _run.gauge("training.parameters", "{parameter}", "trainable")(
-    "Parameters of the model, trainable and frozen ones apart."
-)
 
 # --- Progress and state ------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     bench = Fed(tmp_path, {**IDENTITY, **said})
     bench.poll()
     bench.writer.document(layout.CONFIG, {"lr": 0.1, "net.depth": 3, "net_depth": 4, "amp": True})
-    bench.writer.document(layout.FACTS, {"model": "Net", "parameters": {"true": 7}})
+    bench.writer.document(layout.FACTS, {"model": "Net"})
 
     bench.poll()
 
@@ -206,7 +206,6 @@ def test_the_runs_info_says_all_that_is_known(tmp_path: Path) -> None:
     assert (info["config_lr"], info["config_amp"]) == ("0.1", "true")
     # Two keys that Prometheus would spell alike: the first one keeps the label.
     assert info["config_net_depth"] == "3"
-    assert bench.values(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
 
 
 def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path: Path) -> None:

@@ -185,11 +185,6 @@ class Exports:
     def _put_run(self, now_ns: int) -> None:
         reader, described = self.reader, self.process.description
         self._put(catalog.TRAINING_RUN_START_TIMESTAMP, reader.created_ns / 1e9, now_ns)
-        parameters = reader.facts.get("parameters")
-        for trainable, count in parameters.items() if isinstance(parameters, dict) else ():
-            if isinstance(count, int):
-                pair = ("trainable", str(trainable))
-                self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
         self._put_all(catalog.TRAINING_RUN_INFO, {described.info_labels(): 1}, now_ns)
         said = described.settings()
         now: dict[Labels, float] = {
