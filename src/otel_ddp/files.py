@@ -1,4 +1,4 @@
-"""Opens, reads and replaces files whose place another program or another user could have taken."""
+"""Opens, reads and replaces files in places where other programs or users may interfere."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Any
 
 from otel_ddp import errors
 
-# A longer file than any of the kernel's or of ours that is read as a whole.
+# Longer than any whole file that we read.
 _MOST_BYTES = 8 << 20
 _PIECE = 1 << 16
-# Ours has ten levels at most. Code that goes through them calls itself once or twice a level.
+# Our own files nest ten levels at most. Code that walks JSON recurses once or twice per level.
 _DEEPEST = 64
 _LAST_STANDARD = 2
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
-# fcntl.fcntl wants a struct flock: type, whence, start, length, pid.
+# The struct flock of fcntl: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-# -- one file
+# -- files
 
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
-    """A descriptor. A link is not followed, nor a fifo waited for; what it makes is private."""
-    # Here: Windows lacks these, where nothing is opened, and imports this module.
+    """A descriptor, without following links or waiting for fifos; new files are private."""
+    # Evaluated here: Windows imports this module but lacks these flags.
     carefully = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """As `open_private`: a file of ours, in a directory of ours. Raises OSError for others."""
+    """Like `open_private`, for our own file in our own directory. Raises OSError for others."""
     with own_directory(path.parent) as folder:
         handle = open_private(path.name, flags, folder)
     try:
-        # Others may have put one there while the directory was open to them.
+        # Others may have created it while the directory was open to them.
         _check_owner(path, os.fstat(handle))
     except BaseException:
         os.close(handle)
@@ -50,30 +50,30 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file in a directory of ours."""
+    """A descriptor of a new file in our own directory."""
     return open_own(path, _NEW)
 
 
 def make_fifo(path: Path) -> None:
-    """Makes one in a directory of ours."""
+    """Create a fifo in our own directory."""
     with own_directory(path.parent) as folder:
         os.mkfifo(path.name, 0o600, dir_fd=folder)
 
 
 def read(path: Path | str, most: int = _MOST_BYTES) -> bytes:
-    """At most so many bytes from its beginning. Raises OSError."""
+    """Up to so many bytes from the start. Raises OSError."""
     return _read(open_private(path), most)
 
 
 def read_own(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """As `read`, in a directory of ours."""
+    """Like `read`, in our own directory."""
     return _read(open_own(path), most)
 
 
 def _read(handle: int, most: int) -> bytes:
     try:
         pieces = []
-        # A file of the kernel comes in pieces of a page.
+        # The kernel's files arrive in pieces of a page.
         while most > 0 and (piece := os.read(handle, min(most, _PIECE))):
             pieces.append(piece)
             most -= len(piece)
@@ -83,27 +83,27 @@ def _read(handle: int, most: int) -> bytes:
 
 
 def read_text(path: Path | str, most: int = _PIECE) -> str | None:
-    """At most so many bytes as text; None where it cannot be read."""
+    """Up to so many bytes as text; None if the file cannot be read."""
     try:
         return read(path, most).decode("utf-8", "replace")
-    except (OSError, ValueError):  # a null byte in a path is a ValueError
+    except (OSError, ValueError):  # ValueError: a null byte in the path
         errors.reraise_foreign()
         return None
 
 
 def stat_fields(task: Path) -> list[str]:
-    """The fields of a process or thread under /proc from its state on; none where it is gone."""
-    # Without a system call that Windows lacks: there it finds no such file.
+    """The fields of a process or thread in /proc, from its state on; empty if it is gone."""
+    # Without flags that Windows lacks, where no such file exists.
     try:
         text = (task / "stat").read_text(errors="replace")
     except OSError:
         return []
-    # The name before them may contain anything, a parenthesis too.
+    # The name before these fields may contain anything, even a parenthesis.
     return text.rpartition(")")[2].split()
 
 
 def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
-    """A file in a directory of ours; None if it cannot be read, or is damaged or longer."""
+    """JSON from our own directory; None if it is missing, damaged or too long."""
     try:
         return parse_json(read_own(path, most))
     except (OSError, ValueError):
@@ -112,7 +112,7 @@ def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
 
 
 def read_mapping(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
-    """As `read_json`; empty where it is no mapping."""
+    """Like `read_json`; empty if it is no mapping."""
     content = read_json(path, most)
     return content if isinstance(content, dict) else {}
 
@@ -122,7 +122,7 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """What any program may have written. Raises ValueError if it is damaged or nests too deeply."""
+    """JSON of any origin. Raises ValueError if it is damaged or nested too deeply."""
     try:
         content = json.loads(text, parse_constant=parse_constant, parse_float=parse_float)
     except RecursionError:
@@ -141,7 +141,7 @@ def parse_json(
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Writes a file in a directory of ours, as `replace_in` does."""
+    """Replace a file in our own directory, like `replace_in`."""
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
     with own_directory(path.parent) as folder:
@@ -149,7 +149,7 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def replace_in(dir_fd: int, name: str, content: bytes, mode: int = 0o600) -> None:
-    """Writes aside and renames: no reader sees half of it. Raises OSError, leaves nothing."""
+    """Write a temporary file and rename it, so that readers see all or nothing. Raises OSError."""
     half = f"{name}.half"
     try:
         try:
@@ -169,7 +169,7 @@ def replace_in(dir_fd: int, name: str, content: bytes, mode: int = 0o600) -> Non
 
 
 def remove(*paths: Path) -> None:
-    """Deletes what is there and can be deleted, in directories of ours."""
+    """Delete what exists and can be deleted, in our own directories."""
     for path in paths:
         _remove(path)
 
@@ -183,7 +183,7 @@ def _remove(path: Path) -> None:
 
 
 def tell(fifo: Path, line: str) -> None:
-    """Writes a line to the reader of a fifo, in one piece. Raises OSError if there is none."""
+    """Write a line to the reader of a fifo, atomically. Raises OSError without a reader."""
     handle = open_own(fifo, os.O_WRONLY)
     try:
         os.write(handle, line.encode())
@@ -192,7 +192,7 @@ def tell(fifo: Path, line: str) -> None:
 
 
 def check_own(path: Path) -> os.stat_result:
-    """Raises OSError unless it is a file of ours; a link is not followed."""
+    """Raise OSError unless it is our own file; links are not followed."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(22, "is no file (a link is not followed)", str(path))
@@ -210,10 +210,10 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def own_directory(path: Path) -> Iterator[int]:
-    """A descriptor to open files below. Raises OSError unless only this user writes there.
+    """A descriptor of our own directory. Raises OSError if other users may write to it.
 
-    A path is checked each time: a directory in shared memory may go, as at a logout, and the next
-    one of its name may be another user's.
+    Checked each time: a directory in shared memory may be removed, as at a logout, and created
+    again by another user.
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -230,24 +230,24 @@ def _check_closed(path: Path, found: os.stat_result) -> None:
 
 
 def private_directory(path: Path, named: bool = False) -> Path:
-    """Makes this directory if need be. Raises OSError unless it is ours, and ours alone to write.
+    """Create a directory if necessary. Raises OSError unless only we can write to it.
 
-    *named*: the user has named it. If others may read its list of names, that is for a reason.
+    *named*: the user has chosen it, so it may be readable for others.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # whatever the umask took away
+        os.chmod(path, 0o700)  # against the umask
     found = _status_of_own_directory(path)
     if named:
         _check_closed(path, found)
     elif found.st_mode & 0o077:
-        # Ours, but open to others, by a umask. Close it before anything is put there.
+        # Our own, but open to others by a umask. Close it before it is used.
         os.chmod(path, 0o700)
     return path
 
 
 def _status_of_own_directory(path: Path) -> os.stat_result:
-    """The status of a directory of ours. Raises OSError for another user's, and for a link."""
+    """The status of our own directory. Raises OSError for another user's, and for a link."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(20, "is no directory (a link is not followed)", str(path))
@@ -256,23 +256,23 @@ def _status_of_own_directory(path: Path) -> os.stat_result:
 
 
 def default_root() -> Path:
-    """The directory on a disk for what no variable names a directory for.
+    """The default directory on disk.
 
-    Every user may write to /var/tmp: where another user was first, nothing is kept there.
+    Every user may write to /var/tmp: if another user has created it first, nothing is stored.
     """
     return Path(f"/var/tmp/otel_ddp-{os.geteuid()}")
 
 
 def _with_root(path: Path) -> tuple[Path, ...]:
-    """A directory on a disk, and the default root if it lies in that."""
+    """A directory on disk, and the default root if it is inside that."""
     in_root = path.parent.name == f"otel_ddp-{os.geteuid()}"
     return (path.parent, path) if in_root else (path,)
 
 
 def make_kept(path: Path, ours: bool = False) -> None:
-    """Makes a directory on a disk. Raises OSError unless it is ours and closed to others.
+    """Create a directory on disk. Raises OSError unless it is our own, and closed to others.
 
-    *ours*: the user has named none but those above it.
+    *ours*: the user has chosen only its parents.
     """
     directories = _with_root(path)
     directories[0].parent.mkdir(parents=True, exist_ok=True)
@@ -281,14 +281,14 @@ def make_kept(path: Path, ours: bool = False) -> None:
 
 
 def check_kept(path: Path) -> None:
-    """Raises OSError if another user may have put into a directory what is there to be read."""
+    """Raise OSError if another user may have put files into a directory."""
     for each in _with_root(path):
         with contextlib.suppress(FileNotFoundError):
             _check_closed(each, _status_of_own_directory(each))
 
 
 def is_kept(path: Path) -> bool:
-    """Whether `check_kept` has nothing against it."""
+    """Whether `check_kept` passes."""
     try:
         check_kept(path)
     except OSError:
@@ -296,11 +296,11 @@ def is_kept(path: Path) -> bool:
     return True
 
 
-# -- descriptors that are still ours: some programs close all that they find
+# -- descriptors that may have been closed: some programs close all that they find
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
-    """The file that is open under this descriptor; None if there is none."""
+    """The open file of this descriptor; None if there is none."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -309,42 +309,42 @@ def file_of(fd: int) -> tuple[int, int] | None:
 
 
 def close_ours(fd: int, file: tuple[int, int] | None) -> None:
-    """Closes a descriptor if it still belongs to this file."""
+    """Close a descriptor if it still belongs to this file."""
     if file is not None and file_of(fd) == file:
         os.close(fd)
 
 
 @contextlib.contextmanager
 def off_standard_streams() -> Iterator[None]:
-    """Keeps what is opened here off 0, 1 and 2: C libraries write there, also if all are closed."""
+    """Keep new descriptors off 0, 1 and 2, where C libraries write even if they are closed."""
     taken: list[tuple[int, tuple[int, int] | None]] = []
     try:
-        # Where there is no /dev/null, nothing can be held in their place.
+        # Without /dev/null, the numbers cannot be reserved.
         with contextlib.suppress(OSError):
             while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _LAST_STANDARD:
                 taken.append((fd, file_of(fd)))
             os.close(fd)
         yield
     finally:
-        # Another thread may have opened a stream of its own there meanwhile.
+        # Another thread may have opened a stream there meanwhile.
         for fd, file in taken:
             close_ours(fd, file)
 
 
 # -- locks, which the kernel drops when their process dies
 
-# Each function imports fcntl by itself: Windows has none, but imports this module all the same.
+# Each function imports fcntl itself, as Windows imports this module but lacks it.
 
 
 def lock(fd: int) -> None:
-    """Locks a file for this process; raises OSError if another process holds the lock."""
+    """Lock a file for this process; raises OSError if another process holds the lock."""
     import fcntl
 
     fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open files as the system lets it have."""
+    """Raise the limit of open files to the system's maximum."""
     import resource
 
     with contextlib.suppress(OSError, ValueError):
@@ -353,7 +353,7 @@ def raise_file_limit() -> None:
 
 
 def holder(fd: int) -> int | None:
-    """The process that holds a lock on this file; 0 if its PID namespace is another."""
+    """The process that holds a lock on this file; 0 if it is in another PID namespace."""
     import fcntl
 
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -362,9 +362,9 @@ def holder(fd: int) -> int | None:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds a lock on this file of ours; 0 if its PID namespace is another.
+    """The process that locks our own file; 0 if it is in another PID namespace.
 
-    Also 0 if the file cannot be opened for now: that must not make a process count as dead.
+    Also 0 if the file cannot be opened temporarily, as that must not make a process count as dead.
     """
     try:
         fd = open_own(path)

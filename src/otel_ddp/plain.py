@@ -1,4 +1,4 @@
-"""Reads values of JSON that any program may have written: of the right kind, or not at all."""
+"""Reads values from untrusted JSON: of the expected type, or an empty default."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _WHOLE = 2**63
 
 
 def text(found: Any) -> str:
-    """A text; else an empty one."""
+    """A text, or an empty one."""
     return found if isinstance(found, str) else ""
 
 
 def whole(found: Any) -> int | None:
-    """An integer of 64 bits."""
+    """An integer of 64 bits, or None."""
     sane = isinstance(found, int) and not isinstance(found, bool) and abs(found) < _WHOLE
     return found if sane else None
 
 
 def number(found: Any, least: float = -1e18, most: float = 1e18) -> float | None:
-    """A number within these bounds, so it is finite."""
+    """A number within these bounds, and so finite; or None."""
     sane = isinstance(found, (int, float)) and not isinstance(found, bool)
     return float(found) if sane and least <= found <= most else None
 
 
 def mapping(found: Any) -> Mapping[str, Any]:
-    """A mapping; else an empty one."""
+    """A mapping, or an empty one."""
     return found if isinstance(found, Mapping) else {}
 
 
 def list_of(kind: type[T], found: Any) -> list[T]:
-    """Those of this kind in a list; else an empty one."""
+    """The items of this type in a list; empty if it is none."""
     return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []

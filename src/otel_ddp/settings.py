@@ -1,4 +1,4 @@
-"""Every setting, spelt once: its variable, its default, how it is read, and what it does."""
+"""Defines every setting once: its variable, default, parser and documentation."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
 _ADVICE = "Correct it, or unset it for the default."
 
-# W3C Trace Context: version, trace, span, flags. Versions to come may add fields.
+# W3C Trace Context: version, trace, span, flags. Future versions may add fields.
 _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
 
 _OURS = "OTEL_DDP_"
 _OTLP = "OTEL_EXPORTER_OTLP_"
-# The parts of the names of OTLP's variables: for all signals, then for one each.
+# Infixes of OTLP's variables: for all signals, and for each one.
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
 
 _Parse = Callable[[str, str], Any]
 _T = TypeVar("_T")
 
 
-# -- how a text is read
+# -- parsers
 
 
 def _parsed(wanted: str, convert: Callable[[str], Any]) -> _Parse:
-    """*convert* raises ValueError or OverflowError for a text that is not what is *wanted*."""
+    """*convert* raises ValueError or OverflowError for an invalid text."""
 
     def parse(variable: str, text: str) -> Any:
         try:
@@ -64,13 +64,13 @@ def _text(variable: str, text: str) -> str:
 
 
 def _path(or_else: str = "") -> _Parse:
-    """A path, or a text of this pattern as it is."""
+    """A path, or a text that matches *or_else*."""
 
     def convert(text: str) -> str:
         if or_else and re.fullmatch(or_else, text, re.IGNORECASE):
             return text
-        # The agent and `otel-ddp status` have other working directories than the ranks; and in a
-        # file of variables, no shell replaces the `~`.
+        # The agent and the CLI have other working directories than the ranks. In a file of
+        # variables, no shell expands the `~`.
         if not os.path.isabs(path := os.path.expanduser(text)):
             raise ValueError
         return path
@@ -82,7 +82,7 @@ def _addresses(variable: str, text: str) -> tuple[str, ...]:
     found = tuple(text.split())
     for number, each in enumerate(found, start=1):
         if not re.match(r"[A-Za-z][\w+.-]*://.", each):
-            # Never the entry itself: all of it may be a secret.
+            # Without the entry, as all of it may be a secret.
             raise ConfigError(
                 f"{variable}: entry {number} must begin with its kind, as in https://, mailto:// "
                 f"or slack://. {_ADVICE}"
@@ -91,18 +91,17 @@ def _addresses(variable: str, text: str) -> tuple[str, ...]:
 
 
 def _as_host(text: str) -> str:
-    # Imported here: few processes need it.
+    # Imported here, as few processes need it.
     import ipaddress
 
-    # An address may have it in brackets: [::1].
+    # An address may be in brackets: [::1].
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return str(ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host))
 
 
 _host = _parsed("an address of this machine, such as 127.0.0.1 or 0.0.0.0", _as_host)
 _seconds = _parsed("a number of seconds, 0 or more", _within(0, 1e9))
-# The specification counts in milliseconds; the Python exporters read seconds, so we pass them the
-# number ourselves.
+# In milliseconds by the specification; we count in seconds.
 _milliseconds = _parsed(
     "a number of milliseconds above 0", lambda text: _within(1e-9, 1e12)(text) / 1000
 )
@@ -151,12 +150,12 @@ def _one_of(*words: str) -> _Parse:
 
 
 def _truth(variable: str, text: str) -> bool:
-    # By the specification only "true" is true.
+    # By the specification, only "true" is true.
     return bool(_one_of("true", "false")(variable, text) == "true")
 
 
 def _exporters(variable: str, text: str) -> str:
-    # Those that the specification knows are meant for others where they are not ours.
+    # Exporters of the specification that are not ours are meant for other programs.
     for word in text.split(","):
         _one_of("otlp", "none", "prometheus", "console", "logging", "zipkin")(variable, word)
     return text.strip().lower()
@@ -179,7 +178,7 @@ def _setting(variable: str, default: _T, parse: _Parse = _text) -> _T:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in force."""
+    """The settings in effect."""
 
     # The text below each is its row in docs/settings.md.
 
@@ -255,17 +254,17 @@ class Settings:
 
     @property
     def offline(self) -> bool:
-        """Whether an agent keeps everything on disk and sends nothing."""
+        """Whether the agent stores everything on disk and sends nothing."""
         return self.agent == "offline"
 
     @property
     def starts_agent(self) -> bool:
-        """Whether the first process of a run starts the node agent."""
+        """Whether the run's first process starts the node agent."""
         return self.agent in ("auto", "offline")
 
     @property
     def spools(self) -> str:
-        """The directory in which spools lie."""
+        """The directory of the spools."""
         return self.spool_directory or str(files.default_root())
 
 
@@ -273,7 +272,7 @@ def _own(name: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"{_OTLP}{each}{name}" for each in (*SIGNALS[1:], *parts))
 
 
-# Standard variables, read in `agent/`, or by the resource detector there.
+# Standard variables, used in `agent/` or by its resource detector.
 STANDARD: Mapping[tuple[str, ...], _Parse] = {
     _own("ENDPOINT"): _text,
     _own("PROTOCOL"): _one_of("http/protobuf", "grpc"),
@@ -297,11 +296,11 @@ _PARSERS: Mapping[str, _Parse] = {
 }
 
 
-# -- what holds now
+# -- reading
 
 
 def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
-    """The settings in force now; raises ConfigError for a value of ours that means nothing."""
+    """The current settings; raises ConfigError for an invalid value of ours."""
     env = os.environ if env is None else env
     values = {name: given for name, given in arguments.items() if given is not None}
     for each in fields(Settings):
@@ -311,14 +310,14 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
 
 
 def value(variable: str, env: Mapping[str, str]) -> Any:
-    """What a variable says; None if it is unset, or standard and means nothing."""
-    # An empty variable counts as unset, as the specification asks.
+    """The value of a variable; None if it is unset, or standard and invalid."""
+    # An empty variable counts as unset, by the specification.
     if not (text := env.get(variable, "").strip()):
         return None
     try:
         return _PARSERS[variable](variable, text)
     except ConfigError:
-        # A standard variable may be meant for other programs; ours are meant for us.
+        # A standard variable may be meant for other programs.
         if variable.startswith(_OURS):
             raise
         return None
@@ -330,7 +329,7 @@ def names() -> set[str]:
 
 
 def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """One sentence for each variable that looks like ours but is none."""
+    """A sentence for each variable that looks like ours but is unknown."""
     env = os.environ if env is None else env
     known = names()
     ours = [name for name in sorted(env) if name.startswith(_OURS)]
@@ -338,7 +337,7 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
         # Imported here: every process imports this module, and few need difflib.
         import difflib
 
-        # Without what all of them begin with, by which any two are alike.
+        # Without the common prefix, which makes any two names similar.
         ends = [each.removeprefix(_OURS) for each in known if each.startswith(_OURS)]
         near = difflib.get_close_matches(name.removeprefix(_OURS), ends, 1, cutoff=0.77)
         meant = f"is {_OURS}{near[0]} meant?" if near else "docs/settings.md lists all"
@@ -346,10 +345,10 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
-    """One sentence for each standard variable that counts as unset: its value means nothing.
+    """A sentence for each standard variable with an invalid value, which counts as unset.
 
-    These are no errors: a job must not end over them. *exports*: whether an agent of ours sends, so
-    that the variables of OTLP count.
+    These are no errors, as they must not end a job. *exports*: whether an agent of ours sends, so
+    that OTLP's variables matter.
     """
     env = os.environ if env is None else env
     for variable, parse in _PARSERS.items():

@@ -1,4 +1,4 @@
-"""Durations, shares, sizes and logged values as people read them; static/shown.js is its twin."""
+"""Formats durations, shares, sizes and logged values for people; static/shown.js is its twin."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from otel_ddp import plain
 
 _UNKNOWN = "-"
-# From which length on each unit is used, and its own length.
+# For each unit the smallest value to show in it, and its length.
 _DURATIONS = (
     (0.9995, 1.0, "s"),
     (0.9995e-3, 1e-3, "ms"),
     (0.9995e-6, 1e-6, "us"),
     (1e-12, 1e-9, "ns"),
 )
-# Longer ones have two units: from which length on, how many of the smaller unit are one of the
-# larger, the length of the smaller, and both.
+# Two units for longer ones: the smallest value, the number of small units in a large one, the
+# length of the small unit, and the names of both.
 _LONG = (
     (86_370.0, 24, 3600.0, "d", "h"),
     (3599.5, 60, 60.0, "h", "min"),
@@ -57,7 +57,7 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A logged value, with five digits: two losses differ in the fourth."""
+    """A logged value with five digits, as two losses differ in the fourth."""
     if value is None:
         return _UNKNOWN
     if not math.isfinite(value):
@@ -71,7 +71,7 @@ def number(value: float | None) -> str:
 
 
 def logged(point: Any) -> str:
-    """The value of a point of JSON, in which null is NaN; a point that is none is unknown."""
+    """The value of a JSON point, in which null is NaN; unknown if it is no point."""
     value = plain.mapping(point).get("value", _UNKNOWN)
     if value is None or value != value:
         return number(math.nan)
@@ -79,7 +79,7 @@ def logged(point: Any) -> str:
 
 
 def name(words: str, split: str) -> str:
-    """A logged value's; most are of training, so that split is not said."""
+    """A value's name, with its split unless that is train."""
     return words if split in ("", "train") else f"{words} ({split})"
 
 

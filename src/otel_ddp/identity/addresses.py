@@ -1,4 +1,4 @@
-"""Where a run can be looked at: on the page of its node's agent."""
+"""The addresses of a run's page, on its node's agent."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from urllib.parse import quote, urlencode, urlsplit
 from otel_ddp import errors, files
 from otel_ddp.journal.place import Place
 
-# The agent's file begins with what is short; what follows may be long.
+# The address is near the beginning of the agent's file, which may be long.
 _BEGINNING_BYTES = 4096
 _SCRAPE = re.compile(r'"scrape": "(http://[^"\\]+)/metrics"')
 
 
 def page(place: Place) -> str:
-    """The address of the living agent's endpoint; empty where none lives, or it has none."""
+    """The address of the living agent's endpoint; empty if there is none."""
     if not place.agent_is_alive():
         return ""
     try:
@@ -29,13 +29,13 @@ def page(place: Place) -> str:
 
 
 def page_of_run(page: str, run: str, group: str = "") -> str:
-    """The page of a run; without its group, of the newest one of this name."""
+    """The page of a run; without a group, of the newest run of this name."""
     of_group = f"?{urlencode({'group': group})}" if group else ""
     return f"{page}/run/{quote(run, safe='')}{of_group}"
 
 
 def tunnel(page: str, env: Mapping[str, str]) -> str:
-    """The command that brings the page to whoever came here by ssh; empty for others."""
+    """An ssh command that forwards the page to a user logged in by ssh; empty for others."""
     parts = urlsplit(page)
     words = env.get("SSH_CONNECTION", "").split()
     if len(words) != 4 or parts.hostname not in ("localhost", "::1"):
@@ -44,7 +44,7 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
     here = f"{_user()}@{came_to}"
     through = ""
     if env.get("SLURM_JOB_ID"):
-        # The job has the variable of the machine on which it was submitted.
+        # A job has the variable of the machine on which it was submitted.
         here, through = f"{_user()}@{socket.gethostname()}", f"-J {here} "
         if port != "22":
             through, port = f"-J {_user()}@{came_to}:{port} ", "22"
@@ -53,8 +53,8 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
 
 
 def _user() -> str:
-    # Imported here: few starts are told a tunnel.
+    # Imported here, as few starts need it.
     import getpass
 
-    # In a container without this user's name it raises.
+    # It raises in a container that does not know this user.
     return errors.attempt(getpass.getuser, str(os.geteuid()))

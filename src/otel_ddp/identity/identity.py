@@ -13,7 +13,7 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, run_names
 from otel_ddp.identity.lead import Lead
 
-# The variables of each argument: our own, then those of other trackers. The first one counts.
+# The variables of each argument, ours first, then other trackers'. The first one set counts.
 VARIABLES = {
     "group": ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
     "run": ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
@@ -27,13 +27,13 @@ VARIABLES = {
     "local_rank": ("OTEL_DDP_LOCAL_RANK",),
     "world_size": ("OTEL_DDP_WORLD_SIZE",),
 }
-# Prose may be longer than a name. It must find room in the smallest journal twice.
+# Prose may be longer than a name. It must fit into the smallest journal twice.
 _LONGEST = {"description": 1000}
 _LONGEST_TAGS = 1000
 
 
 class GroupFacts(NamedTuple):
-    """What the default process group says about this process."""
+    """Facts about this process from the default process group."""
 
     global_rank: int
     world_size: int
@@ -62,29 +62,29 @@ class Identity:
     local_rank: int | None = None
     world_size: int | None = None
     local_world_size: int | None = None
-    """How many ranks the launcher started on this node; None if it does not say."""
+    """How many ranks the launcher started on this node; None if unknown."""
     node_rank: int | None = None
     nodes: int | None = None
     launcher: str = "lone"
     settled: bool = False
-    """Whether neither the run nor the rank waits for a process group."""
+    """Whether neither the run nor the rank depends on a process group."""
     restarts: int = 0
     given: frozenset[str] = frozenset()
-    """The fields that the user set, by argument or OTEL_DDP_*: nothing overrules these later."""
+    """Fields set by the user, by argument or OTEL_DDP_*: nothing overrides them later."""
     run_from: str = ""
     """given, launcher, inherited, parent, rendezvous, made or agreed."""
     launched_by: str = ""
-    """Identifies the process that launched this one. Node ranks may change when workers are
-    restarted; their launcher stays."""
+    """Identifies the process that launched this one. It stays the same when restarted workers get
+    other node ranks."""
     proposal: str = ""
-    """A name that no other launch has, for the ranks to agree on. `run` itself may be no such
-    name: address and port of a rendezvous are the same the next time."""
+    """A unique name for the ranks to agree on. `run` may be the same in the next launch, if it is
+    derived from the address and port of a rendezvous."""
 
     @property
     def may_have_others(self) -> bool:
-        """Whether this lone process may turn out to be one rank of several.
+        """Whether this lone process may become one rank of several.
 
-        A program may start its other ranks by itself, after the run was opened.
+        A program may start its other ranks itself, after the run was opened.
         """
         is_given = self.given & {"global_rank", "world_size"}
         return self.launcher == "lone" and self.world_size == 1 and not is_given
@@ -97,16 +97,16 @@ class Identity:
 
     @property
     def wants_agreement(self) -> bool:
-        """Whether a name that all ranks of a process group agree on is better than `run`."""
+        """Whether a name agreed by the process group is better than `run`."""
         return self.run_from in run_names.NEGOTIABLE
 
     @property
     def label_rank(self) -> str:
-        """The `rank` label. Two processes that do not know theirs must not share a series."""
+        """The `rank` label. Two processes with unknown ranks must not share a series."""
         return f"p{self.pid}" if self.global_rank is None else str(self.global_rank)
 
     def within_run_of(self, other: Identity) -> Identity:
-        """This one, with the other's run: a name that is made up is made up once."""
+        """The same process in the other's run, as an invented name must be invented once."""
         return dataclasses.replace(
             self,
             run=other.run,
@@ -115,10 +115,8 @@ class Identity:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        content["given"] = sorted(self.given)
-        return content
+        """For JSON."""
+        return {**dataclasses.asdict(self), "given": sorted(self.given)}
 
 
 def resolve(
@@ -133,10 +131,10 @@ def resolve(
     pid: int | None = None,
     **arguments: Any,
 ) -> Identity:
-    """Finds the identity of this process; raises ConfigError for values that cannot be.
+    """Find the identity of this process; raises ConfigError for impossible values.
 
     *joins*: another process has opened *run*. *in_task*: this is a pool's task, which is a run of
-    its own. *arguments*: those of `init` that are about the process.
+    its own. *arguments*: those of `init` about the process.
     """
     # Read.
     parent = launchers.multiprocessing_parent()
@@ -173,10 +171,10 @@ def resolve(
     may_be_alone = world in (None, 1)
     alone = facts.launcher == "lone" and not rank and may_be_alone
     parents = run_names.of_parent(process, facts, 1 if alone else world)
-    # A child of multiprocessing with a name of its own is no part of its parent's run.
+    # A multiprocessing child with a name of its own does not belong to its parent's run.
     named = facts.launcher == "spawn" and bool(asked_run) and not joins
     named = named and given_run not in (parents.run, _text("run", None, env))
-    # Such a child may still turn out to be one of several, in a process group.
+    # It may still be one of several in a process group.
     assumed = named and rank is None
     if alone or ((assumed or (in_task and not rank)) and may_be_alone):
         rank, world = 0, 1
@@ -226,11 +224,11 @@ def _first(given: int | None, found: int | None) -> int | None:
 def settle(
     identity: Identity, facts: GroupFacts, *, env: Mapping[str, str] = os.environ
 ) -> Identity:
-    """Completes an identity by the facts of the process group. May run in training: never raises.
+    """Complete an identity by facts of the process group. May run during training: never raises.
 
-    The group takes precedence over the launcher: some platforms put the node's index into RANK.
-    Values of the user take precedence over both. No better source will come, so the values that
-    the group leaves open stay as they are and count as settled.
+    The group takes precedence over the launcher, as some platforms put the node's index into RANK.
+    The user's values take precedence over both. No better source will come: what the group leaves
+    open stays unchanged and counts as settled.
     """
     given = identity.given
     master = facts.store_host or env.get("MASTER_ADDR", "")
@@ -241,7 +239,7 @@ def settle(
     nodes = identity.nodes if same_world else None
     local_world = identity.local_world_size if same_world else None
     if local_world is None and _is_loopback(master):
-        # No other machine can reach such an address: all ranks are on this node.
+        # No other machine can reach a loopback address: all ranks are on this node.
         local_world = world
     launcher = identity.launcher
     if launcher == "lone" and world != 1:
@@ -279,7 +277,7 @@ def _local_rank(
     master: str,
     host: str,
 ) -> int | None:
-    """The local rank if the launcher does not say it. On several nodes, ranks come in blocks."""
+    """The local rank, if the launcher does not provide it. Each node has a block of ranks."""
     if rank is None:
         return None
     if world == 1 or nodes == 1 or _is_here(master, host):
@@ -312,13 +310,13 @@ def _text(name: str, argument: Any, env: Mapping[str, str]) -> str:
     ):
         wanted = "texts, ['baseline', 'bf16'] or 'baseline, bf16'" if name == "tags" else "text"
         raise ConfigError(f"{name} must be {wanted}, got {argument!r}.")
-    # An empty argument counts as unset, as an empty variable does: os.environ.get("X", "").
+    # An empty argument counts as unset, like an empty variable: os.environ.get("X", "").
     texts = (argument or "", *(env.get(variable, "") for variable in VARIABLES[name]))
     return next(filter(None, (normal(name, text) for text in texts)), "")
 
 
 def normal(name: str, value: Any) -> Any:
-    """The value of an argument or a variable as an identity holds it."""
+    """The normalized value of an argument or a variable."""
     if name == "tags":
         tags = value.split(",") if isinstance(value, str) else value
         joined = ""
@@ -339,7 +337,7 @@ def _number(name: str, argument: object, env: Mapping[str, str], least: int = 0)
         text = env.get(variable, "").strip()
         return launchers.whole(variable, text, least, "correct or unset it") if text else None
     value = least - 1
-    # A bool is an int to Python; numpy's and torch's integers are not, yet mean one.
+    # A bool is an int to Python; integers of NumPy and torch are not, but are valid.
     if isinstance(argument, SupportsIndex) and not isinstance(argument, bool):
         value = operator.index(argument)
     if value < least:
@@ -363,14 +361,14 @@ def _check_rank(rank: int | None, world: int | None, given: frozenset[str], laun
     )
 
 
-# -- which ranks' training series leave the node
+# -- the ranks whose training series leave the node
 
 Strategy: TypeAlias = str | Callable[[Identity], bool]
 WORDS = ("all", "node", "main")
 
 
 class Choice:
-    """A checked strategy: decides for each rank whether its series leave the node."""
+    """A validated strategy: decides for each rank whether its series leave the node."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._rule = None if isinstance(strategy, str) else strategy
@@ -383,7 +381,7 @@ class Choice:
             )
 
     def exports(self, process: Identity) -> bool | None:
-        """Whether this rank's series leave the node; None if that is not known yet."""
+        """Whether this rank's series leave the node; None if not known yet."""
         if self._rule is not None:
             return bool(self._rule(process))
         if self.text == "all":

@@ -1,4 +1,4 @@
-"""Where the agent that leads a run is reached, and the secret that only the run's nodes know."""
+"""The lead of a run: the addresses of its agent, and the secret shared by the run's nodes."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 
 FACT = "lead"
-"""The fact of a journal that holds it. It never leaves the node."""
+"""The journal's fact with the lead. It never leaves the node."""
 
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"[0-9a-f]{64}")
-# A name, an address of either version, one with its interface.
+# A host name, or an IP address, perhaps with an interface.
 _HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
 _MOST_HOSTS = 8
 _MOST_PORTS = 8
 _MOST_BYTES = 4096
 
-# Below the ports that Linux gives to outgoing connections, and those that Kubernetes gives out.
+# Below the ephemeral ports of Linux, and below Kubernetes' node ports.
 _PORTS = range(20000, 30000)
 _CANDIDATES = 4
 
 
 class Lead(NamedTuple):
-    """The lead of a run. Who knows the secret can speak to the agents of all its nodes."""
+    """The lead of a run. Whoever has the secret can speak to the agents of all its nodes."""
 
     secret: str
     """32 bytes in hexadecimal."""
     hosts: tuple[str, ...]
-    """Names and addresses of its node, the likeliest first; not all need to be right."""
+    """Names and addresses of its node, the likeliest first; some may be wrong."""
     ports: tuple[int, ...]
-    """It listens on the first one that is free there."""
+    """It listens on the first one that is free."""
 
     def __repr__(self) -> str:
-        # It may find its way into a log.
+        # Without the secret, as it may be logged.
         return f"Lead(hosts={self.hosts}, ports={self.ports})"
 
     def with_hosts(self, hosts: Iterable[str]) -> Lead:
-        """This one at these hosts, as many as a record may have."""
+        """The same lead at these hosts, as many as fit in a record."""
         fit = dict.fromkeys(host for host in hosts if _HOST.fullmatch(host))
         return self._replace(hosts=tuple(fit)[:_MOST_HOSTS])
 
     def as_json(self) -> dict[str, Any]:
-        """As a journal and a store hold it."""
+        """For a journal."""
         return {"secret": self.secret, "hosts": list(self.hosts), "ports": list(self.ports)}
 
     def as_text(self) -> str:
-        """The same as one line."""
+        """For a store, in one line."""
         return json.dumps(self.as_json(), separators=(",", ":"))
 
 
 def propose(hosts: Iterable[str] = ()) -> Lead:
-    """A lead with a secret that no other has, at ports that may be free."""
-    # Not `random`: training scripts seed it.
+    """A lead with a new secret, at ports that may be free."""
+    # Not `random`, which training scripts seed.
     drawn = os.urandom(_SECRET_BYTES + 2 * _CANDIDATES)
     numbers = memoryview(drawn[_SECRET_BYTES:]).cast("H")
     ports = dict.fromkeys(_PORTS[number % len(_PORTS)] for number in numbers)
@@ -66,7 +66,7 @@ def propose(hosts: Iterable[str] = ()) -> Lead:
 
 
 def parse(content: Any) -> Lead | None:
-    """What `as_json` has made; None for anything else."""
+    """The inverse of `as_json`; None for anything else."""
     if not isinstance(content, Mapping):
         return None
     secret, hosts, ports = (content.get(name) for name in Lead._fields)
@@ -82,7 +82,7 @@ def parse(content: Any) -> Lead | None:
 
 
 def parse_text(text: str) -> Lead | None:
-    """What `as_text` has made; None for anything else, which another program may have written."""
+    """The inverse of `as_text`; None for anything else, as another program may have written it."""
     if len(text) > _MOST_BYTES:
         return None
     try:
@@ -91,15 +91,15 @@ def parse_text(text: str) -> Lead | None:
         return None
 
 
-# -- the addresses of this machine under which other nodes may reach it
+# -- addresses of this machine that other nodes may reach
 
-# Addresses of documentation, which no machine has: the way to them is that to a gateway.
+# Reserved documentation addresses: the route to them is the default route.
 _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def _leaves_by(family: int, far: str) -> str:
-    """Our address on the way to another one. To connect a datagram socket sends nothing."""
-    # Of a name this raises: a name server may keep a training waiting. So does no way to it.
+    """Our source address on the route to another address. Connecting UDP sends nothing."""
+    # A host name raises, as a name server could block the training. So does a missing route.
     with contextlib.suppress(OSError):
         socket.inet_pton(family, far)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -109,7 +109,7 @@ def _leaves_by(family: int, far: str) -> str:
 
 
 def addresses_here(master: str = "") -> list[str]:
-    """The likeliest first. *master*: where the run's store is; a name tells nothing here."""
+    """Likeliest first. *master*: the address of the run's store; a host name is ignored."""
     ways = [*((family, master) for family in _FAR), *_FAR.items()]
     found = dict.fromkeys(_leaves_by(family, far) for family, far in ways)
     return [each for each in found if each and each != "::1" and not each.startswith("127.")]

@@ -1,4 +1,4 @@
-"""Chooses the name of a run before its ranks agree: given, the launcher's, inherited, or made."""
+"""Chooses the name of a run before its ranks agree: given, launcher's, inherited, or made up."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from otel_ddp.identity.launchers import LauncherFacts, ProcessFacts
 
 INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 
-# The sources of names that the ranks of a process group may still replace by an agreed one: such a
-# name may differ between nodes, or be the same for two launches.
+# Sources of names that a process group may replace by an agreed one: such a name may differ between
+# nodes, or be the same for two launches.
 NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
-# Of these, the ones that wait for the process group: each rank may have another such name.
+# Those of them that must wait for the process group, as each rank may have another name.
 OPEN = frozenset({"parent", "rendezvous"})
 
 MOST_CHARACTERS = 200
 
-# On one node torchrun makes such an id by itself: with --standalone, and since PyTorch 2.15 always
-# where no address, port or id is given. It cannot be said aloud.
+# On one node torchrun generates such an id itself: with --standalone, and since PyTorch 2.15 also
+# without address, port and id. It is unpronounceable.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -36,7 +36,7 @@ class RunName(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The names that another process handed down, and its id; empty if there are none."""
+    """The names inherited from another process, and its pid; empty if there are none."""
 
     run: str = ""
     group: str = ""
@@ -50,7 +50,7 @@ def find(
     world: int | None,
     make_id: Callable[[], str],
 ) -> RunName:
-    """The name of this launch, the same for all ranks if they share anything to derive it from."""
+    """The name of this launch, the same on all ranks if they share anything to derive it from."""
     env = process.env
     if given:
         return RunName(given, "given")
@@ -60,7 +60,7 @@ def find(
     if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
         is_uuid = _UUID.fullmatch(elastic_id)
         return RunName(_derived("torchrun", elastic_id) if is_uuid else elastic_id, "launcher")
-    # An srun of several tasks that each run a torchrun of their own is several launches.
+    # Several tasks of srun that each run their own torchrun are several launches.
     own_torchruns = facts.launcher == "torchrun" and facts.nodes != launchers.slurm_tasks(env)
     step = launchers.slurm_step(env)
     if step and facts.launcher not in launchers.MPI and not own_torchruns:
@@ -74,11 +74,11 @@ def find(
     if facts.launcher in launchers.MPI and job:
         return RunName(_derived("mpi", job), "launcher")
     if process.spawned:
-        # All children of this parent share it, whichever call started them: they agree on another.
+        # All children of this parent share it, even from different calls: so they agree on another.
         return RunName(by_launcher, "parent", make_id())
     if (facts.launcher == "lone" and world == 1) or facts.world_size == world == 1:
         return RunName(make_id(), "made")
-    # torchrun's agent outlives its workers, so its name holds after a restart, too.
+    # torchrun's agent outlives its workers, so its name survives a restart.
     proposal = by_launcher if facts.launcher == "torchrun" else make_id()
     if master := env.get("MASTER_ADDR", ""):
         rendezvous = _derived("rendezvous", master, env.get("MASTER_PORT", ""))
@@ -87,40 +87,39 @@ def find(
 
 
 def launched_by(process: launchers.ProcessFacts, facts: launchers.LauncherFacts) -> str:
-    """A word for the process that launched this one, the same for all its processes."""
+    """An id of the process that launched this one, the same in all its processes."""
     return _digest(*launchers.launcher_process(process, facts.markers)).hex()[:10]
 
 
 def group_of_tasks(process: ProcessFacts) -> str:
-    """The group of the runs that the tasks of one pool make, where neither they nor their parent
-    name one: the parent's run, or else a word for the parent itself."""
+    """The default group of a pool's task runs: the parent's run, else an id of the parent."""
     parents = _handed_down(process)
     named = parents.group or parents.run or clean(process.env.get("OTEL_DDP_RUN", ""))
     return named or f"pool-{_digest(*launchers.launcher_process(process, ())).hex()[:10]}"
 
 
 def parent_has_run(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the parent of this process, by multiprocessing, has opened a run."""
+    """Whether the multiprocessing parent of this process has opened a run."""
     by = env.get(INHERITED_RUN, "").partition(":")[0]
     return by == str(launchers.multiprocessing_parent())
 
 
 def hand_down(run: str, group: str, env: MutableMapping[str, str] = os.environ) -> None:
-    """Lets ranks that this process starts join its run, if no launcher names one."""
+    """Let ranks that this process starts join its run, if no launcher names one."""
     from urllib.parse import quote
 
-    # A variable cannot hold letters that the encoding of the locale lacks.
+    # Quoted, as the locale's encoding may lack letters of the name.
     env[INHERITED_RUN] = f"{os.getpid()}:{quote(run)}:{quote(group)}"
 
 
 def make() -> str:
-    """A new name that no other launch has."""
-    # Not `random`: training scripts seed it, so every launch would get the same name.
+    """A new unique name."""
+    # Not `random`, which training scripts seed: every launch would get the same name.
     return readable(os.urandom(16))
 
 
 def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
-    """Text for a label: one line, valid Unicode, and not too long."""
+    """Text for a label: one line, valid Unicode, and of bounded length."""
 
     def keep(character: str) -> str:
         category = unicodedata.category(character)
@@ -128,7 +127,7 @@ def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
             return "\ufffd"
         return " " if category in ("Cc", "Zl", "Zp") else character
 
-    # Cut first: cleaning a very long text takes time.
+    # Cut first, as cleaning a long text takes time.
     some = text.strip()[: 4 * longest]
     return "".join(map(keep, some)).strip()[:longest].rstrip()
 
@@ -142,14 +141,14 @@ def _digest(*parts: str) -> bytes:
 
 
 def of_parent(process: ProcessFacts, facts: LauncherFacts, world: int | None) -> Names:
-    """The run and group of an ancestor, for a process that belongs to its run."""
+    """Run and group of an ancestor, if the process belongs to its run."""
     found = _handed_down(process)
     if found.by == str(process.pid):
         return Names()
-    # All children of a process have its variables: also a sweep's trials and a notebook's scripts,
-    # which are runs of their own. A rank was placed among others by a launcher...
+    # All children inherit the variables, including the trials of a sweep and the scripts of a
+    # notebook, which are runs of their own. A rank was placed among others by a launcher...
     placed = facts.launcher != "spawn" and world != 1
-    # ...or a child of multiprocessing, unless its parent is such a trial and opened no run.
+    # ...or by multiprocessing, unless its parent inherited the variable and opened no run.
     if placed or (process.spawned and not launchers.parent_was_given(process, INHERITED_RUN)):
         return found
     return Names()
@@ -163,9 +162,9 @@ def _handed_down(process: ProcessFacts) -> Names:
     return Names(clean(unquote(run)), clean(unquote(group)), by)
 
 
-# -- names that people can say: brisk-otter-4k7d2
+# -- readable names: brisk-otter-4k7d2
 
-# Short and plain: 123 and 121 words.
+# 123 and 121 short and simple words.
 _HOW = (
     "able agile alert amber ample apt azure balmy basic bold brave breezy bright brisk broad "
     "calm candid careful cheery chief civil classy clean clear clever coastal comfy cool copper "
@@ -188,15 +187,15 @@ _WHO = (
     "lemming lemur leopard linnet lion lizard llama lobster lynx macaw magpie mallard mantis "
     "marlin marmot marten merlin mink mole moose moth mouse newt ocelot "
 )
-# Without vowels there are no words in it, and nothing in it looks like another letter.
+# Without vowels it contains no words, and no letters that look alike.
 _LETTERS = "23456789bcdfghjkmnpqrstvwxyz"
 _MOST_LETTERS = 5
 
 
 def readable(random: bytes) -> str:
-    """A name for these bytes: always the same one.
+    """The name for these bytes, deterministic.
 
-    There are 2.5 x 10^11 names: of 10,000 runs no two have the same one, but for 1 case in 5,000.
+    There are 2.5 x 10^11 names: a collision among 10,000 runs has a probability of 1 in 5,000.
     """
     number = int.from_bytes(random[:16], "big")
     words = []

@@ -1,4 +1,4 @@
-"""Parses bytes of a journal, wherever they come from. Nothing in them makes it raise or hang."""
+"""Parses the bytes of a journal from any source. No input makes it raise or hang."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# Longer than any block: the rest of it.
+# Larger than any block: skips the rest of it.
 _REST = 1 << 62
 # Larger areas of totals are not read.
 _MOST_TOTALS = 4 * 1024 * 1024
-# Control characters, but for those that break lines or columns, and halves of a character.
+# Control characters except line breaks and tabs, and lone surrogates.
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
-# Fields of an identity by their kind.
+# The types of an identity's fields.
 _COUNTS = frozenset(
     {
         *("pid", "global_rank", "local_rank", "world_size", "local_world_size", "node_rank"),
@@ -36,14 +36,14 @@ _WORDS = frozenset(
     }
 )
 _MOST_RANKS = 2**31
-# Where a record has what its type says.
+# The offsets of the payload in a record.
 _WORDS_AT, _VALUES_AT = RECORD.size + 8, RECORD.size + SCALARS_HEAD.size
-# Without the code that lies above it in the same word.
+# The part of a word below its code.
 _VALUE = layout.WORD_VALUE
 
 
 class Name(NamedTuple):
-    """A name as it was logged, and the split it was logged under."""
+    """The name of a value, and its split."""
 
     text: str
     split: str
@@ -62,12 +62,12 @@ class Scalars(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A piece of a stream of the steps' words; see PHASE_CODE and the codes after it."""
+    """A piece of the stream of step words; see PHASE_CODE and the codes in `layout`."""
 
     offset: int
-    """The number of earlier words; a gap after the piece before means that words are lost."""
+    """The number of earlier words. A gap after the previous piece means lost words."""
     words: bytes
-    """Eight bytes for each word, as in the journal; the last byte is the code."""
+    """Eight bytes per word, as in the journal; the last byte is the code."""
     position: int
     on_device: bool
     """Whether the times are those of the device."""
@@ -93,17 +93,17 @@ class ProgressRecord(NamedTuple):
     phase_name: int
     state: int
     phase_after_ns: int
-    """When the phase began, counted from the creation of the journal."""
+    """When the phase began, since the creation of the journal."""
     state_since_ns: int
 
     @property
     def phase_code(self) -> int:
-        """The phase, without what a wait in it is for."""
+        """The phase without its flags."""
         return self.phase & PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
 
 
 class Total(NamedTuple):
-    """A cumulative total, or the parts of a histogram."""
+    """A cumulative total, or the sum and buckets of a histogram."""
 
     metric: str
     attributes: dict[str, str]
@@ -112,11 +112,11 @@ class Total(NamedTuple):
 
 
 class Unreadable(Exception):
-    """This is no journal that we can read; the text says why."""
+    """This is no readable journal; the text says why."""
 
 
 class Head(NamedTuple):
-    """What a journal says of itself from its first moment on."""
+    """The head of a journal, which never changes."""
 
     size: int
     areas: layout.Areas
@@ -127,7 +127,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, content: bytes, whose: str) -> Head:
-        """Raises Unreadable, with *whose* journal it is."""
+        """*whose*: the journal's name for the error. Raises Unreadable."""
         if len(content) < layout.FIXED.size + 4 or content[:8] != layout.MAGIC:
             raise Unreadable(f"{whose} is not a journal")
         fixed, told = content[: layout.FIXED.size], content[layout.FIXED.size :]
@@ -146,7 +146,7 @@ class Head(NamedTuple):
         if (
             layout.FIXED_CRC.unpack(told[:4])[0] != checksum(fixed, 0)
             or head_bytes != layout.HEAD_BYTES
-            # A time before 1970 cannot be exported or served.
+            # A time before 1970 cannot be exported.
             or created_ns < 0
             or any(at < head_bytes or at + room > size for at, room in areas)
             or areas.ring[1] < 1024
@@ -157,7 +157,7 @@ class Head(NamedTuple):
 
 
 class Definitions:
-    """What is written once: documents, names, and where the totals lie."""
+    """The area that is never overwritten: documents, names, and the slots of totals."""
 
     def __init__(self) -> None:
         self.identity: dict[str, Any] = {}
@@ -167,12 +167,12 @@ class Definitions:
         self.totals: list[_Place] = []
         self.position = self.unreadable = 0
         self.stuck = 0
-        """How many reads in a row have found nothing at our position."""
+        """How many reads in a row have found nothing valid at this position."""
 
     def feed(self, block: bytes, *, more: bool = False) -> None:
-        """Read the definitions in this block, from our position on.
+        """Read the definitions in this block, from the current position on.
 
-        *more*: there is another block behind it, to which a definition that is cut off is left.
+        *more*: another block follows, so leave a truncated definition to it.
         """
         at = 0
         while at + RECORD.size <= len(block):
@@ -191,7 +191,7 @@ class Definitions:
         self.position += min(at, len(block))
 
     def _skip(self) -> int:
-        """How far to go on behind bytes that are no definition; 0: they may be one later."""
+        """How many bytes of an invalid definition to skip; 0: it may become valid later."""
         self.unreadable += 1
         return _REST
 
@@ -206,7 +206,7 @@ class Definitions:
         if content is None:
             self.unreadable += 1
         elif kind == layout.IDENTITY:
-            # Another dictionary: a thread that reads it sees the old one or the new one.
+            # A new dictionary, so that other threads see either the old or the new one.
             self.identity = _identity(content)
         elif kind == layout.CONFIG:
             self.config.update(content)
@@ -220,27 +220,27 @@ Made = Callable[[int, bytes, int], Any]
 
 
 class Records:
-    """The records of a ring, in their order."""
+    """The records of a ring, in order."""
 
     def __init__(self, mark: tuple[int, int, int] = (0, 1, 0), made: Made | None = None) -> None:
-        """*mark*: how far they were read before, the number of the next, and how many were lost.
+        """*mark*: position, next sequence number and number of lost records of an earlier read.
 
-        *made*: makes one of its type, all its bytes and its position; None: it makes no sense.
+        *made*: makes a record from its type, bytes and position; None if that is invalid.
         """
         self.position, self.expected, self.lost = mark
         self._made = made or _parsed
         self.unreadable = 0
         self.stuck = 0
-        """How many reads in a row have found nothing at our position."""
+        """How many reads in a row have found nothing valid at this position."""
 
     def feed(self, block: bytes, stop: int | None = None) -> list[Any]:
-        """Every whole record of this block, from our position on, that starts before *stop*."""
+        """The whole records of this block from the current position on that begin before *stop*."""
         records: list[Any] = []
         stop = len(block) if stop is None else stop
         at = 0
         while at < stop:
             if len(block) - at < RECORD.size:
-                # Only at the end of a lap there is less room than a head, and nothing in it.
+                # At the end of a lap there may be less room than a record head; it is unused.
                 at = len(block)
                 break
             position = self.position + at
@@ -255,7 +255,7 @@ class Records:
             at += size
             if kind == layout.PAD:
                 continue
-            # Running numbers have 32 bits; a negative difference is an old record.
+            # Sequence numbers have 32 bits; a negative difference is an old record.
             gap = (number - self.expected) & 0xFFFFFFFF
             if gap < 0x80000000:
                 self.lost += gap
@@ -269,37 +269,37 @@ class Records:
         return records
 
     def _skip(self, position: int) -> int:
-        """How far to go on behind bytes here that are no record; 0: they may be one later."""
+        """How many bytes of an invalid record to skip; 0: it may become valid later."""
         return _REST
 
 
 class Bytes:
-    """Where bytes of a journal are found by their place in its file."""
+    """The bytes of a journal, by file offset."""
 
     def read(self, at: int, size: int) -> bytes:
-        """As many of them as there are."""
+        """Up to so many bytes."""
         raise NotImplementedError
 
     def again(self) -> Bytes:
-        """The same bytes, also once these are closed."""
+        """The same bytes, which stay readable after these are closed."""
         return self
 
     def close(self) -> None:
-        """Later reads find nothing."""
+        """Later reads return nothing."""
 
     def word(self, at: int) -> int:
-        """A word; 0 where there is none."""
+        """A word; 0 if it is missing."""
         word = self.read(at, 8)
         return int.from_bytes(word, "little") if len(word) == 8 else 0
 
 
 class Journal:
-    """What one journal says, wherever its bytes come from."""
+    """A journal from any source."""
 
     def __init__(
         self, path: Path, head: Head, content: Bytes, definitions: Definitions, ring: Records
     ) -> None:
-        """*path*: where it lies on the node of its process."""
+        """*path*: its path on the node of its process."""
         self.path, self.ring = path, ring
         _, self.areas, self.pid, self.start_ticks, self.created_ns, created_ns = head
         self.created_monotonic_ns = created_ns
@@ -315,21 +315,21 @@ class Journal:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the process has said of itself: another dictionary where that changes."""
+        """The identity of the process; replaced by a new dictionary when it changes."""
         return self._definitions.identity
 
     @property
     def defined(self) -> int:
-        """How far the definitions are read."""
+        """The position up to which definitions are read."""
         return self._definitions.position
 
     @property
     def position(self) -> int:
-        """How far the ring is read."""
+        """The position up to which the ring is read."""
         return self.ring.position
 
     def bookmark(self) -> tuple[int, int, int]:
-        """From where on to read the ring again, as `Records` takes it."""
+        """Where to continue reading the ring, for `Records`."""
         return self.ring.position, self.ring.expected, self.ring.lost
 
     @property
@@ -339,27 +339,27 @@ class Journal:
 
     @property
     def unreadable(self) -> int:
-        """How many records and definitions made no sense."""
+        """How many records and definitions were invalid."""
         return self.ring.unreadable + self._definitions.unreadable
 
     def read_definitions(self) -> None:
-        """Reads the definitions since the last call."""
+        """Read new definitions."""
 
     def read(self) -> list[Record]:
-        """Every whole record since the last read, in order; overwritten records are counted."""
+        """The whole records since the last read, in order; counts overwritten records as lost."""
         raise NotImplementedError
 
     def unread_ratio(self) -> float:
         """The unread part of the ring, 0 to 1."""
         return 0.0
 
-    # -- what is overwritten in place
+    # -- areas that are overwritten in place
 
     def latest(self) -> list[Scalars]:
         """The last record of each set of names, oldest first."""
         start, room = self.areas.latest
         end = min(self.content.word(layout.LATEST_POSITION), room)
-        # After the position: what the records before it refer to is defined by then.
+        # After the position, so that earlier records refer to known definitions.
         self.read_definitions()
         found = []
         at = 0
@@ -375,7 +375,7 @@ class Journal:
                 break
             block = self.content.read(start + at, size)
             parsed = _record(block, 0, position) if len(block) == size else None
-            # Incomplete: its writer is writing it, or died there. The ring has it as well.
+            # Incomplete records are being written, or their writer died. The ring has them as well.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
                 if record is not None:
@@ -385,7 +385,7 @@ class Journal:
         return found
 
     def totals(self, metric: str = "") -> list[Total]:
-        """The present value of every total, or of those of this metric."""
+        """The current values of all totals, or of one metric's."""
         start, room = self.areas.totals
         block = self.content.read(start, min(room, _MOST_TOTALS))
         places = self._definitions.totals
@@ -395,8 +395,8 @@ class Journal:
         return [total for total in found if total is not None]
 
     def progress(self) -> ProgressRecord | None:
-        """The progress of the process, each word as last written; None before the first state."""
-        # The state first: it is written after all the rest.
+        """The progress of the process, as last written; None before the first state."""
+        # The state first, as it is written last.
         if self.content.word(layout.STATE):
             block = self.content.read(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
@@ -410,15 +410,15 @@ class Journal:
                     phase & _VALUE,
                     (state & _VALUE) * 1000,
                 )
-        # If the file was cut meanwhile: the progress from before.
+        # After a truncation: the previous progress.
         return self._last_progress
 
     def in_mark(self) -> bool:
-        """Whether it records an event of ours on its device, which a full launch queue delays."""
+        """Whether it is launching an event of ours, which a full launch queue delays."""
         return self.content.word(layout.IN_MARK) == 1
 
     def reason(self) -> str:
-        """Why the run ended; empty if the run did not say."""
+        """Why the run ended; empty if the run gave no reason."""
         block = self.content.read(layout.REASON, layout.REASON_BYTES)
         if len(block) < layout.REASON_HEAD.size:
             return ""
@@ -430,7 +430,7 @@ class Journal:
 
 
 def whole_records(block: bytes, position: int) -> Iterator[tuple[int, int, bytes]]:
-    """The position, type and all bytes of each record here, up to the first that is not whole."""
+    """The position, type and bytes of each whole record, up to the first invalid one."""
     at = 0
     while at + RECORD.size <= len(block):
         if (parsed := _record(block, at, position + at)) is None:
@@ -441,7 +441,7 @@ def whole_records(block: bytes, position: int) -> Iterator[tuple[int, int, bytes
 
 
 def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
-    """Size, type, number and all bytes of the record here; None if it is not whole."""
+    """Size, type, sequence number and bytes of the record here; None if it is not whole."""
     crc, size, kind, _, number = RECORD.unpack_from(block, at)
     if size < RECORD.size or size % 8 or at + size > len(block):
         return None
@@ -485,7 +485,7 @@ def _scalars(whole: bytes, position: int) -> Scalars | None:
 
 @lru_cache(256)
 def _pairs(count: int) -> Callable[[bytes, int], tuple[Any, ...]]:
-    """Unpacks so many numbers of names, and then their values."""
+    """Unpacks so many name numbers, and then their values."""
     fill = padded(4 * count) - 4 * count
     return struct.Struct(f"<{count}I{fill}x{count}d").unpack_from
 
@@ -498,7 +498,7 @@ def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
         content = files.parse_json(text)
-        # What could be unprintable is written with an escape: JSON allows no control character.
+        # Unprintable characters are escaped, as JSON allows no control characters.
         if "\\u" in text or not text.isascii():
             content = _printable(content)
     except ValueError:
@@ -507,13 +507,13 @@ def _document(payload: bytes) -> dict[str, Any] | None:
 
 
 def _identity(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an identity that are of their kind: labels and ranks are made of them."""
+    """The fields of an identity that have the right type: labels and ranks are made from them."""
     found = _shared(content)
     return {key: v for key, v in found.items() if v is None or _is_of_its_kind(key, v)}
 
 
 def _shared(content: dict[str, Any]) -> dict[str, Any]:
-    """The same with interned texts, which ten thousand ranks of a lead share."""
+    """The same with interned texts, which a lead's ten thousand ranks share."""
     return {intern(key): intern(v) if type(v) is str else v for key, v in content.items()}
 
 
@@ -524,7 +524,7 @@ def _is_of_its_kind(key: str, value: Any) -> bool:
 
 
 def _printable(content: Any) -> Any:
-    """This JSON value with texts that every terminal, label and encoding takes."""
+    """This JSON value with texts that are safe for terminals, labels and encodings."""
     if isinstance(content, str):
         return _UNPRINTABLE.sub("\ufffd", content)
     if isinstance(content, list):
@@ -535,7 +535,7 @@ def _printable(content: Any) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where a total lies, and what it is."""
+    """The slots of a total, and its metric."""
 
     at: int
     metric: str
@@ -544,7 +544,7 @@ class _Place(NamedTuple):
 
 
 def _places(content: dict[str, Any]) -> Iterator[_Place]:
-    """The one that this says, if it makes sense."""
+    """The total that this document defines, if it is valid."""
     index, metric = content.get("index"), content.get("metric")
     bounds, attributes = content.get("bounds"), content.get("attributes")
     if not isinstance(index, int) or not isinstance(metric, str) or index < 0:

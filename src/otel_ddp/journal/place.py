@@ -1,4 +1,4 @@
-"""The private directory in which the processes of a node meet their agent, and its variables."""
+"""The private directory in which the processes of a node and their agent meet."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ LOG_FORM = " otel-ddp agent: "
 _LAST_BYTES = 4096
 _LONGEST_HOLD_S = 120.0
 _SHARED_MEMORY = Path("/dev/shm")
-# A journal's blocks are allocated before it is mapped, a lock shows that its writer lives, and a
-# forked child stops writing. Without one of these a journal would hurt the training or be wrong.
+# They allocate a journal before it is mapped, show by a lock that its writer lives, and stop a
+# forked child from writing. Without one of them a journal would harm the training, or be wrong.
 _CALLS = ("posix_fallocate", "register_at_fork", "mkfifo", "pread", "geteuid")
 
 
 class Place:
-    """The files of one meeting place."""
+    """The files of a journal directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.agent_lock = directory / "agent.lock"
-        """Held by the agent as long as it lives."""
+        """Locked by the agent while it lives."""
         self.agent_file = directory / "agent.json"
-        """The agent's description of itself, as JSON."""
+        """The agent's status as JSON."""
         self.agent_log = directory / "agent.log"
         self.start_lock = directory / "start.lock"
-        """Held while a rank starts an agent, so that eight ranks do not start eight."""
-        # Not the lock file: closing any descriptor of it would release the lock.
+        """Locked while a rank starts an agent, so that eight ranks do not start eight."""
+        # Not the lock file: closing any descriptor of it would drop the lock.
         self._start_delay = directory / "start.after"
         self.nodes_file = directory / "nodes.json"
         """The name of each node of a run, as JSON."""
         self.doorbell = directory / "doorbell"
-        """A fifo that the agent reads: one byte in it means that a journal has news."""
+        """A fifo that wakes the agent: a byte means that a journal has new records."""
 
     def delay_start(self, seconds: float) -> None:
-        """Keeps all processes from starting an agent for so long; 0 ends that."""
+        """Keep all processes from starting an agent for so long; 0 ends that."""
         with contextlib.suppress(OSError):
             fd = files.open_own(self._start_delay, os.O_WRONLY | os.O_CREAT)
             try:
@@ -57,12 +57,12 @@ class Place:
                 os.close(fd)
 
     def start_not_before(self) -> float:
-        """The moment, on the monotonic clock, from which on an agent may be started."""
+        """The earliest time to start an agent, on the monotonic clock."""
         try:
             moment = float(files.read_own(self._start_delay, 32))
         except (OSError, ValueError):
             return 0.0
-        # A moment in the far future was written before this machine was started.
+        # A time in the far future was written before this machine booted.
         return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
 
     def journals(self) -> list[Path]:
@@ -78,15 +78,15 @@ class Place:
         ]
 
     def agent_is_alive(self) -> bool:
-        """Whether an agent holds the lock, in this PID namespace or another."""
+        """Whether an agent holds the lock, in any PID namespace."""
         return self.agent_pid() is not None
 
     def agent_pid(self) -> int | None:
-        """The agent's process; 0 if it has no number here, None if there is no agent."""
+        """The agent's pid; 0 if it is in another PID namespace, None if there is no agent."""
         return files.lock_holder(self.agent_lock)
 
     def last_line(self) -> str:
-        """The last line of the log of this place's agents."""
+        """The last line of the agents' log."""
         try:
             fd = files.open_own(self.agent_log)
         except OSError:
@@ -101,48 +101,48 @@ class Place:
         return next(filter(None, map(str.strip, reversed(lines.split("\n")))), "")
 
     def last_error(self) -> str:
-        """The error that ended the last agent of this place, if its log ends with one.
+        """The error that ended the last agent, if the log ends with one.
 
-        While an agent works it logs lines of its own form; only Python's own report has another.
+        An agent's own lines have a known form, unlike Python's traceback.
         """
         line = self.last_line()
         return "" if LOG_FORM in line else line
 
     def wake_agent(self) -> None:
-        """Wakes the agent, if there is one."""
+        """Wake the agent, if there is one."""
         try:
-            # For reading as well: else an agent that ends just now causes a SIGPIPE, which kills a
-            # process that has switched off Python's guard against it.
+            # Open for reading as well: otherwise an agent that is ending causes a SIGPIPE, which
+            # kills a process that has reset Python's handler.
             fd = files.open_own(self.doorbell, os.O_RDWR)
         except OSError:
             return
         try:
             os.write(fd, b"!")
         except OSError:
-            pass  # Full: the agent has been woken often enough.
+            pass  # full: the agent was woken already
         finally:
             os.close(fd)
 
 
 def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Path]:
-    """The directories to try if the user named none, best first.
+    """The default directories, best first.
 
-    Offline runs have directories of their own: no agent that sends may read their journals.
+    Offline runs have directories of their own, so that no sending agent reads their journals.
     """
     apart = "-offline" if offline else ""
     own = f"otel_ddp-{os.geteuid()}{apart}"
     yield _SHARED_MEMORY / own
     try:
-        # Absolute: the agent has another working directory than the training process.
+        # Absolute, as the agent has another working directory.
         yield Path(env.get("TMPDIR") or tempfile.gettempdir()).absolute() / own
     except FileNotFoundError:
-        return  # no temporary directory here can be written to
+        return  # no temporary directory is writable
 
 
 def find(
     named: str, env: Mapping[str, str] | None = None, *, offline: bool = False
 ) -> tuple[list[Place], str]:
-    """The usable places, best first, and a remark; ConfigError if the named one is unusable."""
+    """The usable directories, best first, and a remark; ConfigError for an unusable choice."""
     env = os.environ if env is None else env
     if not named:
         return _find_default(env, offline)
@@ -179,7 +179,7 @@ def _find_default(env: Mapping[str, str], offline: bool) -> tuple[list[Place], s
 
 
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
-    """The places that exist, for commands that only read."""
+    """The directories that exist, for commands that only read."""
     here = (candidates(env, offline=offline) for offline in (False, True))
     paths: Iterable[Path] = chain.from_iterable(here)
     if named:
@@ -199,7 +199,7 @@ def _usable(path: Path, problems: list[str]) -> Place | None:
 
 
 def missing_calls() -> str:
-    """The needed calls that this system lacks, in words; empty if it has all."""
+    """The required calls that this system lacks; empty if it has all."""
     lacking = [f"os.{name}" for name in _CALLS if not hasattr(os, name)]
     try:
         import fcntl  # noqa: F401
@@ -214,7 +214,7 @@ def missing_calls() -> str:
 def open_journal(
     directories: Sequence[Path], size: int, identity: Mapping[str, Any]
 ) -> tuple[JournalWriter | None, str]:
-    """A journal in the first directory with room, smaller if need be; and a remark."""
+    """A journal in the first directory with room, smaller if necessary; and a remark."""
     first_why = why = ""
     for directory in directories:
         for attempt in _sizes(size):
@@ -240,7 +240,7 @@ def open_journal(
 
 
 def _sizes(size: int) -> Iterator[int]:
-    """The sizes to try: the one that was asked for, and its halves."""
+    """The sizes to try: the requested one, and its halves."""
     while size > layout.SMALLEST_FILE:
         yield size
         size //= 2
@@ -249,15 +249,15 @@ def _sizes(size: int) -> Iterator[int]:
 
 def _has_room(directory: Path, size: int) -> bool:
     room = os.statvfs(directory)
-    # Data loaders and NCCL come first in shared memory. A tmpfs without a limit has 0 blocks.
+    # Data loaders and NCCL have priority in shared memory. An unlimited tmpfs has 0 blocks.
     return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
 
 
 def _remove_dead_journals(directory: Path, size: int) -> None:
-    """Makes room: removes journals of dead processes, those that were read first."""
+    """Make room: remove journals of dead processes, those that were read first."""
     dead: list[tuple[bool, float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
-        # Not our own: opening and closing a file drops the lock that we have on it.
+        # Not our own: opening and closing a file drops our lock on it.
         if path in open_journals or files.lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ def _remove_dead_journals(directory: Path, size: int) -> None:
 
 
 def _is_read(path: Path) -> bool:
-    # Imported here: most starts find no journal of a process that is gone.
+    # Imported here, as most starts find no dead journals.
     from otel_ddp.journal.parser import Unreadable
     from otel_ddp.journal.reader import JournalReader
 
@@ -283,7 +283,7 @@ def _is_read(path: Path) -> bool:
         reader.close()
 
 
-# -- the variables of an agent
+# -- the agent's variables
 
 _BEGINNINGS = (
     *("OTEL_EXPORTER_", "OTEL_METRIC", "OTEL_METRICS_", "OTEL_TRACES_", "OTEL_LOGS_"),
@@ -296,7 +296,7 @@ _BEGINNINGS = (
 
 
 def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
-    """A digest of the variables that an agent goes by, since these may hold tokens."""
+    """A digest of the agent's variables, as these may contain tokens."""
     variables = sorted(pair for pair in env.items() if pair[0].startswith(_BEGINNINGS))
     content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()

@@ -1,6 +1,6 @@
-"""What is known of one process: who it is, where it is in its training, how it ended.
+"""The state of a process: its identity, progress and end.
 
-Its journal tells it, once. The series, the status, the page and the card of an end read it here.
+Read from its journal, for series, status, page and the card at the end of a run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ENDED = tuple(words.STATES[word] for word in words.ENDED_STATES)
 
 
 def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False) -> int:
-    """Whether a process runs, is finished or was killed, by the state that it recorded last.
+    """Whether a process runs, is finished or was killed, from the state that it recorded last.
 
-    *ended_well*: of one that died without recording an end: whether it had done its work. None: not
-    known yet, so it stays in its state.
+    *ended_well*: whether a process that died without a recorded end had finished its work. None:
+    not known yet, so it keeps its state.
     """
     state = words.STATES["starting"] if recorded is None else recorded
     if state not in words.STATES.values():
@@ -32,49 +32,49 @@ def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False)
 
 
 def made_steps(reader: Journal) -> bool:
-    """Whether the hooks in this process have counted a step of training."""
+    """Whether hooks in this process have counted a training step."""
     return any(each.values[0] for each in reader.totals(catalog.TRAINING_STEPS.name))
 
 
 def last_step(reader: Journal, of_values: int | None) -> int | None:
-    """The last step of training; where no hooks count steps, the highest of a value."""
+    """The last training step; without hooks that count steps, the highest step of a value."""
     progress = reader.progress()
     counted = None if progress is None else progress.step
     if counted is not None and made_steps(reader):
-        # A tracker's values have steps of its own: of frames, say.
+        # A tracker's values have their own steps, for example frames.
         return counted
     return max((step for step in (of_values, counted) if step is not None), default=None)
 
 
-# -- a worker that ended without a report: had it finished its work?
+# -- workers that ended without a record: had they finished their work?
 
 _OTHER = words.PHASES["other"]
 
 
 def parent(reader: Journal) -> int | None:
-    """The process that started this one by multiprocessing, as this one sees it; None: none did."""
+    """The process that started this one by multiprocessing; None if there is none."""
     return plain.whole(reader.facts.get("parent"))
 
 
 def in_pool(reader: Journal) -> bool:
-    """Whether this is a worker of a pool, which does one task after another."""
+    """Whether this is a worker of a process pool, which runs one task after another."""
     return reader.facts.get("pool") is True
 
 
 def is_idle(reader: Journal) -> bool:
-    """Whether this is a child of multiprocessing with no step and no phase under way.
+    """Whether this is a multiprocessing child without an open step or phase.
 
-    A pool ends its workers by SIGTERM while they wait for a task; so does a parent that has no
-    more work for a child. We do not handle that signal to recognize it: a rank that hangs in
-    native code would then not die of it.
+    A pool ends its workers by SIGTERM while they wait for a task, as does a parent without more
+    work for a child. We do not handle that signal to detect this, as a rank that hangs in native
+    code would then not die of it.
     """
     progress = reader.progress()
     if parent(reader) is None or progress is None or progress.phase_name:
         return False
-    # After the last step, too, where steps are not measured.
+    # Or after the last step, if steps are not measured.
     if progress.phase_code not in (_OTHER, words.UNMEASURED):
         return False
-    # A pool's worker may have trained in a task; outside of pools a child that trained is a rank.
+    # A pool's worker may have trained in a task; any other child that trained is a rank.
     return in_pool(reader) or not made_steps(reader)
 
 
@@ -94,7 +94,7 @@ def ended_by_parent(
     if "signal" in known:
         return bool(known["signal"] == "SIGTERM")
     # Without the kernel's answer, only the end of its parent shows that a child outside of pools
-    # did not crash. And that shows nothing for ranks of one run: the first may have crashed.
+    # did not crash. For ranks of one run that proves nothing: the first one may have crashed.
     alone = (reader.identity.get("world_size") or 1) == 1 and parent_lives is False
     return in_pool(reader) or alone
 
@@ -103,7 +103,7 @@ def ended_by_parent(
 
 
 def measuring(fact: Any) -> str:
-    """What a process says of that, in words; empty where all steps are measured."""
+    """The sampling of a process in words; empty if all steps are measured."""
     told = plain.mapping(fact)
     one_of, share = plain.whole(told.get("one_of")), plain.number(told.get("share"), 0, 1)
     if one_of is None or one_of < 2:
@@ -113,12 +113,12 @@ def measuring(fact: Any) -> str:
     return f"measures 1 of {one_of} steps{cost}; {missed}"
 
 
-# -- all that is known
+# -- the state
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process; what is not known is empty."""
+    """The state of a process; unknown fields are empty."""
 
     run: str = ""
     group: str = ""
@@ -137,7 +137,7 @@ class ProcessState:
     strategy: str = ""
     exported: bool = False
     settled: bool = False
-    """Its rank is final."""
+    """Whether its rank is final."""
     pid: int = 0
     state: str = "running"
     reason: str = ""
@@ -145,20 +145,20 @@ class ProcessState:
     phase: str = "other"
     phase_since_ns: int = 0
     seen_alive_ns: int | None = None
-    """Of a dead process: when it was last seen alive; None if no agent ran."""
+    """When a dead process was last seen alive; None without an agent."""
     started_ns: int = 0
     lost: int = 0
     journal: str = ""
     measuring: str = ""
     not_measured: str = ""
-    """Of how many steps one is measured, and what that takes; empty: all are."""
+    """Capabilities that are missing, and why."""
     read_ns: int | None = None
-    """When its step and phase were read, of one at work; like all that follows, None but in the
-    status. An agent writes now and then, and reports of other nodes take a while."""
+    """When step and phase of a running process were read. This and the following fields are None
+    except in the status, as an agent writes periodically and other nodes report with a delay."""
     step_s: float | None = None
-    """How long its last steps took."""
+    """The duration of its last steps."""
     wait_ratio: float | None = None
-    """How much of that it waited for other ranks."""
+    """The share of them in which it waited for other ranks."""
     description: str | None = None
     config: Mapping[str, Any] | None = None
     summary: Sequence[Mapping[str, Any]] | None = None
@@ -169,17 +169,17 @@ class ProcessState:
 
     @property
     def of_run(self) -> tuple[str, str]:
-        """Group and name of its run: several groups may have a run of one name."""
+        """Group and name of its run, as several groups may have a run of one name."""
         return self.group, self.run
 
     def rank_key(self, job_type: str) -> str:
-        """Its rank in the history of a run of this role."""
+        """Its rank's key in the history of a run with this job type."""
         rank = f"p{self.pid}" if self.rank is None else str(self.rank)
         return rank_key(rank, self.job_type, job_type)
 
     @property
     def key(self) -> str:
-        """The same for as long as it is shown."""
+        """Constant while it is shown."""
         return self.journal or f"{self.group}/{self.run}/{self.rank}/{self.pid}/{self.started_ns}"
 
     @classmethod
@@ -192,12 +192,12 @@ class ProcessState:
         seen_alive_ns: int = 0,
         node: str = "",
     ) -> ProcessState:
-        """By its journal. *state*: as `state_of` decides. *of_values*: their last step."""
+        """From its journal. *state*: from `state_of`. *of_values*: the last step of its values."""
         identity, progress = reader.identity, reader.progress()
         phase, since_ns = "other", reader.created_ns
         if progress is not None:
             phase = words.phase_word(progress.phase_code)
-            # A name belongs to a phase without a code; phases with codes may lie inside it.
+            # A name belongs to a phase without a code, in which phases with codes may be nested.
             name = reader.names.get(progress.phase_name)
             if phase == "other" and name is not None:
                 phase = name.text
@@ -229,7 +229,7 @@ class ProcessState:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For files and answers, without what is in the status alone."""
+        """For files and answers; fields of the status only if they are set."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {key: v for key, v in found.items() if v is not None or key not in _IN_STATUS}
 
@@ -245,12 +245,12 @@ _IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summa
 
 
 def rank_key(rank: str, job_type: str, of_run: str) -> str:
-    """An evaluation beside the training has ranks of its own, counted from 0 as well."""
+    """An evaluation beside the training has its own ranks, also from 0 on."""
     return f"{job_type}/{rank}" if job_type and of_run not in ("", job_type) else rank
 
 
 def table(*sources: Iterable[ProcessState]) -> list[ProcessState]:
-    """All processes in the order of their starts; the first source that knows one describes it."""
+    """All processes by start time; the first source that has one describes it."""
     found: dict[str, ProcessState] = {}
     for each in chain(*sources):
         found.setdefault(each.key, each)
@@ -258,18 +258,18 @@ def table(*sources: Iterable[ProcessState]) -> list[ProcessState]:
 
 
 class World(NamedTuple):
-    """The world size of a process, and whether that process trains."""
+    """The world size of a process, and whether it trains."""
 
     size: int
     trains: bool
-    """It has made a step, or a launcher has restarted it; most evaluators and actors have not."""
+    """It has made a step or was restarted by a launcher, unlike most evaluators and actors."""
 
 
 def training_world(living: Iterable[World], last: World) -> int:
     """How many ranks of a run train together. *last*: the result of the last call.
 
-    A process that remains or starts after the training has ended does not become the training.
-    For that it must train; or there must be several of them, if no process ever trained.
+    A process that remains or starts after the training has ended does not become the training,
+    unless it trains; or, if no process ever trained, unless there are several.
     """
     living = list(living)
     if trains := [each.size for each in living if each.trains]:
@@ -287,8 +287,8 @@ def world_of(processes: Iterable[ProcessState]) -> int | None:
         for each in processes
         if each.world_size is not None
     ]
-    # Among ended processes, those that trained are the training, or else those that were several;
-    # of these the newest attempt.
+    # Of ended processes, those that trained are the training, else those in a larger world; of
+    # these the newest attempt.
     ended = [
         (world.trains, world.size > 1, each.started_ns, world.size)
         for world, each in told

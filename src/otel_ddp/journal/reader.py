@@ -1,4 +1,4 @@
-"""Reads the file of a journal while another process writes it. It never raises once it is open."""
+"""Reads a journal file while another process writes it. Raises nothing once it is open."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from otel_ddp import files
 from otel_ddp.journal import layout, parser
 from otel_ddp.journal.layout import checksum
 
-# One read takes at most this many bytes, so that one rank cannot starve the others.
+# The most bytes per read, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
-# One read searches at most this much of a damaged stretch for the next record.
+# The most bytes of a damaged area that one read searches for the next record.
 _MOST_DAMAGED = 256 * 1024
-# So many reads wait for bytes that do not match their position yet.
+# After so many reads at a position without a valid record, skip it.
 _MOST_STUCK_READS = 20
 
 
 class CannotOpen(parser.Unreadable):
-    """The system did not let us open it; the next attempt may work."""
+    """The system refused to open the file; another attempt may work."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"{path}: {error.strerror}")
@@ -31,12 +31,12 @@ class CannotOpen(parser.Unreadable):
 
 @dataclass
 class FileBytes(parser.Bytes):
-    """The journal's bytes. What was cut off, or is asked for after the end, is not there."""
+    """The bytes of the journal file. Reads beyond its end return fewer bytes."""
 
     fd: int = -1
 
     def read(self, at: int, size: int) -> bytes:
-        # Not a mapping: if the file is truncated we get a short read, not a SIGBUS.
+        # Not mapped: after a truncation this is a short read instead of a SIGBUS.
         try:
             return os.pread(self.fd, size, at)
         except OSError:
@@ -55,19 +55,19 @@ class FileBytes(parser.Bytes):
 
 
 class _Definitions(parser.Definitions):
-    """Those of a file: on a weakly ordered machine their position may be visible before them."""
+    """On a weakly ordered machine, the position may be visible before the definitions."""
 
     def _skip(self) -> int:
         self.stuck += 1
         if self.stuck < _MOST_STUCK_READS:
             return 0
-        # Once for the whole stretch.
+        # Once per damaged area.
         self.unreadable += self.stuck == _MOST_STUCK_READS
         return 8
 
 
 class Ring(parser.Records):
-    """The records of a file, whose writer may overtake us."""
+    """The records of a file, which its writer may overwrite during a read."""
 
     def __init__(
         self,
@@ -79,25 +79,25 @@ class Ring(parser.Records):
         super().__init__(mark, made)
         self._file = file
         self._start, self.size = area
-        # A record, and the padding before it, are written before they are published.
+        # A record and the padding before it are written before the position is published.
         self._unpublished = 2 * layout.largest_record(self.size)
-        # Where the oldest began that was left at the last look.
+        # The start of the oldest record that was left at the last check.
         self._gone = -self._unpublished
 
     def end(self) -> int:
-        """How far the writer has come."""
+        """The writer's position."""
         # Always a multiple of eight, unless it is damaged.
         return self._file.word(layout.RING_POSITION) & ~7
 
     def read(self, end: int, most: int = _MOST_BYTES - layout.LARGEST_RECORD) -> list[Any]:
-        """Every whole record up to this end, in order; overwritten records are counted.
+        """The whole records up to *end*, in order; counts overwritten records as lost.
 
-        *most*: records that begin within so many bytes.
+        *most*: only records that begin within so many bytes.
         """
         records: list[Any] = []
         if end - self.position > self.size:
             if self.end() < end:
-                return records  # Damaged: a position only grows.
+                return records  # damaged: a position only grows
             self.position = end - self.size
         read_bytes = 0
         while self.position < end and read_bytes < most:
@@ -105,7 +105,7 @@ class Ring(parser.Records):
             whole = min(end - self.position, self.size - offset)
             want = min(whole, most + layout.LARGEST_RECORD)
             block = self._file.read(self._start + offset, want)
-            # The cut-off end of a file counts as zeros: no record, and given up in time.
+            # A truncated part counts as zeros, which are no record and are skipped in time.
             block += bytes(want - len(block))
             read_bytes += want
             stop = want if want == whole else want - layout.LARGEST_RECORD
@@ -116,8 +116,8 @@ class Ring(parser.Records):
         return records
 
     def go_back(self, position: int, before: int) -> None:
-        """Read again from there on, and so many bytes *before*, where no record need begin."""
-        # Of those that are overwritten by now the number is not known: they count as one.
+        """Read again from a position, and *before* bytes earlier, where no record need begin."""
+        # The number of records overwritten by now is unknown: they count as one.
         self.lost += self.end() - position > self.size
         self.position, self.stuck = max(position - before, 0) & ~7, _MOST_STUCK_READS
 
@@ -126,17 +126,17 @@ class Ring(parser.Records):
         if waits and position >= self._gone + self._unpublished:
             self._gone = self.end() - self.size
         if position < self._gone + self._unpublished:
-            # The writer overwrote this while we read: go on behind it.
+            # The writer overwrote this during the read: continue behind it.
             return max(8, self._gone - position)
         if waits:
-            # Not visible yet, or incomplete since its writer died: wait for a few reads.
+            # Not visible yet, or never completed by a dead writer: wait for a few reads.
             self.stuck += 1
             return 0
         return 8
 
 
 class JournalReader(parser.Journal):
-    """One journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
+    """A journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
 
     ring: Ring
     content: FileBytes
@@ -157,7 +157,7 @@ class JournalReader(parser.Journal):
 
     def _open(self) -> None:
         found = os.fstat(self.content.fd)
-        # Not FileBytes.read: an error of the system says nothing about the file.
+        # Not FileBytes.read, which hides system errors.
         content = b""
         if stat.S_ISREG(found.st_mode):
             content = os.pread(self.content.fd, layout.HEAD_BYTES, 0)
@@ -176,18 +176,18 @@ class JournalReader(parser.Journal):
             most = _MOST_DAMAGED if definitions.stuck else _MOST_BYTES
             block = self.content.read(start + position, min(end - position, most))
             definitions.feed(block, more=position + len(block) < end)
-            # One piece of a damaged stretch a call: however long it is, other journals wait for us.
+            # One piece of a damaged area per call, so that other journals are not delayed.
             if definitions.position == position or definitions.stuck:
                 break
 
     def read(self) -> list[parser.Record]:
         end = self.ring.end()
-        # After the position: what the records before it refer to is defined by then.
+        # After the position, so that earlier records refer to known definitions.
         self.read_definitions()
         return self.ring.read(end)
 
     def commit(self, position: int, expected: int, lost: int) -> None:
-        """Records that everything before this bookmark was delivered."""
+        """Record that everything before this position was delivered."""
         content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
         content += checksum(content, 0).to_bytes(4, "little")
         # If the directory is full or gone, some records may be read again.
@@ -199,14 +199,14 @@ class JournalReader(parser.Journal):
                 os.close(fd)
 
     def writer_is_alive(self) -> bool:
-        """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
+        """Whether a process holds the journal's lock, which works across PID namespaces."""
         try:
             return files.holder(self.content.fd) is not None
         except (OSError, ValueError):
             return False
 
     def was_removed(self) -> bool:
-        """Whether the file has no name any more: only those who have it open can read it."""
+        """Whether the file was deleted, so that only open descriptors can read it."""
         try:
             return os.fstat(self.content.fd).st_nlink == 0
         except OSError:
@@ -221,5 +221,5 @@ class JournalReader(parser.Journal):
         return self.ring.position >= self.ring.end()
 
     def close(self) -> None:
-        """Closes the file; later reads return nothing."""
+        """Close the file; later reads return nothing."""
         self.content.close()

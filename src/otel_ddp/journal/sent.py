@@ -1,4 +1,4 @@
-"""A journal on its way to another node: the bytes that are sent, and what they say there."""
+"""The bytes of a journal that are sent to another node, and the journal that arrives there."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from otel_ddp.journal import layout, parser
 from otel_ddp.journal.reader import Ring
 from otel_ddp.vocabulary import catalog
 
-# What the judge of a run and its history read of a journal is sent, and nothing else.
+# The record types that a run's judge needs; no others are sent.
 _STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
 KEPT_TOTALS = frozenset({catalog.TRAINING_STEP_DURATION.name, catalog.OTEL_DDP_HOOK_TIME.name})
-"""Of a rank, beside its steps and phases, which have series: what a history keeps."""
+"""Totals for the history of a rank, beside steps and phases."""
 _TOTALS_NAMED = tuple(f'"{name}"'.encode() for name in {*KEPT_TOTALS, catalog.TRAINING_STEPS.name})
-# Of one report, and of one journal.
+# Limits per report, and per journal.
 _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
-# The first totals of a process are those of the lists above, or near them.
+# The first totals of a process include the ones above.
 _TOTALS_BYTES = 4096
-# In bytes: a step begins with the end of the one before.
+# In bytes. A step begins with the end of the previous one.
 _SOME_STEPS = 16 * 1024
-# The keys of events and spans that hold times of the wall clock.
+# Keys of events and spans with wall-clock times.
 _TIMES = ("time", "start", "end")
-# No time is further away, and no place of a journal.
+# The largest valid time, and the largest position in a journal.
 _LAST_NS = _LAST_PLACE = 1 << 62
 _LONGEST_NAME = 200
 
 
 class Stretch(NamedTuple):
-    """What is sent of all that lies between two positions: whole records, and where each lies."""
+    """The records sent from the range between two positions: their positions and bytes."""
 
     since: int
     until: int
@@ -41,7 +41,7 @@ class Stretch(NamedTuple):
 
     @classmethod
     def of(cls, since: int, until: int, records: Iterable[tuple[int, bytes]]) -> Stretch:
-        """In as few pieces as there can be; records without content are left out."""
+        """Merge adjacent records into pieces; records without content are left out."""
         found = cls(since, until, [], [])
         for position, content in records:
             if content and found.at and position == found.at[-1] + len(found.content[-1]):
@@ -53,17 +53,17 @@ class Stretch(NamedTuple):
 
 
 class SentJournal:
-    """A journal of this node, also after its reader was closed and its file was deleted."""
+    """The sender of a journal, which outlives its reader and the deletion of its file."""
 
     def __init__(self, reader: parser.Journal, mark: tuple[int, int, int]) -> None:
-        """*mark*: from where on its records are sent, until earlier ones are asked for."""
+        """*mark*: where to begin sending records, until earlier ones are requested."""
         self._reader = reader
         self._file = reader.content.again()
         self._areas = reader.areas
         self._ring = Ring(self._file, self._areas.ring, mark, self._sent)
         self._defined, self._lost_before = 0, mark[2]
         self.sends_values = False
-        """Whether values, events and checkpoints are sent too: a history keeps them."""
+        """Whether to send values, events and checkpoints as well, for a history."""
 
     def close(self) -> None:
         self._file.close()
@@ -74,7 +74,7 @@ class SentJournal:
         return self._ring.lost - self._lost_before
 
     def go_back(self, defined: int, position: int) -> None:
-        """Send again what lies behind these positions, as far as it is still there."""
+        """Resend from these positions on, as far as the bytes remain."""
         self._defined = min(defined, self._defined)
         if position < self._ring.position:
             self._ring.go_back(position, _SOME_STEPS)
@@ -94,7 +94,7 @@ class SentJournal:
         return self._file.read(layout.REASON, layout.REASON_BYTES)
 
     def definitions(self) -> Stretch:
-        """Those that were read here, and were not sent."""
+        """The definitions that were read but not sent."""
         since, (start, _) = self._defined, self._areas.definitions
         end = self._reader.defined
         block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
@@ -104,12 +104,12 @@ class SentJournal:
             if kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED):
                 records.append((at, whole))
         if self._defined == since:
-            # Damaged: what the reader here has skipped as well.
+            # Damaged: skip what the reader has skipped.
             self._defined = end
         return Stretch.of(since, self._defined, records)
 
     def records(self, most: int) -> Stretch:
-        """Those that were read here, and were not sent; *most*: within so many bytes."""
+        """The records that were read but not sent, within *most* bytes."""
         since = self._ring.position
         found = self._ring.read(self._reader.position, most)
         return Stretch.of(since, self._ring.position, found)
@@ -125,7 +125,7 @@ class SentJournal:
 
 
 class _Places(parser.Bytes):
-    """Bytes by their place in the file; what was not sent is not there."""
+    """The received bytes of a file."""
 
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}
@@ -138,12 +138,12 @@ class _Places(parser.Bytes):
 
 
 class ReceivedJournal(parser.Journal):
-    """A journal of another node, as far as its bytes have come. Its times are by our clock."""
+    """The received part of another node's journal. Its times are converted to our clock."""
 
     content: _Places
 
     def __init__(self, name: str, head: bytes, ahead_ns: int) -> None:
-        """Raises Unreadable. *ahead_ns*: our clock less the monotonic one of its node."""
+        """*ahead_ns*: our clock minus its node's monotonic clock. Raises Unreadable."""
         if not (name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
             raise parser.Unreadable("a journal without a name")
         self.head = head
@@ -158,7 +158,7 @@ class ReceivedJournal(parser.Journal):
             raise parser.Unreadable(f"{name} is damaged")
 
     def set_clock(self, ahead_ns: int) -> None:
-        """Take an offset of the clocks that is known better, or has changed."""
+        """Set a better or changed clock offset."""
         created_ns = self._told.created_monotonic_ns + ahead_ns
         if 0 <= created_ns < _LAST_NS:
             self.created_ns = created_ns
@@ -169,16 +169,16 @@ class ReceivedJournal(parser.Journal):
         return self._until < 0
 
     def resume(self, position: int) -> None:
-        """The history has all before this offset: take what comes from there on."""
+        """The history contains everything before this position: accept later records."""
         self._resumed, self._until = position, max(position - _SOME_STEPS, 0)
 
     @property
     def position(self) -> int:
-        """How far its ring has come."""
+        """The position up to which the ring was received."""
         return max(self._until, self._resumed)
 
     def put(self, progress: bytes, totals: bytes, reason: bytes) -> None:
-        """What is overwritten in place, as it is now; empty: as before."""
+        """Set the areas that are overwritten in place; empty: unchanged."""
         at_totals, _ = self.areas.totals
         for at, content, most in (
             (layout.PHASE, progress, _PROGRESS_BYTES),
@@ -189,7 +189,7 @@ class ReceivedJournal(parser.Journal):
                 self.content.known[at] = content[:most]
 
     def define(self, stretch: Stretch) -> bool:
-        """Take definitions; whether none is lacking before them. Raises Unreadable."""
+        """Add definitions; False if some before them are missing. Raises Unreadable."""
         _check_places(stretch)
         definitions = self._definitions
         if stretch.since > definitions.position:
@@ -203,7 +203,7 @@ class ReceivedJournal(parser.Journal):
         return True
 
     def add(self, stretch: Stretch, lost: int) -> bool:
-        """Take records; whether none is lacking before them. Raises Unreadable.
+        """Add records; False if some before them are missing. Raises Unreadable.
 
         *lost*: how many were overwritten before they could be sent.
         """
@@ -213,19 +213,19 @@ class ReceivedJournal(parser.Journal):
         if stretch.since > self._until:
             return False
         for position, content in zip(stretch.at, stretch.content, strict=False):
-            # An agent that starts again sends some of it once more.
+            # A restarted agent sends some records again.
             known = max(self._until - position, 0)
             if known < len(content):
                 self.ring.position = position + known
                 self._new += self.ring.feed(content[known:])
         self._until = max(self._until, stretch.until)
-        # An agent that starts again counts from 0.
+        # A restarted agent counts from 0.
         self._told_lost, self._new_lost = lost, self._new_lost + max(lost - self._told_lost, 0)
         return True
 
     @property
     def lost(self) -> int:
-        # The numbers of records say nothing: not all are sent.
+        # Sequence numbers show nothing, as not all records are sent.
         return self._lost
 
     def read(self) -> list[parser.Record]:
@@ -234,7 +234,7 @@ class ReceivedJournal(parser.Journal):
         return [self._by_our_clock(each) for each in new]
 
     def _by_our_clock(self, record: parser.Record) -> parser.Record:
-        """Steps count their times from the journal's beginning."""
+        """Step words count time from the creation of the journal, so they need no change."""
         if isinstance(record, parser.Scalars):
             return record._replace(time_ns=self._shifted(record.time_ns))
         if isinstance(record, parser.Document):
@@ -254,7 +254,7 @@ class ReceivedJournal(parser.Journal):
 
 
 def _check_places(stretch: Stretch) -> None:
-    """Of 64 bits each, they would grow beyond what can be asked for again."""
+    """Positions of 64 bits could grow beyond any that can be requested again."""
     if max(stretch.since, stretch.until, *stretch.at) > _LAST_PLACE:
         raise parser.Unreadable("a place that no journal has")
 

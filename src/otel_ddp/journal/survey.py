@@ -1,7 +1,7 @@
-"""The state of a node as one document, as its agents tell it.
+"""The status of a node as one document, from its agents.
 
-An agent writes it into its file, and answers the page out of the same. `otel-ddp status` joins
-those of all agents, and counts the processes that none of them serves.
+An agent writes it into its file, and serves it to the page. `otel-ddp status` merges the documents
+of all agents, and counts processes without an agent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described
 
 SCHEMA = 8
-"""The number of the document; docs/json.md describes each key."""
+"""The version of the document; docs/json.md describes each key."""
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0
 # By then an agent has started.
@@ -32,20 +32,20 @@ _Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Survey:
-    """The agents and processes of a node, and what the agents have found."""
+    """The agents and processes of a node, and their verdicts."""
 
     agents: _Rows = field(default_factory=list)
     processes: list[process_state.ProcessState] = field(default_factory=list)
-    """Also those of other nodes, of the runs that an agent leads."""
+    """Including those of other nodes, in runs that an agent leads."""
     verdicts: _Rows = field(default_factory=list)
     past: _Rows = field(default_factory=list)
     insufficient: _Rows = field(default_factory=list)
-    """The runs whose ranks cannot be compared, and why."""
+    """Runs whose ranks cannot be compared, and why."""
     unreadable: list[str] = field(default_factory=list)
     unserved: _Rows = field(default_factory=list)
-    """The places whose processes wait for an agent."""
+    """Directories whose processes wait for an agent."""
     links: _Rows = field(default_factory=list)
-    """By run, how the agents of its nodes are linked, in a sentence."""
+    """The links between the agents of each run, in words."""
 
     @property
     def agent(self) -> Mapping[str, Any]:
@@ -53,18 +53,18 @@ class Survey:
         return self.agents[0] if self.agents else {}
 
     def looks(self, run: str = "") -> list[str]:
-        """Where other ranks of these runs are shown, each once. *run*: of this one alone."""
+        """Where the other ranks of runs are shown, without duplicates. *run*: only of this run."""
         told = [each for each in self.links if run in ("", each.get("run"))]
         return list(dict.fromkeys(str(each["look"]) for each in told if each.get("look")))
 
     def to_json(self) -> dict[str, Any]:
-        """As `otel-ddp status --json` shows it, and as an agent writes it."""
+        """For `otel-ddp status --json` and an agent's file."""
         processes = [each.to_json() for each in self.processes]
         return {"schema": SCHEMA, **vars(self), "processes": processes}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Survey:
-        """What `to_json` has made; of another version's only the agents."""
+        """The inverse of `to_json`; of another version only the agents."""
         told = {**found}
         if told.pop("schema", None) != SCHEMA:
             return cls(agents=plain.list_of(dict, told.get("agents")))
@@ -73,13 +73,12 @@ class Survey:
 
 
 def told_by_agent(place: Place) -> Survey:
-    """What the agent of a place has written last."""
+    """The last status that the agent of a directory has written."""
     return Survey.from_json(files.read_mapping(place.agent_file))
 
 
 def leave(place: Place, told: Survey) -> None:
-    """Keeps of an agent that is gone what the next one goes on with: what is known of processes
-    whose journals are there."""
+    """Leave a file for the next agent when one ends, with the processes whose journals remain."""
     here = {path.name for path in place.journals()}
     left = [each for each in told.processes if each.journal in here]
     files.remove(place.agent_file)
@@ -96,7 +95,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         told = told_by_agent(place)
         agent = _agent(place, told)
         alive = agent["alive"]
-        # Without an agent it is unknown whether the rest still holds.
+        # Without an agent, only ends are certain.
         found.processes.extend(each for each in told.processes if alive or each.ended)
         found.past.extend(told.past)
         if alive or agent.get("pid"):
@@ -107,22 +106,22 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": waiting})
-    # The agent still lists a run that is over, because one rank or none is left of it.
+    # The agent still lists an ended run, as it has less than two ranks then.
     going = {each.of_run for each in found.processes if not each.ended}
     insufficient = [each for each in found.insufficient if of_run(each) in going]
     return replace(found, processes=process_state.table(found.processes), insufficient=insufficient)
 
 
 def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
-    """Group and name of the run that these are about."""
+    """Group and name of the run in these labels."""
     return str(labels.get("group") or ""), str(labels.get("run") or "")
 
 
 def _waiting(place: Place, now_ns: int) -> int:
-    """How many living processes have been there for long."""
+    """How many living processes have waited for long."""
     count = 0
     for path in place.journals():
-        # It may have been deleted since it was listed.
+        # It may have been deleted meanwhile.
         with contextlib.suppress(Unreadable):
             reader = JournalReader(path)
             count += reader.writer_is_alive() and now_ns - reader.created_ns > _LONG_HERE_NS
@@ -143,8 +142,8 @@ def with_texts(
 
 
 def _agent(place: Place, told: Survey) -> dict[str, Any]:
-    """What is shown of the agent itself."""
-    # From the kernel, as numbered here; the agent's own number is of its PID namespace.
+    """The agent's own row."""
+    # Its pid from the kernel, in our PID namespace; the agent reports the one in its own.
     pid, silent_s = place.agent_pid(), 0.0
     with contextlib.suppress(OSError):
         silent_s = time.time() - place.agent_file.stat().st_mtime

@@ -1,4 +1,4 @@
-"""The values that a process has logged: the last, lowest and highest, and which is better."""
+"""The logged values of a process: last, lowest and highest, and in which direction they improve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Words in which people name what gets better as it falls, and as it grows.
+# Words in the names of values that improve by falling, or by growing.
 _FALLS = _set(
     "loss losses error errors err perplexity perplexities ppl wer cer ter rmse rmsle mse mae mape "
     "smape nll bpb bpc bpd fid lpips brier ece eer regret fpr fnr logloss crossentropy xent"
@@ -28,18 +28,18 @@ _GROWS = _set(
     "miou dice jaccard ndcg mrr hits psnr ssim mcc kappa pearson spearman r2 tpr tnr specificity "
     "sensitivity success win exact elbo likelihood"
 )
-# A name with one of these is about something else: `loss_scale`, `reward_std`, `grad_acc_steps`.
+# With one of these words, the name is about something else: `loss_scale`, `reward_std`.
 _ELSE = _set(
     "scale scaler scaling weight weights coef coefficient factor lr norm grad gradient count num "
     "number time seconds ms std var variance threshold temperature rejected delta change gap steps "
     "ratio"
 )
-# These say of which values, or how they were put together: `Loss/train`, `reward/mean`.
+# These words only say which values, or how they were combined: `Loss/train`, `reward/mean`.
 _QUALIFIERS = _set(
     "train training val valid validation eval evaluation test dev epoch step batch mean avg "
     "average ema total sum dataloader idx macro micro"
 )
-# Pairs of words that mean something else than each of the two.
+# Words with a different meaning together.
 _PAIRS = (
     (("cross", "entropy"), "crossentropy"),
     (("negative", "log", "likelihood"), "nll"),
@@ -50,9 +50,9 @@ _ENDING_NUMBER = re.compile(r"\d+$")
 
 
 def direction(name: str, chosen: Mapping[str, Any]) -> str:
-    """`min` or `max`; empty if neither is known to be better.
+    """`min` or `max`, whichever is better; empty if unknown.
 
-    *chosen*: what the user says, by the name or by its last part.
+    *chosen*: the user's choices, by name or by its last part.
     """
     said = chosen.get(name, chosen.get(name.rpartition("/")[2]))
     if said in catalog.BEST:
@@ -62,8 +62,8 @@ def direction(name: str, chosen: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=10_000)
 def guessed(name: str) -> str:
-    """The direction that people mean by this name: loss falls, accuracy grows."""
-    # The last part says what it is (`losses/entropy`), unless it only says of which values.
+    """The usual direction of a name: a loss falls, accuracy grows."""
+    # The last part has the meaning (`losses/entropy`), unless it only says which values.
     for part in reversed(name.split("/")):
         words = _words(part)
         if not words <= _QUALIFIERS:
@@ -102,7 +102,7 @@ def _of_words(words: set[str]) -> str:
 
 
 class Point(NamedTuple):
-    """One logged value."""
+    """A logged value."""
 
     value: float
     step: int | None
@@ -110,7 +110,7 @@ class Point(NamedTuple):
 
 
 class Extremes(NamedTuple):
-    """Those of one name and split; the first of several equal values counts."""
+    """The extremes of a name; the first of several equal values counts."""
 
     lowest: Point
     highest: Point
@@ -121,7 +121,7 @@ class Extremes(NamedTuple):
 
 
 def chosen_directions(reader: Journal) -> Mapping[str, Any]:
-    """What the user says of names whose direction is not guessed."""
+    """The directions that the user has chosen."""
     return plain.mapping(reader.facts.get("best"))
 
 
@@ -138,7 +138,7 @@ def last_values(reader: Journal) -> dict[Name, Point]:
 
 
 def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[str, Any]]:
-    """The summary of a process: each name that has extremes, with its last value."""
+    """The summary of a process: each name with extremes, and its last value."""
     last, chosen = last_values(reader), chosen_directions(reader)
     return [
         {
@@ -155,7 +155,7 @@ def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[s
 
 
 def extremes_of(summary: Any) -> dict[Name, Extremes]:
-    """What `described` has made of them; without rows that are damaged."""
+    """The inverse of `described`, without damaged rows."""
     found = {}
     for row in plain.list_of(dict, summary):
         name, split = plain.text(row.get("name")), plain.text(row.get("split"))
@@ -175,5 +175,5 @@ def _point(found: Any) -> Point | None:
 
 
 def _is_clean(text: str) -> bool:
-    """Whether it can be a label as it is, like every text that a journal gives."""
+    """Whether it is a valid label as it is, like every text from a journal."""
     return clean_text(text.encode(errors="replace")) == text

@@ -1,4 +1,4 @@
-"""Writes one process's journal: memory only, no waiting, nothing that can fail after opening."""
+"""Writes the journal of a process: only to memory, without waiting or failing once it is open."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _SLOT = LATEST_HEAD.size
-# Room that names must leave: for each counter and histogram of a process (at most 48 with 5 kB and
-# 79 slots), and for a second identity once the run's name is known.
+# Reserved beside names: for the counters and histograms of a process (at most 48, with 5 kB and 79
+# slots), and for a second identity once the run's name is known.
 _TOTALS_BYTES = 6 * 1024
 _TOTALS_SLOTS = 128
 _LEARNED_BYTES = 2 * 1024
-# Copied: these are looked up in each step, and a lookup in another module costs time.
+# Module-level copies, as lookups in another module cost time in each step.
 _RING_WORD = layout.RING_POSITION // 8
 _SCALARS = layout.SCALARS
 _CODE_SHIFT = layout.CODE_SHIFT
@@ -46,13 +46,14 @@ _STATE_WORD = layout.STATE // 8
 
 
 open_journals: set[Path] = set()
-"""Those of this process. A query of their locks would drop these locks."""
+"""The journals of this process. Querying their locks would drop them."""
 
 
 class Gate:
-    """The gate to a journal: one thread writes at a time, and no signal handler in between.
+    """The lock of a journal, for one thread at a time; it refuses writes of signal handlers in
+    between.
 
-    Plain attributes: `quick_log` of the recorder reads them on the hot path.
+    Plain attributes: `quick_log` reads them on the hot path.
     """
 
     __slots__ = (
@@ -67,21 +68,21 @@ class Gate:
     )
 
     def __init__(self) -> None:
-        # Progress uses this lock too: two locks taken in turn could deadlock.
+        # Also the lock of Progress, as two locks taken in turn could deadlock.
         self.lock = threading.RLock()
         self.inside = False
         self.closed = False
         self.deferred: Callable[[], None] | None = None
         self.interrupted = 0
-        """How many calls of signal handlers were refused, and are not counted yet."""
+        """Number of refused calls of signal handlers that are not counted yet."""
         self.check_due_ns = 0
-        """When the next check is due; at once if a signal handler was refused."""
+        """When the next check is due: immediately if a signal handler was refused."""
         self.logs = self.log_ns = 0
-        """How many quick calls of `log` there were, and what all calls took: one quick call of 64
-        stands for the others."""
+        """Number of quick calls of `log`, and the time of all calls, for which every 64th quick
+        call is timed."""
 
     def write(self, act: Callable[[], T], default: D) -> T | D:
-        """Writes to the journal, unless it is closed or this interrupts another write."""
+        """Write to the journal, unless it is closed or this call interrupts another write."""
         with self.lock:
             if self.closed:
                 return default
@@ -97,29 +98,29 @@ class Gate:
                     self.run_deferred()
 
     def note_reentry(self) -> None:
-        """Notes a call of a signal handler that has interrupted a write of its own thread.
+        """Note a call of a signal handler that interrupted a write of its own thread.
 
-        The lock lets it in, but a second write would damage the first one. Even counting it waits.
+        The lock is reentrant, but a second write would damage the first. The call is counted later.
         """
         self.interrupted += 1
         self.check_due_ns = 0
 
     def defer(self, act: Callable[[], None]) -> bool:
-        """Whether this call interrupted a write. If so, the act is done right after that."""
+        """Whether this call interrupts a write; if so, *act* runs right after that."""
         with self.lock:
             if self.inside:
                 self.deferred = act
             return self.inside
 
     def run_deferred(self) -> None:
-        """Does what was deferred to the end of a write."""
+        """Run what was deferred to the end of a write."""
         act, self.deferred = self.deferred, None
         if act is not None:
             act()
 
 
 class Shape:
-    """What all calls of `log` with the same names have in common, worked out once."""
+    """The record layout of all `log` calls with the same names, prepared once."""
 
     __slots__ = ("counts", "head", "ids", "latest", "latest_word", "pack", "seen", "size")
 
@@ -133,27 +134,27 @@ class Shape:
         self.pack = struct.Struct(f"<8sI8sqqd{len(packed)}s{count}d").pack
         self.head = struct.pack("<IHH", self.size, _SCALARS, 0)
         self.counts = struct.pack("<II", count, 0)
-        # Where the copy of the latest record lies in the file, and the word of its position.
+        # The slice of the file with the latest record, and the word with its position.
         self.latest: slice | None = None
         self.latest_word = 0
         self.seen = False
 
 
 class _Definitions:
-    """The area that is never overwritten, and how much of it each kind may still take."""
+    """The area that is never overwritten, with the space left for each kind of definition."""
 
     def __init__(self, writer: JournalWriter, identity: bytes) -> None:
         self._writer = writer
         self._used = 0
         self.define(layout.IDENTITY, identity)
         self.left = self._shares()
-        # The last part of it is for the counters of names.
+        # The last part is for counters per name.
         self._reserve = writer.areas.definitions[1] // 16
         self._names = 0
         self._totals = 0
 
     def _shares(self) -> dict[int, int]:
-        """How many bytes each kind of definition may take whose number is not limited."""
+        """The space of each kind of definition whose number is unbounded."""
         room = self._writer.areas.definitions[1]
         config, facts = self._writer.areas.latest[1] // 4, max(4096, room // 16)
         kept = 2 * self._used + _LEARNED_BYTES + _TOTALS_BYTES
@@ -180,7 +181,7 @@ class _Definitions:
         return True
 
     def name(self, name: bytes, split: bytes) -> int:
-        """Gives a name its number; 0 if there is no room for one more."""
+        """Assign a number to a name; 0 if there is no room."""
         number = self._names + 1
         payload = layout.NAME_HEAD.pack(number, len(name), len(split)) + name + split
         if not self.within(layout.NAME, layout.NAME, payload, self._reserve):
@@ -210,7 +211,7 @@ class _Definitions:
 
 
 class JournalWriter:
-    """One journal, one process, one writer. Callers hold a lock around each call."""
+    """The writer of one journal. Callers hold a lock around each call."""
 
     def __init__(self, directory: Path, size: int, identity: Mapping[str, Any]) -> None:
         size -= size % 8
@@ -225,14 +226,14 @@ class JournalWriter:
             with off_standard_streams():
                 self._fd = files.create(hidden)
                 self._file = file_of(self._fd)
-                # All blocks are allocated now: a hole in a full tmpfs would be a SIGBUS later.
+                # Allocate all blocks now: a hole in a full tmpfs would be a SIGBUS later.
                 os.posix_fallocate(self._fd, 0, size)
-                # The map has a descriptor of its own.
+                # The map has its own descriptor.
                 self.mapped = mmap.mmap(self._fd, size)
-            # The kernel drops this lock when this process dies; no child inherits it.
+            # The kernel drops this lock when the process dies; children do not inherit it.
             files.lock(self._fd)
             self._start(size, identity)
-            # Read-only from now on, so that no program truncates it by mistake.
+            # Read-only, so that no program truncates it by mistake.
             os.fchmod(self._fd, 0o400)
             with files.own_directory(directory) as folder:
                 os.rename(hidden.name, self.path.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -275,7 +276,7 @@ class JournalWriter:
     # -- the ring
 
     def scalars(self, shape: Shape, time_ns: int, step: int, epoch: float, values: Any) -> None:
-        """Append one `log` call, and keep a copy as the latest of its shape."""
+        """Append one `log` call, and store a copy as the latest one with these names."""
         size = shape.size
         position = self.position
         ring = self.ring_bytes
@@ -290,7 +291,7 @@ class JournalWriter:
         record = checksum(body, position).to_bytes(4, "little") + body
         start = self.ring_start + offset
         self.mapped[start : start + size] = record
-        # Counted once it is written: a value that does not pack was not lost.
+        # Only now: a value that does not pack is no lost record.
         self.number = number
         self.position = self.words[_RING_WORD] = position + size
         if shape.latest is not None:
@@ -300,7 +301,7 @@ class JournalWriter:
             self._first_latest(shape, position, record)
 
     def append(self, kind: int, payload: bytes) -> bool:
-        """Append any other record to the ring; False if it is larger than a record may be."""
+        """Append any other record to the ring; False if it is too large."""
         size = padded(RECORD.size + len(payload))
         if size > largest_record(self.ring_bytes):
             return False
@@ -316,7 +317,7 @@ class JournalWriter:
         return True
 
     def _pad(self, position: int, room: int) -> int:
-        # If not even a record's head fits, writer and reader both go on at the next lap.
+        # If no record head fits, writer and reader both continue at the next lap.
         if room >= RECORD.size:
             self.put(
                 self.ring_start + position % self.ring_bytes,
@@ -353,11 +354,11 @@ class JournalWriter:
     # -- definitions
 
     def name(self, text: str, split: str = "") -> int:
-        """Gives a name its number; 0 if there is no room for one more."""
+        """Assign a number to a name; 0 if there is no room."""
         return self.definitions.name(_cut(text, 60_000), _cut(split, 1000))
 
     def document(self, kind: int, content: Mapping[str, Any]) -> bool:
-        """Writes an IDENTITY, CONFIG or FACTS document; a later one replaces or completes it."""
+        """Write an IDENTITY, CONFIG or FACTS document; a later one replaces or extends it."""
         payload = _json(content)
         if kind in self.definitions.left:
             return self.definitions.within(kind, kind, payload)
@@ -368,56 +369,56 @@ class JournalWriter:
     def counter(
         self, metric: str, attributes: Mapping[str, str] | None = None, of_name: bool = False
     ) -> int:
-        """The slot of a new cumulative total; -1 if none is left.
+        """The slot of a new counter; -1 if none is left.
 
-        *of_name*: each name may have such a total, so it takes no room from the others.
+        *of_name*: a counter per name, which must not take the reserved slots.
         """
         return self.definitions.total(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
 
     def histogram(self, metric: str, bounds: Sequence[float]) -> int:
-        """The slot of a new histogram: its sum, then one total a bucket; -1 if none is left."""
+        """The slot of a new histogram: its sum, then a slot per bucket; -1 if none is left."""
         return self.definitions.total(
             layout.HISTOGRAM, metric, {}, len(bounds) + 2, {"bounds": list(bounds)}
         )
 
     def add(self, index: int, amount: float) -> None:
-        """Raise a total."""
+        """Add to a total."""
         if index >= 0:
             self.totals[index] += amount
 
     def set(self, index: int, value: float) -> None:
-        """Overwrite a total that is a time stamp."""
+        """Overwrite a total, as for a timestamp."""
         if index >= 0:
             self.totals[index] = value
 
     # -- progress
 
-    # One aligned store each, which is whole at any moment: neither lock nor checksum is needed.
+    # One aligned store each, which is atomic: neither a lock nor a checksum is needed.
 
     def phase(self, code: int, name: int, since_ns: int) -> None:
-        """Writes the phase and since when it lasts; *name* is 0 if the code says it all.
+        """Write the phase and its start; *name* is 0 if the code is enough.
 
-        The time counts from the creation of the journal: hooks, which write the words themselves
-        in every step, get it with one addition.
+        The time counts from the creation of the journal, so that hooks, which write these words
+        themselves in every step, need a single addition.
         """
         words = self.words
         words[_PHASE_NAME_WORD] = name
         words[_PHASE_WORD] = code << _CODE_SHIFT | since_ns
 
     def step(self, number: int) -> None:
-        """Writes the last step; -1 if there is none yet."""
+        """Write the last step; -1 if there is none yet."""
         self.words[_STEP_WORD] = number + 1
 
     def expect_ms(self, milliseconds: int) -> None:
-        """Writes how long the user expects the phase to last; 0 if unknown."""
+        """Write how long the user expects the phase to last; 0 if unknown."""
         self.words[_EXPECT_MS_WORD] = milliseconds
 
     def state(self, code: int, since_us: int) -> None:
-        """Writes the state. The first state comes last of all: from then on there is a progress."""
+        """Write the state. The first one is written last of all: readers then use the progress."""
         self.words[_STATE_WORD] = code << _CODE_SHIFT | since_us
 
     def reason(self, text: str) -> None:
-        """Writes why the run ended."""
+        """Write why the run ended."""
         encoded = _cut(text, layout.REASON_BYTES - layout.REASON_HEAD.size)
         head = layout.REASON_HEAD.pack(len(encoded), checksum(encoded, layout.REASON))
         self.mapped[layout.REASON : layout.REASON + len(head) + len(encoded)] = head + encoded
@@ -431,12 +432,12 @@ class JournalWriter:
         return self.position - self.agent_position() > self.ring_bytes
 
     def agent_position(self) -> int:
-        """How far the agent has delivered the ring; 0 if it has not begun."""
+        """The ring position up to which the agent has delivered; 0 if it has not begun."""
         taken = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
         return 0 if taken is None else taken[0]
 
     def close(self) -> None:
-        """Closes the file, which stays for the agent. A forked child leaves it to the parent."""
+        """Close the file, which stays for the agent. A forked child leaves it to the parent."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -444,12 +445,12 @@ class JournalWriter:
         totals.release()
         words, self.words = self.words, scratch_words()
         words.release()
-        # The map has a descriptor of its own, of which only the size can be asked.
+        # Only the size of the map's own descriptor can be queried.
         if file_of(fd) == self._file and _still_has_its_file(self.mapped):
             self.mapped.close()
         else:
-            # Other code has closed our descriptors, and may use their numbers by now. The map's end
-            # would close one, so the map never ends, not even with the interpreter.
+            # Other code has closed our descriptors and may have reused their numbers. Unmapping
+            # would close one of them, so the map is leaked, even at exit.
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mapped))
@@ -465,7 +466,7 @@ def _still_has_its_file(mapped: mmap.mmap) -> bool:
 
 
 def scratch_words() -> memoryview[int]:
-    """Takes the place of a closed journal's words: late writes go here."""
+    """The target of late writes after a journal is closed."""
     return memoryview(bytearray(layout.HEAD_BYTES)).cast("Q")
 
 
@@ -474,13 +475,13 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _cut(text: str, most_bytes: int) -> bytes:
-    # At the end of a character: half of one would count as damage.
+    # At the end of a character, as half of one would count as damage.
     encoded = text.encode("utf-8", "replace")
     return encoded[:most_bytes].decode("utf-8", "ignore").encode()
 
 
 def _start_ticks() -> int:
-    # Pid and start time identify a process for good: a pid alone is used again.
+    # Pid and start time identify a process; a pid alone is reused.
     stat = files.stat_fields(Path("/proc/self"))
     return int(stat[19]) if len(stat) > 19 else 0
 
