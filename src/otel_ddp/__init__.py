@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Nothing is imported before it is asked for: a bare `import otel_ddp` costs about a millisecond.
-# Where those names live that are not in `run.api`.
+# Names are imported at first use: a bare `import otel_ddp` takes about a millisecond. The modules
+# of names that are not in `run.api`.
 _HOME = {
     "ConfigError": "errors",
     "Identity": "identity.identity",
@@ -61,7 +61,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    # Hidden from type checkers: to them a name that is not listed above is a mistake.
+    # Hidden from type checkers, which then reject unlisted names.
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

@@ -1,4 +1,4 @@
-"""What a user may catch, and what keeps our own failures out of the training loop."""
+"""The exceptions that users may catch, and the containment of our own failures."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ T = TypeVar("T")
 
 log = logging.getLogger("otel_ddp")
 
-# How often each place has failed.
+# Number of failures per place.
 failures: dict[str, int] = {}
 
-# Our own test suite sets this, so that containment never hides a bug from us.
+# Set by our tests, so that containment never hides a bug.
 raise_failures = False
 
-# Set by the run, so that the failures of a process show in its series.
+# Set by the run, to count failures in its series.
 count_failure: Callable[[], None] | None = None
 
-# For the one path that cannot pay for a wrapper. Whatever it catches, it hands on to a contained
+# For the hot path, which cannot afford a wrapper. What it catches, it passes to a contained
 # function.
 ANY_ERROR: Final = Exception
 
-# The places that `warn_once` has warned about.
+# The places that have warned already.
 warned: set[str] = set()
 
-# The packages whose errors our own code may raise.
+# Packages whose exceptions our own code may raise.
 _KNOWN: Final = {"builtins", "torch", __name__.partition(".")[0], *sys.stdlib_module_names}
 
 
 class OtelDdpError(Exception):
-    """The root of what this library raises."""
+    """The base class of this library's exceptions."""
 
 
 class ConfigError(OtelDdpError, ValueError):
@@ -49,7 +49,7 @@ class MissingDependency(OtelDdpError, ImportError):
 
 
 def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Catches whatever the function raises, and returns the default; the failure is recorded."""
+    """Catch whatever the function raises, record the failure, and return the default."""
 
     def wrap(func: Callable[P, T]) -> Callable[P, T]:
         where = func.__qualname__
@@ -70,7 +70,7 @@ def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]
 
 
 def attempt(call: Callable[[], T], default: T) -> T:
-    """Calls the user's code; returns the default if it raises."""
+    """Call user code; return the default if it raises."""
     try:
         return call()
     except Exception:
@@ -79,10 +79,10 @@ def attempt(call: Callable[[], T], default: T) -> T:
 
 
 def reraise_foreign() -> None:
-    """Raises the handled exception again if it interrupted our code and is not of our making.
+    """Re-raise the current exception if it came from outside and only interrupted our code.
 
-    A signal handler or another thread of the user has raised it: a time limit, or a preemption.
-    It is meant for the training loop.
+    It was raised by a user's signal handler or another thread, as for a time limit or a preemption,
+    and is meant for the training loop.
     """
     error = sys.exc_info()[1]
     if error is None or error.__traceback__ is None:
@@ -93,7 +93,7 @@ def reraise_foreign() -> None:
 
 def _from_a_handler(trace: TracebackType | None) -> bool:
     if trace is None:
-        return False  # It was raised in the frame that handles it.
+        return False  # it was raised in the frame that handles it
     handlers = {_code(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
     while trace is not None:
         if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace):
@@ -105,7 +105,8 @@ def _from_a_handler(trace: TracebackType | None) -> bool:
 def _was_given_its_caller(trace: TracebackType) -> bool:
     """Whether a function was called with its caller's frame, as Python calls signal handlers.
 
-    The registered handlers alone do not tell: a handler may install another one before it raises.
+    Comparing with the registered handlers is not enough: a handler may install another one before
+    it raises.
     """
     frame = trace.tb_frame
     code, caller = frame.f_code, frame.f_back
@@ -123,8 +124,8 @@ def _was_given_its_caller(trace: TracebackType) -> bool:
 def _from_another_thread(error: BaseException) -> bool:
     """Whether another thread raised the error in this thread (PyThreadState_SetAsyncExc).
 
-    That function takes a class only, so the error has no arguments. And the error interrupts code
-    that cannot raise such a class by itself.
+    That function takes only a class, so the error has no arguments. And it interrupts code that
+    cannot raise such a class itself.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -150,7 +151,7 @@ def _code(handler: Any) -> CodeType | None:
 
 
 def record_failure(where: str) -> None:
-    """Counts the handled exception; logs the first one of each place."""
+    """Count the current exception; log the first one of each place."""
     reraise_foreign()
     failures[where] = failures.get(where, 0) + 1
     if failures[where] == 1:
@@ -160,7 +161,7 @@ def record_failure(where: str) -> None:
 
 
 def warn_once(place: str, text: str, *args: object) -> None:
-    """Warns once a place and process."""
+    """Warn once per place and process."""
     if place not in warned:
         warned.add(place)
         log.warning(text, *args)

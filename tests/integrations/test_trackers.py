@@ -20,11 +20,11 @@ from conftest import Here, Journal
 from extras import needed
 from integrations import programs
 from node import Node, finished, until
+from otel_ddp import integrations
 from otel_ddp.integrations import trackers
 from otel_ddp.integrations.launch.startup.sitecustomize import NAMES
 from otel_ddp.journal.parser import Document
 from otel_ddp.recording.values import flat
-from otel_ddp.run import for_frameworks
 
 
 class SummaryWriter:
@@ -67,7 +67,7 @@ def test_its_values_have_its_steps_and_those_of_the_training_go_on(
     place: Here, writer: Any
 ) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
-    for_frameworks.instrument(run="one")
+    integrations.instrument(run="one")
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
 
@@ -100,7 +100,7 @@ def test_the_folders_of_writers_tell_their_values_apart(place: Here, writer: Any
         setattr(each, "log_dir" if "x" in folder else "logdir", folder)
         each.add_scalar(tag, 1.0, 1)
 
-    for_frameworks.instrument(run="one")
+    integrations.instrument(run="one")
     for folder in ("runs/x/train", "runs/x/val", "runs/x/critic", "runs/x", "runs/y/eval"):
         write(folder)
     write("runs/x/train", "val_loss")
@@ -143,7 +143,7 @@ def test_an_error_of_the_writer_is_the_programs_and_one_of_ours_is_not(
     place: Here, writer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("otel_ddp.errors.raise_failures", False)
-    for_frameworks.instrument(run="one")
+    integrations.instrument(run="one")
     writer.add_scalar("loss", "blob", 1)
     writer.add_scalar("loss", 1.0, "one")
     writer.add_scalars("loss", Unreadable(a=1.0), 2)
@@ -164,7 +164,7 @@ def test_the_import_of_each_tracker_is_noticed() -> None:
 
 
 def test_a_thread_may_begin_with_the_method(place: Here, writer: Any) -> None:
-    for_frameworks.instrument(run="one")
+    integrations.instrument(run="one")
 
     # No frame is below it.
     _thread.start_new_thread(writer.add_scalar, ("loss", 1.0, 1))

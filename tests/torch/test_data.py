@@ -56,9 +56,9 @@ def test_a_users_own_replacement_of_the_loaders_next_stays_and_works(
     otel_ddp.uninstrument()
     otel_ddp.instrument(nn.Linear(4, 1))
 
-    assert dataloader._BaseDataLoaderIter.__next__ is theirs
     assert len(list(DataLoader(TensorDataset(INPUT)))) == 8
     otel_ddp.uninstrument()
+    assert dataloader._BaseDataLoaderIter.__next__ is theirs
     # The user's code puts back what it had replaced.
     monkeypatch.undo()
     otel_ddp.instrument(nn.Linear(4, 1))

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from otel_ddp.torch.hooks import garbage
+from otel_ddp.torch.hooks import runtime
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _no_other_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
-    garbage.detach()
+    runtime.detach_from_gc()
     gc.enable()
     left, gc.callbacks[:] = list(gc.callbacks), callbacks
     assert left == []
@@ -41,7 +41,7 @@ def readings(*each_ns: int) -> Callable[[], int]:
 
 def test_the_time_of_each_collection_is_added() -> None:
     stepper = a_stepper()
-    garbage.attach(stepper, clock=readings(0, 100, 130, 200, 250))
+    runtime.attach_to_gc(stepper, clock=readings(0, 100, 130, 200, 250))
 
     gc.collect()
     once = stepper.progress.work.gc_ns
@@ -68,7 +68,7 @@ def test_what_a_handler_raises_while_garbage_is_collected_reaches_the_loop() -> 
         raise Preempted
 
     stepper = a_stepper()
-    garbage.attach(stepper)
+    runtime.attach_to_gc(stepper)
     Interrupting()
     before = signal.signal(signal.SIGUSR1, handle)
     try:

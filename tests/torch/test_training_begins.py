@@ -19,7 +19,8 @@ import otel_ddp
 from conftest import Here
 from loops import totals
 from otel_ddp.integrations import launch
-from otel_ddp.torch import discovery, training_begins
+from otel_ddp.torch import discovery
+from otel_ddp.torch.hooks.called import ignore_training
 from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
@@ -35,7 +36,7 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("otel_ddp.run.current_run._watched", set())
     launch.wait_for_training()
     yield
-    training_begins.stop()
+    ignore_training()
     discovery.detach()
     otel_ddp.finish()
     assert not _has_any_global_hook()

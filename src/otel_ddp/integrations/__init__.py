@@ -1,42 +1,28 @@
-"""Callbacks, loggers and trackers for frameworks: a module for each, which imports it.
+"""What the integrations share: argument checks, phases between events, and automatic runs.
 
-Here is what they share: their arguments, phases between two events of a framework, and how they
-hear a program without a line of ours. `trackers` hears W&B and others, and imports none of them.
+There is a module for each framework, which imports it. `trackers` imports none of its trackers.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import otel_ddp
+from otel_ddp import errors
 
 
 def checked(arguments: dict[str, Any]) -> dict[str, Any]:
-    """These arguments; a TypeError if `instrument` does not take them beside its model."""
+    """Return the arguments; raise a TypeError if `instrument` does not accept them."""
     inspect.signature(otel_ddp.instrument).bind(None, **arguments)
     return arguments
 
 
-def after(owner: Any, name: str, act: Callable[..., Any]) -> None:
-    """From here on call *act* after each call of a function, with the same arguments."""
-    function = getattr(owner, name)
-
-    # As it is called: the defaults of what is left out differ between versions.
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        act(*args, **kwargs)
-        return result
-
-    setattr(owner, name, called)
-
-
 class OpenPhase:
-    """At most one phase at a time. Framework code between the events may raise: no end is owed."""
+    """At most one phase at a time, which the next one ends: frameworks may skip end events."""
 
     def __init__(self) -> None:
         self.name: str = ""
@@ -52,3 +38,54 @@ class OpenPhase:
         """End the open phase, if any."""
         self.name = ""
         self._stack.close()
+
+
+# -- automatic runs: of programs that do not call otel_ddp, whose code must not get an exception
+
+
+def instrument(model: Any = None, **arguments: Any) -> otel_ddp.Run:
+    """Like `otel_ddp.instrument`, but log a mistake instead of raising it.
+
+    Returns a run that records nothing after a mistake, or if the program has finished its run.
+    Only a framework that names the run, as for a trial of a search, gets a second one.
+    """
+    if "run" not in arguments and _is_over():
+        return _silent()
+    return _open(partial(otel_ddp.instrument, model, **arguments)) or _silent()
+
+
+def init(*, again: bool = False) -> otel_ddp.Run:
+    """Like `otel_ddp.init`, for a program that uses another tracker.
+
+    *again*: open another run although one was finished.
+    """
+    from otel_ddp.run import opening
+
+    if opening.in_data_worker() or (_is_over() and not again):
+        return _silent()
+    return _open(otel_ddp.init) or _silent()
+
+
+def _is_over() -> bool:
+    from otel_ddp.run import current_run
+
+    return otel_ddp.current() is None and current_run.had_one()
+
+
+@errors.contained()
+def _open(call: Callable[[], otel_ddp.Run]) -> otel_ddp.Run | None:
+    before = otel_ddp.current()
+    try:
+        opened = call()
+    except otel_ddp.ConfigError as error:
+        errors.warn_once("automatic", "Nothing is recorded of this program: %s", error)
+        return None
+    if opened is not before:
+        opened.was_automatic = True
+    return opened
+
+
+def _silent() -> otel_ddp.Run:
+    from otel_ddp.run.run import silent
+
+    return silent()

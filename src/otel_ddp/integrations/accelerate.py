@@ -1,4 +1,4 @@
-"""For Accelerate: what a program gives its Accelerator is logged here too."""
+"""For Accelerate: records what a program passes to its Accelerator."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 from accelerate.accelerator import Accelerator
 
 import otel_ddp
-from otel_ddp import errors
-from otel_ddp.integrations import after
-from otel_ddp.run import for_frameworks
+from otel_ddp import errors, integrations
+from otel_ddp.torch.hooks.called import Called
 
 
-# Once: `otel-ddp run` calls it before a line of the program does.
+# Once: `otel-ddp run` calls it before the program may.
 @functools.cache
 def autolog() -> None:
-    """From here on what an Accelerator is given is logged here too, with or without a tracker."""
-    after(Accelerator, "init_trackers", _configure)
-    after(Accelerator, "log", _log)
+    """Record the configuration and values of each Accelerator, with or without a tracker."""
+    Called(Accelerator, "init_trackers", _configure)
+    Called(Accelerator, "log", _log)
 
 
 @errors.contained()
@@ -27,7 +26,7 @@ def _configure(
 ) -> None:
     # Accelerate itself calls trackers on the first rank only.
     if config and accelerator.is_main_process:
-        for_frameworks.instrument().config(config)
+        integrations.instrument().config(config)
 
 
 @errors.contained()

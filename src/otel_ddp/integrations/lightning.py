@@ -1,4 +1,4 @@
-"""For Lightning: a logger for what it reports, and a callback that measures each rank."""
+"""For Lightning: a logger for its values, and a callback that measures each rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import Any
 
 import otel_ddp
-from otel_ddp import errors
-from otel_ddp.integrations import OpenPhase, after, checked
+from otel_ddp import errors, integrations
+from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.recording import values
-from otel_ddp.run import for_frameworks
+from otel_ddp.torch.hooks.called import Called
 
-# The classes of the two packages differ: those of the package that the program has imported.
+# The classes of the two packages differ: use the package that the program has imported.
 _PACKAGE, _FABRIC = "lightning.pytorch", "lightning.fabric"
 if _PACKAGE not in sys.modules and "pytorch_lightning" in sys.modules:
     _PACKAGE, _FABRIC = "pytorch_lightning", "lightning_fabric"
@@ -36,15 +36,15 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
 
     @property
     def experiment(self) -> otel_ddp.Run:
-        """The run of this rank. Lightning asks for it on every rank, before it trains."""
-        # An exception has ended the run: what follows, such as another trial, is a run of its own.
+        """The run of this rank. Lightning gets it on every rank, before it trains."""
+        # An exception has ended the run: another trial, for example, is a run of its own.
         if self._run is None or self._run.is_closed:
             self._run = self._instrument(**self._arguments)
         return self._run
 
     @property
     def name(self) -> str:
-        """The group of the run, and the folder of its checkpoints."""
+        """The group of the run, and the directory of its checkpoints."""
         return (self._run or self.experiment).group
 
     @property
@@ -73,14 +73,14 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
             _end_failed(sys.exc_info()[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A rank that Lightning spawns opens its own.
+        # A rank that Lightning spawns opens its own run.
         return {**vars(self), "_run": None}
 
 
 class OtelDdpCallback(_Callback):  # type: ignore[misc]
     """`Trainer(callbacks=[OtelDdpCallback()])`: steps and phases of each rank, and how it ended.
 
-    Takes the arguments of `instrument`; beside an `OtelDdpLogger` it needs none.
+    Takes the arguments of `instrument`; with an `OtelDdpLogger` it needs none.
     """
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
@@ -91,25 +91,25 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
         self._phase = OpenPhase()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Open the run of a program that tests, validates or predicts without a training."""
+        """Open the run of a program that tests, validates or predicts without training."""
         if stage != "fit":
             self._instrument(**self._arguments)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
+        """Like `instrument`, this raises for invalid arguments, before the first step."""
         run = self._instrument(_wrapped(trainer, pl_module), **self._arguments)
         run.describe(pl_module)
         self._look_at(trainer, run)
 
     @errors.contained()
     def _look_at(self, trainer: Any, run: otel_ddp.Run) -> None:
-        # Lightning tells when a checkpoint is about to be written, and not when it is.
+        # Lightning has an event before a checkpoint is written, and none afterwards.
         trainer.save_checkpoint = _as_checkpoint(trainer.save_checkpoint)
         run.config({"trainer": _settings(trainer)})
 
     @errors.contained()
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # A checkpoint is restored by now, and says how many steps there were before.
+        # A checkpoint is restored by now, with its number of steps.
         if (run := otel_ddp.current()) is not None:
             run.resume_from(trainer.global_step)
 
@@ -137,19 +137,19 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
 @_on_rank_zero  # type: ignore[untyped-decorator]
 def _log(metrics: Mapping[str, Any], step: int | None) -> None:
-    """As other loggers of Lightning: values that are no mean of all ranks are those of rank 0."""
+    """On rank 0, like other loggers: values that are not averaged over ranks are rank 0's."""
     numbers = {name: value for name, value in metrics.items() if name != "epoch"}
-    # The step is the Trainer's, or what the program logs as `step`: an epoch, mostly.
+    # The step is the Trainer's, or what the program logs as `step`, mostly an epoch.
     if (run := otel_ddp.current()) is not None:
         run.log_beside(numbers, step, metrics.get("epoch"))
 
 
 @errors.contained()
 def _wrapped(trainer: Any, module: Any) -> Any:
-    """What the strategy calls, if that is a wrapper.
+    """The model as wrapped by the strategy, or None if it is not wrapped.
 
-    Of a module without one Lightning calls `training_step`: what that calls is found. So it is
-    where `training_step` makes the steps by itself.
+    Of an unwrapped module, Lightning calls `training_step`: the models that it calls are
+    discovered. So they are if `training_step` optimizes manually.
     """
     model = trainer.strategy.model
     return None if model is module or not module.automatic_optimization else model
@@ -165,7 +165,7 @@ def _as_checkpoint(save: Any) -> Any:
 
 
 def _settings(trainer: Any) -> dict[str, Any]:
-    """How the Trainer trains."""
+    """The configuration of the Trainer."""
     return {
         "strategy": type(trainer.strategy).__name__,
         "precision": trainer.precision,
@@ -180,13 +180,13 @@ def _end_failed(error: BaseException | None) -> None:
     otel_ddp.finish("failed", reason="" if error is None else values.error_line(error))
 
 
-# -- a program without a line of ours
+# -- called by `otel-ddp run`
 
 
 class _AddedLogger(OtelDdpLogger):
-    """The one that a Trainer gets from `otel-ddp run`."""
+    """Added to a Trainer by `otel-ddp run`."""
 
-    _instrument = staticmethod(for_frameworks.instrument)
+    _instrument = staticmethod(integrations.instrument)
 
     def __init__(self, first: Any) -> None:
         super().__init__()
@@ -194,27 +194,27 @@ class _AddedLogger(OtelDdpLogger):
 
     @property
     def version(self) -> str:
-        """That of the program's own logger: the progress bar shows the versions of all."""
+        """The version of the program's own logger, as the progress bar shows all versions."""
         return str(self._first.version)
 
 
 class _AddedCallback(OtelDdpCallback):
-    """The one that a Trainer gets from `otel-ddp run`."""
+    """Added to a Trainer by `otel-ddp run`."""
 
-    _instrument = staticmethod(for_frameworks.instrument)
+    _instrument = staticmethod(integrations.instrument)
 
 
 def add_to_every_trainer() -> None:
-    """From here on each Trainer and each Fabric has ours, unless the program gives it one."""
-    after(import_module(_PACKAGE).Trainer, "__init__", _add_to_trainer)
-    after(import_module(_FABRIC).Fabric, "__init__", _add_to_fabric)
+    """Add ours to each Trainer and each Fabric, unless the program does."""
+    Called(import_module(_PACKAGE).Trainer, "__init__", _add_to_trainer)
+    Called(import_module(_FABRIC).Fabric, "__init__", _add_to_fabric)
 
 
 @errors.contained()
 def _add_to_fabric(fabric: Any, *_: Any, **__: Any) -> None:
-    # Without one of the program, `fabric.logger` would be ours.
+    # If ours were the only one, it would become `fabric.logger`.
     if fabric.loggers and not _is_there(fabric.loggers):
-        # A new list: the old one is the program's own.
+        # A new list, as the program owns the old one.
         fabric._loggers = [*fabric.loggers, _AddedLogger(fabric.loggers[0])]
 
 
@@ -222,10 +222,10 @@ def _add_to_fabric(fabric: Any, *_: Any, **__: Any) -> None:
 def _add_to_trainer(trainer: Any, *_: Any, **__: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return
-    # Before the one that saves: a checkpoint is no part of the evaluation before it.
+    # Before the callback that saves: a checkpoint is no part of the evaluation before it.
     trainer.callbacks.insert(0, _AddedCallback())
-    # The first logger names the folder of the checkpoints. So without one there is none of ours,
-    # either, nor where Lightning has dropped them.
+    # The first logger determines the directory of checkpoints. So add none as the only logger, nor
+    # if Lightning has dropped the program's.
     if trainer.loggers and not trainer.fast_dev_run:
         trainer.loggers.append(_AddedLogger(trainer.loggers[0]))
 

@@ -1,4 +1,4 @@
-"""For Ray Train: what its workers report, and how the function that trains ended."""
+"""For Ray Train: records what workers report, and how the training function ended."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 import otel_ddp
 from otel_ddp import errors
+from otel_ddp.torch.hooks.called import Called
 
-# By its name: while Python is about to end its import, it is no attribute of `ray`.
+# By its name: while the import of `ray.train` is finishing, it is not an attribute of `ray` yet.
 _train: Any = import_module("ray.train")
 _report = _train.report
 
 
 def report(metrics: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `ray.train.report`; the run of this worker logs the metrics as well."""
+    """Like `ray.train.report`; also logs the metrics in the run of this worker."""
     _log(metrics)
     checkpoint = args[0] if args else kwargs.get("checkpoint")
     saves = contextlib.nullcontext() if checkpoint is None else otel_ddp.phase("checkpoint")
     with saves:
-        # As it is called: where Ray's first workers are on, a checkpoint has to be named.
+        # Arguments stay as they are: with Ray's V1 workers a checkpoint must be a keyword.
         return _report(metrics, *args, **kwargs)
 
 
 @errors.contained()
 def _log(metrics: Mapping[str, Any]) -> None:
-    # On each worker: the hooks read a loss on each as well, and one name has one meaning.
+    # On each worker: the hooks also read a loss on each, and a name must have one meaning.
     numbers = {k: v for k, v in metrics.items() if not isinstance(v, str | Mapping | list | tuple)}
     otel_ddp.log(numbers, epoch=numbers.pop("epoch", None))
 
 
-# -- a program without a line of ours
+# -- called by `otel-ddp run`
 
 
 def log_every_report() -> None:
-    """From here on `ray.train.report` is ours.
+    """Replace `ray.train.report` by ours.
 
-    It has the name of Ray's. So it is pickled by that name, and is Ray's own in a worker without
-    otel_ddp.
+    It keeps Ray's name, by which it is pickled: a worker without otel_ddp uses Ray's own.
     """
 
     @functools.wraps(_report)
@@ -51,19 +51,13 @@ def log_every_report() -> None:
 
 
 def end_with_the_function() -> None:
-    """From here on the run of a worker ends with its function, or with what that has raised."""
-    # In this the function is called, in each worker.
+    """End a worker's run with its training function, with its exception if it raised one."""
+    # Ray calls the function inside this context, in each worker.
     context = import_module("ray.train.torch").TorchConfig().train_func_context
-    leave = context.__exit__
-
-    def leave_and_end(self: Any, kind: Any, error: Any, trace: Any) -> Any:
-        _end(kind, error, trace)
-        return leave(self, kind, error, trace)
-
-    context.__exit__ = leave_and_end
+    Called(context, "__exit__", _end, before=True)
 
 
 @errors.contained()
-def _end(kind: Any, error: Any, trace: Any) -> None:
+def _end(_: Any, kind: Any, error: Any, trace: Any) -> None:
     if (run := otel_ddp.current()) is not None:
         run.__exit__(kind, error, trace)

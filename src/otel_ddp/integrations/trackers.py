@@ -1,7 +1,7 @@
-"""Hears what a program tells its trackers: W&B, SwanLab, MLflow, and TensorBoard's writers.
+"""Records what a program logs to W&B, SwanLab, MLflow, and TensorBoard's writers.
 
-A tracker's function is called first, just as the program called it, and what it returns or raises
-goes to the program. Then its arguments are recorded in the run of this process.
+Functions of the trackers are wrapped. The original runs first, and its result or exception goes to
+the program unchanged. Then its arguments are recorded in the run of this process.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
-from otel_ddp import errors
+from otel_ddp import errors, integrations
 
-# A framework -> our integration of it, which records what the framework logs.
+# A framework -> our integration, which records what the framework logs.
 _FRAMEWORKS = {
     "accelerate": "accelerate",
     "lightning": "lightning",
@@ -24,15 +24,16 @@ _FRAMEWORKS = {
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
-# Modules of a framework that only pass on what their caller tells a tracker.
-_LOGGERS = tuple(
-    f"{each}."
-    for each in (
-        *("accelerate.tracking", "lightning_utilities.core.rank_zero", "pytorch_lightning.loggers"),
-        *("lightning.fabric.loggers", "lightning.pytorch.loggers", "lightning_fabric.loggers"),
-    )
+# Modules of frameworks that only pass a caller's values to a tracker.
+_LOGGERS = (
+    "accelerate.tracking.",
+    "lightning.fabric.loggers.",
+    "lightning.pytorch.loggers.",
+    "lightning_fabric.loggers.",
+    "lightning_utilities.core.rank_zero.",
+    "pytorch_lightning.loggers.",
 )
-# Our names of a run -> those that trackers give to the same.
+# An argument of `init` -> the trackers' arguments with the same meaning.
 _NAMES = {
     "project": ("project",),
     "group": ("group",),
@@ -44,81 +45,83 @@ _NAMES = {
 
 
 class Call(NamedTuple):
-    """A call of a tracker that has returned."""
+    """A call of a tracker's function that has returned."""
 
+    given: dict[str, Any]
+    """The arguments by name."""
     result: Any
     is_inner: bool
-    """Whether the tracker made it itself."""
+    """Whether the tracker made the call itself."""
     is_recorded: bool
-    """Whether its values are recorded without it: a framework or another tracker made it."""
+    """Whether a framework or another tracker made the call: its values are recorded there."""
 
 
-# What has been replaced, by owner and attribute.
-_replaced: set[tuple[Any, str]] = set()
-# Runs that the program has opened, and that mirror its trackers.
+_Record = Callable[[Call], None]
+
+# The functions that are wrapped, by owner and attribute.
+_wrapped: set[tuple[Any, str]] = set()
+# Runs that the program has opened with `mirror=True`.
 _mirrors: WeakSet[Any] = WeakSet()
-# By run with a tracker's names: the process. A child's run is the object of its parent's.
+# Runs that were named by a tracker -> the process; a forked child inherits the run object.
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# By run: the runs of W&B and SwanLab that are open in it, as a program may have several at once.
+# Our run -> the W&B and SwanLab runs that are open in it; a program may have several at once.
 _open: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
-# By the tracker's run: the step of the next values.
+# The tracker's run -> the step of its next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# By run: the folder of the first writer that has logged.
+# Our run -> the folder of the first TensorBoard writer that logged.
 _first_folders: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def listen() -> None:
-    """Hear the trackers that have been imported by now."""
-    for tracker, records in TRACKERS.items():
-        for path, record in records.items():
+    """Wrap the functions of all trackers that are imported."""
+    for tracker, functions in TRACKERS.items():
+        for path, (names, record) in functions.items():
             *parents, name = path.split(".")
             owner = sys.modules.get(tracker)
             for each in parents:
                 owner = getattr(owner, each, None)
             # Another version may lack it.
             function = None if owner is None else getattr(owner, name, None)
-            if function is not None and (owner, name) not in _replaced:
-                _replaced.add((owner, name))
-                setattr(owner, name, _heard(tracker, function, record))
+            if function is not None and (owner, name) not in _wrapped:
+                _wrapped.add((owner, name))
+                setattr(owner, name, _wrap(tracker, function, names.split(), record))
 
 
 @errors.contained()
 def mirror(run: Any) -> None:
-    """From here on this run, which the program has opened, records what its trackers are told."""
+    """Record in this run, which the program has opened, what the program logs to its trackers."""
     from otel_ddp.integrations.launch.startup import sitecustomize
 
     _mirrors.add(run)
     listen()
     sitecustomize.install(set(TRACKERS))
-    # Theirs may have begun before.
+    # A tracker's run may be open already.
     wandb, swanlab = sys.modules.get("wandb"), sys.modules.get("swanlab")
     for theirs in (getattr(wandb, "run", None), getattr(swanlab, "run", None)):
         if theirs is not None:
             run.config(dict(theirs.config.items()))
     if wandb is not None and wandb.run is not None:
-        # W&B's module keeps methods of its run.
+        # The module has bound methods of its run.
         vars(wandb).update(log=wandb.run.log, alert=wandb.run.alert)
 
 
-def _heard(tracker: str, function: Callable[..., Any], record: Callable[..., None]) -> Any:
+def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: _Record) -> Any:
+    """*names*: of the positional arguments."""
+
     @functools.wraps(function)
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        # Where a thread begins with this very function, there is no frame.
-        _record(tracker, record, result, sys._getframe().f_back, args, kwargs)
+        # There is no frame if this function is the target of a thread.
+        frame = sys._getframe().f_back
+        _record(tracker, record, frame, {**dict(zip(names, args, strict=False)), **kwargs}, result)
         return result
 
-    return heard
+    return wrapper
 
 
 @errors.contained()
 def _record(
-    tracker: str,
-    record: Callable[..., None],
-    result: Any,
-    frame: FrameType | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    tracker: str, record: _Record, frame: FrameType | None, given: dict[str, Any], result: Any
 ) -> None:
     is_inner = False
     while (caller := _module(frame)).startswith(f"{tracker}.") and frame is not None:
@@ -128,8 +131,7 @@ def _record(
         caller = _module(frame)
     package = caller.partition(".")[0]
     ours = f"{__package__}.{_FRAMEWORKS[package]}" if package in _FRAMEWORKS else ""
-    is_recorded = package in TRACKERS or ours in sys.modules
-    record(Call(result, is_inner, is_recorded), *args, **kwargs)
+    record(Call(given, result, is_inner, package in TRACKERS or ours in sys.modules))
 
 
 def _module(frame: FrameType | None) -> str:
@@ -139,112 +141,86 @@ def _module(frame: FrameType | None) -> str:
 def _run_of(call: Call, *, begins: bool = False, opens: bool = True) -> Any:
     """The run that records this call; None if none does.
 
-    A program without a line of ours has one as soon as it tells a tracker something.
+    A program that does not call otel_ddp gets a run at its first call of a tracker.
     """
     if call.is_recorded and not begins:
         return None
-    # Here: a program that only imports a tracker imports no more of ours than this file.
-    from otel_ddp.run import current_run, for_frameworks
+    # Imported here: a program that only imports a tracker does not need it.
+    from otel_ddp.run import current_run
 
     run: Any = current_run.current() or current_run.inherited()
     if run is None and not opens:
         return None
-    if run is None or (begins and run.was_unasked):
-        run = for_frameworks.init()
-    if begins and run.told_end and run.was_unasked and run.identity.world_size == 1:
-        state, reason = run.told_end
+    if run is None or (begins and run.was_automatic):
+        run = integrations.init()
+    if begins and run.tracker_outcome and run.was_automatic and run.identity.world_size == 1:
+        state, reason = run.tracker_outcome
         run.finish(state, reason=reason)
-        run = for_frameworks.init(again=True)
+        run = integrations.init(again=True)
     elif begins:
-        run.told_end = None
-    hears = (run.was_unasked or run in _mirrors) and not run.is_closed
-    return run if hears else None
+        run.tracker_outcome = None
+    records = (run.was_automatic or run in _mirrors) and not run.is_closed
+    return run if records else None
 
 
 # -- runs
 
 
-def _begin(call: Call, given: Mapping[str, Any], config: Any, theirs: Any = None) -> None:
+def _begin(call: Call) -> None:
     from otel_ddp.identity.identity import VARIABLES
     from otel_ddp.run import api
 
     run = _run_of(call, begins=True)
     if run is None:
         return
-    if theirs is not None:
-        _open.setdefault(run, WeakSet()).add(theirs)
+    # MLflow's run has no configuration, and its tags are a mapping.
+    config = call.given.pop("tags", None) if not hasattr(call.result, "config") else None
+    if hasattr(call.result, "config"):
+        config = call.result.config
+        _open.setdefault(run, WeakSet()).add(call.result)
     if config and not call.is_recorded:
         run.config(dict(config.items()))
-    if not run.was_unasked or _named.get(run) == os.getpid():
+    if not run.was_automatic or _named.get(run) == os.getpid():
         return
     _named[run] = os.getpid()
-    said: dict[str, Any] = {}
-    for name, theirs in _NAMES.items():
-        value = next(filter(None, map(given.get, theirs)), None)
+    arguments: dict[str, Any] = {}
+    for name, names in _NAMES.items():
+        value = next(filter(None, map(call.given.get, names)), None)
         if value and not os.environ.get(VARIABLES[name][0]):
-            said[name] = value if name == "tags" else str(value)
-    if run.identity.world_size != 1 and "group" in said:
-        # Mostly rank 0 alone says it: its run would be another one than that of the other ranks.
-        run.config({"group": said.pop("group")})
-    api.init(**said)
-    # The program has said this to the tracker, not to us.
-    run.was_unasked = True
+            arguments[name] = value if name == "tags" else str(value)
+    if run.identity.world_size != 1 and "group" in arguments:
+        # Mostly rank 0 alone uses a tracker: its group would split it from the other ranks.
+        run.config({"group": arguments.pop("group")})
+    api.init(**arguments)
+    # The names came from the tracker: the program may still open its run by itself.
+    run.was_automatic = True
 
 
-def _wandb_init(call: Call, entity: Any = None, project: Any = None, *_: Any, **given: Any) -> None:
-    _begin(call, {**given, "project": project}, call.result.config, call.result)
-
-
-def _swanlab_init(call: Call, **given: Any) -> None:
-    _begin(call, given, call.result.config, call.result)
-
-
-def _mlflow_start(
-    call: Call,
-    run_id: Any = None,
-    experiment_id: Any = None,
-    run_name: Any = None,
-    *_: Any,
-    tags: Any = None,
-    **given: Any,
-) -> None:
-    _begin(call, {**given, "run_name": run_name}, tags)
-
-
-def _end(call: Call, theirs: Any, failed: Any, reason: Any) -> None:
-    for opened in _open.values():
-        if theirs in opened:
-            opened.discard(theirs)
-    run = _run_of(call, opens=False)
-    mlflow = sys.modules.get("mlflow")
-    # One that was nested, or one of several at once, leaves another one open.
-    if run is None or _open.get(run) or (mlflow is not None and mlflow.active_run() is not None):
-        return
-    # What follows still belongs to this run, until another one begins or the process ends.
-    run.told_end = ("failed", str(reason)) if failed else ("finished", "")
-
-
-def _wandb_finish(call: Call, theirs: Any, exit_code: Any = 0, *_: Any, **__: Any) -> None:
-    _end(call, theirs, exit_code, f"exit code {exit_code}")
-
-
-def _swanlab_finish(
-    call: Call, theirs: Any, state: Any = "success", error: Any = "", *_: Any, **__: Any
-) -> None:
-    _end(call, theirs, state != "success", error or state)
-
-
-def _mlflow_end(call: Call, status: Any = "FINISHED") -> None:
-    _end(call, None, status != "FINISHED", status)
-
-
-def _exit(call: Call, theirs: Any, kind: Any, error: Any, *_: Any) -> None:
+def _end(call: Call) -> None:
     from otel_ddp.recording import values
 
-    _end(call, theirs, kind, values.error_line(error) if error else "")
+    given = call.given
+    for opened in _open.values():
+        if given.get("run") in opened:
+            opened.discard(given["run"])
+    run = _run_of(call, opens=False)
+    mlflow = sys.modules.get("mlflow")
+    # A nested run, or one of several at once, leaves another one open.
+    if run is None or _open.get(run) or (mlflow is not None and mlflow.active_run() is not None):
+        return
+    error, state = given.get("error"), given.get("status") or given.get("state")
+    reason = ""
+    if isinstance(error, BaseException):
+        reason = values.error_line(error)
+    elif given.get("exit_code"):
+        reason = f"exit code {given['exit_code']}"
+    elif state not in (None, "success", "FINISHED"):
+        reason = str(error or state)
+    # Later values belong to this run, until another one begins or the process ends.
+    run.tracker_outcome = ("failed", reason) if reason else ("finished", "")
 
 
-# -- what is said in them
+# -- values, settings and alerts
 
 
 def _log(
@@ -256,7 +232,7 @@ def _log(
 
 
 def _numbers(data: Mapping[Any, Any], joint: str, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The numbers among pictures, tables and texts, in one level of names."""
+    """The numbers of a nested mapping with joined names, without pictures, tables and texts."""
     from otel_ddp.recording import values
 
     for name, value in data.items():
@@ -271,99 +247,76 @@ def _numbers(data: Mapping[Any, Any], joint: str, prefix: str) -> Iterator[tuple
                 continue
 
 
-def _step(run: Any, given: Any, commits: bool) -> Any:
-    """The step under which the tracker draws these values: it counts, where none is given."""
-    if (after := _next_steps.get(run)) is None:
-        after = errors.attempt(lambda: int(run.starting_step), 0)
-    step = after if given is None else given
-    # An earlier step leaves the tracker's count as it is.
-    _next_steps[run] = max(after, step + commits)
+def _step(call: Call, commits: bool) -> Any:
+    """The step at which the tracker plots these values; the tracker counts steps by itself."""
+    run, given = call.given["run"], call.given.get("step")
+    if (following := _next_steps.get(run)) is None:
+        following = errors.attempt(lambda: int(run.starting_step), 0)
+    step = following if given is None else given
+    # An earlier step does not reset the tracker's count.
+    _next_steps[run] = max(following, step + commits)
     return step
 
 
-def _wandb_log(
-    call: Call, run: Any, data: Any, step: Any = None, commit: Any = None, *_: Any, **__: Any
-) -> None:
-    commits = step is None if commit is None else bool(commit)
-    _log(call, data, _step(run, step, commits))
+def _wandb_log(call: Call) -> None:
+    commit = call.given.get("commit")
+    commits = call.given.get("step") is None if commit is None else bool(commit)
+    _log(call, call.given["data"], _step(call, commits))
 
 
-def _swanlab_log(call: Call, run: Any, data: Any, step: Any = None) -> None:
-    _log(call, data, _step(run, step, True), "/")
+def _swanlab_log(call: Call) -> None:
+    _log(call, call.given["data"], _step(call, True), "/")
 
 
-def _mlflow_log(call: Call, key: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> None:
-    _log(call, {key: value}, step)
+def _mlflow_log(call: Call) -> None:
+    given = call.given
+    data = given["metrics"] if "metrics" in given else {given["key"]: given["value"]}
+    _log(call, data, given.get("step"))
 
 
-def _mlflow_log_all(call: Call, metrics: Any, step: Any = None, *_: Any, **__: Any) -> None:
-    _log(call, metrics, step)
-
-
-def _mlflow_set(call: Call, key: Any, value: Any, *_: Any, **__: Any) -> None:
-    _config(call, {key: value})
-
-
-def _config(call: Call, config: Mapping[str, Any], *_: Any, **__: Any) -> None:
+def _config(call: Call) -> None:
+    given = call.given
+    whole = [given[name] for name in ("params", "tags", "hparam_dict") if name in given]
     if (run := _run_of(call)) is not None:
-        run.config(config)
+        run.config(whole[0] if whole else {given["key"]: given["value"]})
 
 
-def _changed(call: Call, config: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    # Before their run begins, and while the next one does, it is no run's.
+def _config_changed(call: Call) -> None:
+    # Before a tracker's run begins, and between two of them, the settings belong to no run.
     run = _run_of(call, opens=False)
-    if run is not None and run.told_end is None:
-        run.config(dict(config.items()))
+    if run is not None and run.tracker_outcome is None:
+        run.config(dict(call.given["config"].items()))
 
 
-def _alert(
-    call: Call, _: Any, title: Any, text: Any = "", level: Any = None, *__: Any, **___: Any
-) -> None:
+def _alert(call: Call) -> None:
+    given = call.given
     if (run := _run_of(call)) is not None:
-        run.alert(title, text, str(getattr(level, "value", level) or "info").lower())
+        level = getattr(given.get("level"), "value", given.get("level")) or "info"
+        run.alert(given["title"], given.get("text", ""), str(level).lower())
 
 
 # -- TensorBoard's writers
 
 
-def _scalar(
-    call: Call,
-    writer: Any,
-    tag: Any,
-    scalar_value: Any,
-    global_step: Any = None,
-    *_: Any,
-    **__: Any,
-) -> None:
-    _write(call, writer, {tag: scalar_value}, global_step)
-
-
-def _scalars(
-    call: Call,
-    writer: Any,
-    main_tag: Any,
-    tag_scalar_dict: Any,
-    global_step: Any = None,
-    *_: Any,
-    **__: Any,
-) -> None:
-    _write(call, writer, {main_tag: tag_scalar_dict}, global_step)
-
-
-def _write(call: Call, writer: Any, values: Mapping[Any, Any], step: Any) -> None:
+def _write(call: Call) -> None:
     from otel_ddp.recording.values import split_in
 
+    given = call.given
+    tag, value = given.get("tag"), given.get("scalar_value")
+    if "main_tag" in given:
+        tag, value = given["main_tag"], given["tag_scalar_dict"]
     if (run := _run_of(call)) is not None:
-        # For the results of hyperparameters a writer makes another one, in a folder of its own.
-        prefix, split = _place(run, None if call.is_inner else writer)
-        # A tag may name its split itself.
-        _log(call, values, step, "/", prefix, split_in(str(*values)) or split or None)
+        # The results of hyperparameters are written by an inner writer in a folder of its own.
+        prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
+        # A split in the tag takes precedence.
+        split = split_in(str(tag)) or split
+        _log(call, {tag: value}, given.get("global_step"), "/", prefix, split or None)
 
 
-def _place(run: Any, writer: Any) -> tuple[str, str]:
-    """What names the values of this writer apart from those of others: a prefix, and a split.
+def _prefix_and_split(run: Any, writer: Any) -> tuple[str, str]:
+    """The prefix and the split of a writer's values, which distinguish it from other writers.
 
-    The split is the last part of its folder, as of `runs/x/val`. The first folder has no prefix.
+    The split is the last part of its folder, as in `runs/x/val`. The first folder has no prefix.
     """
     from otel_ddp.recording.values import known_split
 
@@ -381,52 +334,49 @@ def _place(run: Any, writer: Any) -> tuple[str, str]:
     return f"{os.path.basename(folder) if apart == os.curdir else apart}/", split
 
 
-def _hparams(call: Call, _: Any, hparam_dict: Any, *__: Any, **___: Any) -> None:
-    _config(call, hparam_dict)
-
-
-_WRITER: dict[str, Callable[..., None]] = {
-    "SummaryWriter.add_scalar": _scalar,
-    "SummaryWriter.add_scalars": _scalars,
-    "SummaryWriter.add_hparams": _hparams,
+_WRITER: dict[str, tuple[str, _Record]] = {
+    "SummaryWriter.add_scalar": ("writer tag scalar_value global_step", _write),
+    "SummaryWriter.add_scalars": ("writer main_tag tag_scalar_dict global_step", _write),
+    "SummaryWriter.add_hparams": ("writer hparam_dict", _config),
 }
 _SWANLAB_CONFIG = "sdk.internal.run.components.config.Config"
 
-TRACKERS: dict[str, dict[str, Callable[..., None]]] = {
+TRACKERS: dict[str, dict[str, tuple[str, _Record]]] = {
     "wandb": {
-        "init": _wandb_init,
-        "Run.log": _wandb_log,
-        "Run.alert": _alert,
-        "Run.finish": _wandb_finish,
-        "Run.__exit__": _exit,
-        "Config.update": _changed,
-        "Config.setdefaults": _changed,
-        "Config.__setitem__": _changed,
-        "Config.__setattr__": _changed,
+        "init": ("entity project", _begin),
+        "Run.log": ("run data step commit", _wandb_log),
+        "Run.alert": ("run title text level", _alert),
+        "Run.finish": ("run exit_code", _end),
+        "Run.__exit__": ("run kind error", _end),
+        "Config.update": ("config", _config_changed),
+        "Config.setdefaults": ("config", _config_changed),
+        "Config.__setitem__": ("config", _config_changed),
+        "Config.__setattr__": ("config", _config_changed),
         # The run of the mode "disabled".
-        "sdk.lib.noop_run.NoopRun.log": _wandb_log,
-        "sdk.lib.noop_run.NoopRun.alert": _alert,
-        "sdk.lib.noop_run.NoopRun.finish": _wandb_finish,
+        "sdk.lib.noop_run.NoopRun.log": ("run data step commit", _wandb_log),
+        "sdk.lib.noop_run.NoopRun.alert": ("run title text level", _alert),
+        "sdk.lib.noop_run.NoopRun.finish": ("run exit_code", _end),
     },
     "swanlab": {
-        "init": _swanlab_init,
-        "Run.log": _swanlab_log,
-        "Run.finish": _swanlab_finish,
-        f"{_SWANLAB_CONFIG}.update": _changed,
-        f"{_SWANLAB_CONFIG}.__setitem__": _changed,
+        "init": ("", _begin),
+        "Run.log": ("run data step", _swanlab_log),
+        "Run.finish": ("run state error", _end),
+        f"{_SWANLAB_CONFIG}.update": ("config", _config_changed),
+        f"{_SWANLAB_CONFIG}.__setitem__": ("config", _config_changed),
     },
     "mlflow": {
-        "start_run": _mlflow_start,
-        "end_run": _mlflow_end,
-        "ActiveRun.__exit__": _exit,
-        "log_metric": _mlflow_log,
-        "log_metrics": _mlflow_log_all,
-        "log_param": _mlflow_set,
-        "log_params": _config,
-        "set_tag": _mlflow_set,
-        "set_tags": _config,
+        "start_run": ("run_id experiment_id run_name", _begin),
+        "end_run": ("status", _end),
+        "ActiveRun.__exit__": ("run kind error", _end),
+        "log_metric": ("key value step", _mlflow_log),
+        "log_metrics": ("metrics step", _mlflow_log),
+        "log_param": ("key value", _config),
+        "log_params": ("params", _config),
+        "set_tag": ("key value", _config),
+        "set_tags": ("tags", _config),
     },
     "torch.utils.tensorboard": _WRITER,
     "tensorboardX": _WRITER,
 }
-"""For each tracker, by the name of its module: what of it is heard, and what records that."""
+"""For each tracker by its module: the functions to wrap, their positional arguments, and what
+records a call."""

@@ -1,4 +1,4 @@
-"""For Hugging Face's Trainer: measures each rank, and logs what the Trainer reports."""
+"""For Hugging Face's Trainer: measures each rank, and logs the Trainer's values."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 import otel_ddp
-from otel_ddp import errors
-from otel_ddp.integrations import OpenPhase, after, checked
-from otel_ddp.run import for_frameworks
+from otel_ddp import errors, integrations
+from otel_ddp.integrations import OpenPhase, checked
+from otel_ddp.torch.hooks.called import Called
 
-# The prefix of what an evaluation and a prediction report -> the split of these values.
+# Prefix of the metrics of an evaluation or a prediction -> their split.
 _SPLITS = {"eval_": "val", "test_": "test"}
-# The metrics of an evaluation of one set alone have this name; those of several have longer ones.
+# A metric of an evaluation of a single data set; with several, names are longer.
 _OF_ONE_SET = "eval_runtime"
-# A name for each class of a data set, and no setting.
+# Names of classes rather than settings.
 _NO_SETTINGS = frozenset({"id2label", "label2id"})
 
 
 class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
-    """`Trainer(..., callbacks=[OtelDdpCallback(group="finetune")])`; arguments as of `instrument`.
+    """`Trainer(..., callbacks=[OtelDdpCallback(group="finetune")])`; arguments as for `instrument`.
 
-    The run ends with its process, since an evaluation may follow the training. Each trial of
+    The run ends with its process, as an evaluation may follow the training. Each trial of
     `hyperparameter_search` is a run of its own.
     """
 
@@ -34,14 +34,14 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
         self._is_open = False
-        # The run in which a search has begun, and the number of its trials.
+        # The run in which a search began, and the number of its trials.
         self._searching: otel_ddp.Run | None = None
         self._trials = 0
 
     # -- the run
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        # Not `is_hyper_param_search`: a checkpoint of a trial brings that into another training.
+        # Not `is_hyper_param_search`, which a trial's checkpoint restores in another training.
         parameters = getattr(state, "trial_params", None)
         if parameters is None:
             self._open(args, more.get("model"), {})
@@ -56,35 +56,35 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         names: dict[str, str],
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
+        """Like `instrument`, this raises for invalid arguments, before the first step."""
         self._is_open = True
         arguments = self._arguments | names
-        # A run that the user has opened has its name already.
+        # A run that the user has opened has a name already.
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
-        # Without a model: callbacks are given the one inside of DDP, FSDP and the compiled one.
+        # Without the model: callbacks get the one inside of DDP, FSDP or a compiled module.
         run = self._instrument(**arguments)
-        # `loss` is the Trainer's mean over ranks and steps: that of one rank has another meaning.
+        # `loss` is the Trainer's mean over ranks and steps, unlike the loss of one rank.
         run.watch(reads_loss=False)
         if model is not None:
             run.describe(model)
-        # Not all parameters of a trial are settings of the Trainer.
+        # Some parameters of a trial are no settings of the Trainer.
         first = parameters or {}
         errors.attempt(lambda: run.config({**first, **_configuration(args, model)}), None)
 
     def _next_trial(self) -> dict[str, str]:
-        """The names of a trial. Its evaluation follows, so its run ends with the next one."""
+        """The names of a trial's run. It ends with the next trial, as an evaluation follows."""
         if self._searching is None:
             self._searching = otel_ddp.current() or self._instrument(**self._arguments)
         self._phase.end()
-        # Before the name is read: at its end a run asks the process group, if it did not before.
+        # First: at its end a run asks the process group for its name, if it has not yet.
         otel_ddp.finish()
         run, trial = self._searching.run, self._trials
         self._trials += 1
         return {"group": self._searching.group or run, "run": f"{run}-trial-{trial}"}
 
     def _open_without_training(self, args: Any, more: Mapping[str, Any]) -> None:
-        # A Trainer that only evaluates or predicts begins no training.
+        # A Trainer that only evaluates or predicts has no start of training.
         if not self._is_open:
             self._open(args, more.get("model"), {})
 
@@ -96,7 +96,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     @errors.contained()
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-        # The Trainer has computed the mean of all ranks, so it is the same on each.
+        # The Trainer's mean over ranks is the same on each rank.
         if state.is_world_process_zero:
             self._log(args, state, logs, more)
 
@@ -120,7 +120,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         for split, values in by_split.items():
             otel_ddp.log(values, step=state.global_step, epoch=state.epoch, split=split)
 
-    # -- evaluations and checkpoints: the Trainer announces them in its control before they begin
+    # -- evaluations and checkpoints, which the Trainer announces in its control
 
     @errors.contained()
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -142,7 +142,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
     ) -> None:
         self._phase.end()
-        # Where another set follows, the next phase is an evaluation once more.
+        # If another data set follows, the next phase is an evaluation again.
         if control.should_save and _OF_ONE_SET in (metrics or ()):
             self._phase.begin("checkpoint")
 
@@ -150,14 +150,14 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
 
-    # Another callback may take back what was announced.
+    # Another callback may cancel what was announced.
     on_epoch_begin = on_step_begin = on_save
 
 
 def _configuration(args: Any, model: Any) -> dict[str, Any]:
-    """The settings of the Trainer and of the model; first those that differ from the default.
+    """The settings of the Trainer and of the model, first those that are not the default.
 
-    What is not set is left out: labels have room for a hundred settings.
+    Unset ones are left out, as labels have room for a hundred settings.
     """
     found: dict[str, Any] = args.to_dict()
     defaults = {name: field.default for name, field in args.__dataclass_fields__.items()}
@@ -176,24 +176,24 @@ def _set(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# So that `report_to="otel_ddp"` finds it, in a program that has imported this module.
+# For `report_to="otel_ddp"`, in a program that has imported this module.
 integration_utils.INTEGRATION_TO_CALLBACK["otel_ddp"] = OtelDdpCallback
 
 
-# -- a program without a line of ours
+# -- called by `otel-ddp run`
 
 
 class _Added(OtelDdpCallback):
-    """The one that a Trainer gets from `otel-ddp run`."""
+    """Added to a Trainer by `otel-ddp run`."""
 
-    _instrument = staticmethod(for_frameworks.instrument)
+    _instrument = staticmethod(integrations.instrument)
 
 
 def add_to_every_trainer() -> None:
-    """From here on each Trainer has a callback, unless the program gives it one."""
+    """Add a callback to each Trainer, unless the program does."""
     from transformers import Trainer
 
-    after(Trainer, "__init__", _add_ours)
+    Called(Trainer, "__init__", _add_ours)
 
 
 @errors.contained()

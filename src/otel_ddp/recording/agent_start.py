@@ -15,29 +15,28 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 
 # How long an agent may take to get its lock before another process starts one; how often ranks
-# check for the agent; and how long a run waits for it at its end.
+# check for the agent; how long a run waits for it at its end.
 START_GRACE_S = 5.0
 CHECK_EVERY_NS = 4_000_000_000
 WAIT_FOR_AGENT_S = 0.25
 
-# CPython, PyPy and GraalPy, in whatever version, and the interpreters of conda and of venvs.
+# CPython, PyPy and GraalPy in any version, and the interpreters of conda and of venvs.
 _PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
-# A variable of the agent that we start, and of every process that the agent starts. It is no
-# setting: users do not set it, and are not warned about it.
+# An internal variable of the agent and of the processes that it starts. It is no setting.
 _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
-# The log is in shared memory: beyond this size the next agent begins it anew.
+# The log is in shared memory: if it is larger, the next agent truncates it.
 _LOG_BYTES = 256 * 1024
-# The places for which this process has started an agent.
+# The directories for which this process has started an agent.
 _started: set[Path] = set()
 
 
 @errors.contained(default=False)
 def ensure_agent(place: Place) -> bool:
-    """Starts the node's agent unless one lives or is starting; True if this call started one."""
+    """Start the node's agent unless one is alive or starting; True if this call started one."""
     if _MARK in os.environ:
         # The executable that we started as Python is the training itself, which now runs twice.
-        # No process of this node starts another one while this one lives.
+        # While this process lives, no process of this node starts another one.
         place.delay_start(_MARKED_HOLD_S)
         _warn_no_agent(f"{sys.executable} runs this program, whatever it is asked")
         return False
@@ -47,7 +46,7 @@ def ensure_agent(place: Place) -> bool:
         return _start_once(place)
     except OSError as error:
         errors.reraise_foreign()
-        # The directory was removed during the run, was replaced, or no process may be added.
+        # The directory was removed or replaced during the run, or no process can be created.
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         errors.warn_once("agent", "the node agent cannot be started (%s).", what)
         return False
@@ -60,7 +59,7 @@ def _start_once(place: Place) -> bool:
             files.lock(fd)
         except OSError:
             errors.reraise_foreign()
-            return False  # Another rank starts one.
+            return False  # another rank starts one
         if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
         place.delay_start(START_GRACE_S)
@@ -82,23 +81,23 @@ def _start(place: Place) -> bool:
         _warn_no_agent(why)
         return False
     root = str(Path(__file__).parents[2])
-    # Appended, not prepended: our parent directory must not shadow anything of the agent's.
+    # Appended: our parent directory must not shadow the agent's other modules.
     code = (
         f"import sys; sys.path.append({root!r}); "
         f"from otel_ddp.agent.service import main; main({str(place.directory)!r})"
     )
     command = shlex.join([sys.executable, *_flags(), "-c", code])
-    # The shell ends at once, so the agent belongs to init and never becomes a zombie. It leaves the
-    # working directory, so that it imports no local json.py and keeps no file system busy.
+    # The shell ends at once, so that init adopts the agent, and it never becomes a zombie. With
+    # another working directory it imports no local json.py, and blocks no unmount.
     script = f"cd / && {command} &"
-    # Opened here rather than by the shell, which would complain on the training's terminal.
+    # Opened here, as the shell would report an error on the training's terminal.
     log = files.open_own(place.agent_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        # Here rather than in the agent: one that breaks at its start may not come to it.
+        # Here rather than in the agent, which may fail at its start.
         if os.fstat(log).st_size > _LOG_BYTES:
             os.ftruncate(log, 0)
-        # Closing descriptors is not tidiness: torch's FileStore holds a flock on one that is
-        # inherited through exec, and an agent that kept it would hold the other ranks up for ever.
+        # close_fds is essential: torch's FileStore holds a flock on a descriptor that exec would
+        # pass on. An agent that inherits it would block the other ranks forever.
         subprocess.run(
             ["/bin/sh", "-c", script],
             env=_environment(),
@@ -119,11 +118,11 @@ def _no_python() -> str:
     path = sys.executable
     if not path:
         return "sys.executable is unset"
-    # PyInstaller, cx_Freeze and their like set it. The executable is the training itself, and
-    # would begin once more, whatever its arguments.
+    # Set by PyInstaller, cx_Freeze and similar. The executable is the training itself, and would
+    # start again, whatever its arguments.
     if getattr(sys, "frozen", False):
         return f"{path} is a frozen program"
-    # It may be a link with a name of its own.
+    # It may be a link with another name.
     if not any(_PYTHON.search(os.path.basename(each)) for each in (path, os.path.realpath(path))):
         return f"{path} is no Python"
     return ""

@@ -27,13 +27,13 @@ class _Copy(NamedTuple):
 
 
 def module_of(device: torch.device) -> Any:
-    """torch.cuda and its like; None if a device has none. Older torch has no get_device_module."""
+    """torch.cuda and similar; None without one. Older torch lacks get_device_module."""
     found = getattr(torch, device.type, None)
     return found if hasattr(found, "Event") else None
 
 
 class DeviceScalars:
-    """Copies scalars from devices. It never waits for a device, it only asks if a copy is done."""
+    """Copies scalars from devices without waiting: it only queries whether a copy is done."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class DeviceScalars:
         slab: Callable[[], torch.Tensor] | None = None,
     ) -> None:
         self.lost = 0
-        """How many copies will never arrive."""
+        """Number of copies that will never arrive."""
         self._record = record
         self._module = module
         self._make_slab = slab or _page_locked
@@ -56,20 +56,20 @@ class DeviceScalars:
         self._no_slab = ""
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
-        """Starts the copy of a scalar; returns why if that is not possible."""
+        """Start to copy a scalar; returns why if that is not possible."""
         if why := values.no_scalar(tensor):
             return why
         if tensor.is_complex():
             return values.COMPLEX
         if hasattr(tensor, "placements"):
-            # A DTensor, and all of it is here: no collective is needed.
+            # A DTensor that is complete on this rank: this is no collective.
             tensor = tensor.to_local()
         module = self._module(tensor.device)
         if module is None:
             return f"a tensor on {tensor.device} cannot be copied without waiting for it"
         if captures(module):
             return "a graph is being captured; log outside of it"
-        # Another thread may log as well. A signal handler must not interrupt this.
+        # Other threads may log, too. A signal handler must not interrupt this.
         with self._lock:
             if self._busy:
                 return "a signal handler logged it in the middle of another"
@@ -86,14 +86,14 @@ class DeviceScalars:
     def _send(self, module: Any, number: int, tensor: torch.Tensor, when: When) -> str:
         if not self._free:
             return f"{_SLOTS} tensors are still on their way from the device"
-        # A tensor that is made in inference mode cannot be written to outside of it.
+        # A tensor created in inference mode can be written in that mode only.
         with torch.inference_mode(False), torch.no_grad():
             if self._slab is None and not self._no_slab:
                 try:
                     self._slab = self._make_slab()
                 except RuntimeError as error:
                     errors.reraise_foreign()
-                    # It is asked for once: each try takes the driver's time.
+                    # Only once: each attempt takes the driver's time.
                     lacking = f"page-locked memory is lacking ({str(error)[:200]})"
                     self._no_slab = f"{lacking}; log its .item()"
             if self._slab is None:
@@ -117,7 +117,7 @@ class DeviceScalars:
         return arrived
 
     def poll(self) -> None:
-        """Records the scalars that have arrived, in the order in which they were logged."""
+        """Record the scalars that have arrived, in the order of logging."""
         with self._lock:
             if self._busy:
                 return
@@ -131,12 +131,12 @@ class DeviceScalars:
         while self._copies:
             copy = self._copies[0]
             try:
-                # A query of an event would invalidate a graph that is being captured.
+                # A query would invalidate a graph that is being captured.
                 if captures(self._module(copy.device)) or not copy.arrived.query():
                     return
             except RuntimeError:
                 errors.reraise_foreign()
-                # A device that has failed stays failed: its copies never arrive.
+                # A failed device stays failed: its copies never arrive.
                 self.lost += len(self._copies)
                 self._copies.clear()
                 return
@@ -148,7 +148,7 @@ class DeviceScalars:
             self._record(copy.number, value, copy.when)
 
     def drain(self) -> None:
-        """At the end of a run: waits a moment for the last copies, but not for a hung device."""
+        """At the end of a run: wait a moment for the last copies, but not for a hung device."""
         deadline = time.monotonic() + _DRAIN_S
         self.poll()
         while self._copies and time.monotonic() < deadline:
@@ -159,14 +159,14 @@ class DeviceScalars:
 
 
 def _page_locked() -> torch.Tensor:
-    # Once a process: only a copy to page-locked memory is asynchronous. The device is named, since
-    # the user may have set another default.
+    # Once per process: only copies to page-locked memory are asynchronous. The device is explicit,
+    # as the user may have set another default.
     return torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
 
 
 def captures(module: Any) -> bool:
-    """Whether a graph is being captured on devices of this module: nothing may be asked then."""
+    """Whether a graph is being captured on this kind of device, so that queries are forbidden."""
     asks = getattr(module, "is_current_stream_capturing", None)
-    # torch.cuda raises where there is no driver, as under tensors that are fake.
+    # torch.cuda raises without a driver, as with fake tensors.
     begun = getattr(module, "is_initialized", None)
     return asks is not None and (begun is None or begun()) and bool(asks())

@@ -1,4 +1,4 @@
-"""What a process says of itself, and the names of its values: each written once."""
+"""The documents of a process (identity, facts, configuration), and the names of its values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.recording.totals import Totals
 
 _LONGEST_REASON = 4000
-# Of a stream in one record; the smallest ring takes a record of 18 kB.
+# Words in one record; the smallest ring accepts records of 18 kB.
 _MOST_WORDS = 1000
-# Each is a series of each rank: 1,000 names of 10,000 ranks are 30 million series.
+# Each is a series per rank: 1,000 names on 10,000 ranks are 30 million series.
 _MOST_NAMES = 1000
 
 
 class Documents:
-    """Written when it changes; only what is new is written."""
+    """Writes only what has changed."""
 
     def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals
@@ -31,19 +31,19 @@ class Documents:
         self._facts: dict[str, Any] = {}
 
     def identity(self, content: Mapping[str, Any]) -> bool | None:
-        """Writes the identity; False if it found no room, None if this call interrupted a write."""
+        """Write the identity; False if there is no room, None if this call interrupted a write."""
         written: bool | None = self._gate.write(partial(self._identify, content), None)
         return written
 
     def _identify(self, content: Mapping[str, Any]) -> bool:
-        # Several threads may find out at once.
+        # Several threads may learn it at once.
         if content != self._identity and not self._writer.document(layout.IDENTITY, content):
             return False
         self._identity = content
         return True
 
     def facts(self, content: Mapping[str, Any]) -> None:
-        """Adds facts about this program."""
+        """Add facts about this program."""
         new = {key: value for key, value in content.items() if self._facts.get(key) != value}
         if not new:
             return
@@ -55,11 +55,11 @@ class Documents:
             self._totals.refuse("value", "facts", text)
 
     def config(self, content: Mapping[str, Any]) -> list[str]:
-        """Records the new settings of a configuration; returns the names that found no room."""
+        """Record new settings of a configuration; returns the names for which there is no room."""
         known, none = self._config, object()
         new = {key: value for key, value in content.items() if known.get(key, none) != value}
         left, size = list(new), len(new)
-        # As many as find room, in their order.
+        # As many as fit, in order.
         while left and size:
             part = {key: new[key] for key in left[:size]}
             if self._gate.write(partial(self._writer.document, layout.CONFIG, part), False):
@@ -70,47 +70,47 @@ class Documents:
         return left
 
     def append(self, kind: int, content: Mapping[str, Any]) -> None:
-        """Records a span or an event."""
+        """Record a span or an event."""
         payload = json.dumps(content, separators=(",", ":")).encode()
         if not self._gate.write(lambda: self._writer.append(kind, payload), True):
             shown = values.shown(content.get("name"))
             self._totals.refuse("value", "record", f"{shown} was not recorded: it is too large")
 
     def append_words(self, kind: int, before: int, words: Sequence[int]) -> None:
-        """Appends words to a stream; *before* is the number of its earlier words."""
+        """Append words to a stream; *before*: the number of earlier words."""
         for at in range(0, len(words), _MOST_WORDS):
-            # Not `struct`, which reads a format for each number of words.
+            # Not `struct`, which would parse a format for each number of words.
             payload = array("Q", [before + at, *words[at : at + _MOST_WORDS]]).tobytes()
             self._gate.write(partial(self._writer.append, kind, payload), False)
 
     def reason(self, text: str) -> None:
-        """Says why the run ended."""
+        """Write why the run ended."""
         clean = without_secrets(text[:_LONGEST_REASON])
         self._gate.write(lambda: self._writer.reason(clean), None)
 
 
-# -- the names of the values: each has a number, and belongs to a split
+# -- names of values: each has a number, and belongs to a split
 
 
 class Names:
-    """Numbers of names, from 1 on; 0 is that of none."""
+    """Numbers of names, from 1 on; 0 means none."""
 
     def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals
         self._numbers: dict[tuple[str, str], int] = {}
         self._named: dict[int, tuple[str, str]] = {}
-        # Those of our own readings. A name that the user logs too is the user's from then on.
+        # The names of our own readings. A name that the user logs as well becomes the user's.
         self._of_readings: dict[str, int] = {}
         self._texts: dict[str, int] = {}
 
     def of(self, number: int) -> tuple[str, str]:
-        """The name with this number, and its split."""
+        """The name and split with this number."""
         return self._named[number]
 
     def number(self, name: Any, split: str | None = None, *, of_user: bool = True) -> int:
-        """The number of a name; 0 if it is none, or found no room.
+        """The number of a name; 0 if it is invalid or there is no room.
 
-        *of_user*: else it is that of a reading of our own, and 0 where the user logs that name.
+        *of_user*: False for our own readings, which get 0 if the user logs that name.
         """
         if not of_user and (known := self._of_readings.get(name)) is not None:
             return known
@@ -136,7 +136,7 @@ class Names:
         return max(known, 0)
 
     def of_text(self, text: str) -> int:
-        """The number of what is no value: a phase of the user's own, a call; 0 if no more fit."""
+        """The number of any other text, as of a user's phase or a call; 0 if there is no room."""
         return self._gate.write(lambda: self._text(text), 0)
 
     def _text(self, text: str) -> int:

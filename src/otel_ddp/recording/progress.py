@@ -1,20 +1,16 @@
-"""The progress of this process: its state, its phase and its step, written at each change."""
+"""The progress of the process: its state, phase and step, and the words of its steps."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+from typing import Any, NamedTuple
 
 from otel_ddp.journal import layout
-from otel_ddp.recording.phases import (
-    PHASE_WORD,
-    DevicePosition,
-    DeviceTimes,
-    OpenPhases,
-    Phase,
-)
+from otel_ddp.journal.writer import JournalWriter, scratch_words
+from otel_ddp.recording.documents import Documents
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.steps import CountedSteps
 from otel_ddp.recording.totals import NAMED, StepTotals, TimeAccount
@@ -23,32 +19,160 @@ from otel_ddp.vocabulary.words import PHASES, STATES
 
 _SHIFT = layout.CODE_SHIFT
 _UNMEASURED = PHASES["unmeasured"]
-_STEP_WORD = layout.STEP // 8
+PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
 _SKIPPED, _WORK = layout.STEP_SKIPPED << _SHIFT | 1, layout.STEP_WORK << _SHIFT
 _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 
-# Steps are flushed this often at most: a flush and what is read beside it take as long as the hooks
-# of three or four steps, and a killed rank lacks what was not flushed. The state, the phase and the
-# step are written at once.
+# Flush interval: a flush with its readings takes as long as the hooks of three or four steps, and a
+# killed rank lacks what was not flushed. State, phase and step are written immediately.
 _FLUSH_EVERY_NS = 250_000_000
-# Where a flush takes more than the budget has.
+# If flushes take too much of the budget.
 _FLUSH_RARELY_NS = 1_000_000_000
-# Very many phases within that time are flushed earlier: memory must not grow.
+# Flush earlier after very many phases, to bound the memory.
 _MOST_WORDS = 20_000
 
 
-class Progress:
-    """Written to the journal at each change, and read by the agent after the process has died.
+class DevicePosition(NamedTuple):
+    """The current phase and step of a device."""
 
-    The word for the phase is written at once, and the number of steps as each ends. The words of
-    the steps (one for each change, and some at the end of a step) wait for a quarter of a second at
-    most. Then they are added up into the totals and appended to the ring as they are. Time counts
-    for the innermost open phase only, so the phases of a step add up to the step.
+    phase: int
+    step: int | None
+    """The last step that it has finished; None if it is as far as its host."""
+
+
+class Phase:
+    """A phase that may be open. Two phases of one name are distinct: threads may leave them in any
+    order."""
+
+    __slots__ = ("base", "code", "expect_ms", "name", "of_hooks", "word")
+
+    def __init__(
+        self, name: str, code: int, origin_ns: int, word: int = 0, expect_ms: int = 0
+    ) -> None:
+        self.name = name
+        self.code = code
+        self.of_hooks = False  # entered and left within one step
+        self.expect_ms = expect_ms
+        self.word = word  # the number of the user's own name for it
+        # Adding the clock gives the journal's word for "in this phase since now".
+        self.base = (code << _SHIFT) - origin_ns
+
+
+class OpenPhases:
+    """The open phases, the word of the innermost one, and the words that wait for a flush.
+
+    Hooks enter and leave phases on the training thread, ten times a step. The word is written
+    immediately.
+    """
+
+    __slots__ = ("_bases", "clock", "device_clock", "opened", "origin_ns", "pending", "words")
+
+    def __init__(self, writer: JournalWriter, clock: Callable[[], int] = monotonic_ns) -> None:
+        """*clock*: in nanoseconds, like the journal's creation time."""
+        self.clock = clock
+        self.origin_ns = writer.created_monotonic_ns
+        self.words = writer.words
+        # The outermost phase, of unmeasured and of measured steps.
+        names = ("unmeasured", "other")
+        self._bases = [Phase(name, PHASES[name], self.origin_ns) for name in names]
+        self.opened = [self._bases[True]]
+        self.pending: list[int] = []
+        # Gets each change on the training thread. It is a `DeviceClock` of torch/, which this
+        # package does not import.
+        self.device_clock: Any = None
+
+    def enter(self, phase: Phase) -> None:
+        """Enter a phase inside the open one."""
+        self.opened.append(phase)
+        self._change(phase)
+
+    def leave(self, phase: Phase) -> None:
+        """Leave a phase and all phases inside it; do nothing if it is not open."""
+        opened = self.opened
+        if phase in opened:
+            del opened[opened.index(phase) :]
+            self._change(opened[-1])
+
+    def _change(self, phase: Phase) -> None:
+        """Time counts for this phase from now on."""
+        self.words[PHASE_WORD] = word = phase.base + self.clock()
+        self.pending.append(word)
+        if self.device_clock is not None:
+            self.device_clock.mark(word)
+
+    def measure(self, measured: bool) -> None:
+        """Set whether the following phases are measured."""
+        self.opened[0] = self._bases[measured]
+
+    def go_on_measured(self) -> None:
+        """Measure the rest of the current step."""
+        self.measure(True)
+        self._change(self.opened[-1])
+
+    def of_hooks(self, name: str, of_buffers: bool = False) -> Phase:
+        """A reusable phase, which hooks enter and leave in each step."""
+        phase = Phase(name, PHASES[name] | (layout.OF_BUFFERS if of_buffers else 0), self.origin_ns)
+        phase.of_hooks = True
+        return phase
+
+    def now_ns(self) -> int:
+        """The time since the journal's creation."""
+        return self.clock() - self.origin_ns
+
+    def close(self) -> None:
+        """The journal is about to close: later words are discarded."""
+        self.words = scratch_words()
+
+
+class DeviceTimes:
+    """The results of the device's clock, until the next flush."""
+
+    def __init__(self, phases: OpenPhases) -> None:
+        self.phases = phases
+        self.by_phase: dict[int, float] = {}
+        self.words: list[int] = []
+        self.flushed_words = 0
+
+    @property
+    def present_words(self) -> memoryview[int]:
+        """The journal's words, with the current phase."""
+        return self.phases.words
+
+    def add_device_time(self, code: int, seconds: float) -> None:
+        """Add time that the device has spent in a phase."""
+        self.by_phase[code] = self.by_phase.get(code, 0.0) + seconds
+
+    def add_device_words(self, words: Sequence[int]) -> None:
+        """Add the words of a step that the device has finished."""
+        self.words += words
+
+    def flush(self, documents: Documents) -> dict[int, float]:
+        """Append the words to the ring; returns the time by phase since the last call."""
+        by_phase, self.by_phase = self.by_phase, {}
+        # Hooks may append meanwhile.
+        words = self.words[:]
+        if words:
+            del self.words[: len(words)]
+            documents.append_words(layout.DEVICE_STEPS, self.flushed_words, words)
+            self.flushed_words += len(words)
+        return by_phase
+
+
+# -- the progress of the process
+
+
+class Progress:
+    """Writes each change to the journal, where the agent can read it after the process has died.
+
+    The word of the phase is written immediately, and the number of steps at the end of each. The
+    words of steps (one per change, and some at the end of a step) wait for at most a quarter of a
+    second. Then they are added to the totals, and appended to the ring. Time counts for the
+    innermost phase only, so that the phases of a step add up to its duration.
 
     Hooks enter and leave phases on the training thread, ten times a step. Users call `begin` and
-    `end` from any thread.
+    `end` in any thread.
     """
 
     def __init__(self, recorder: Recorder, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -60,7 +184,7 @@ class Progress:
         self._add_work: Callable[[], None] = lambda: None
         self.work = self.steps.work
         self.thread = 0
-        """The thread that trains: that of a function may end at any time. 0: none has."""
+        """The training thread; 0: none yet. A phase opened in another thread does not count."""
         self.device_times = DeviceTimes(self.phases)
         self._flushing = self._over = False
         self._deferred: Callable[[], None] | None = None
@@ -68,20 +192,20 @@ class Progress:
         self._flush_every_ns = _FLUSH_EVERY_NS
         self._device_timed = True
         self.flush_due_ns = 0
-        """When the words of the steps are to be written; at the end of a step."""
+        """When the words of steps are to be flushed, at the end of a step."""
         self._account = TimeAccount()
         self._totals = StepTotals(recorder.totals, recorder.writer)
-        # The phase first: it is not read before there is a state.
+        # The phase first: readers check the state before they read it.
         recorder.writer.phase(PHASES["other"], 0, self.phases.now_ns())
         self._set_state("starting")
 
     # -- users
 
     def begin(self, name: str, expect_s: float = 0.0) -> Phase:
-        """Enters a phase inside the open one; `end` leaves it.
+        """Enter a phase inside the open one; `end` leaves it.
 
-        On another thread than the training one it is only a span: the steps go on beside it, and
-        none of their time counts for it.
+        Beside the training thread it is only a span: steps go on meanwhile, and no time counts for
+        it.
         """
         code, word = PHASES.get(name), 0
         if code is None:
@@ -97,13 +221,13 @@ class Progress:
         return phase
 
     def end(self, phase: Phase, took_s: float) -> None:
-        """Leaves a phase. It is the innermost one, unless several threads have opened some."""
+        """Leave a phase: the innermost one, unless several threads have opened phases."""
         with self.recorder.gate.lock:
             opened = self.phases.opened
             was_open = phase in opened
             if was_open:
                 self.go_on_uncounted()
-            # In place: hooks use the same list.
+            # In place, as hooks hold this list.
             opened[:] = [each for each in opened if each is not phase]
             if phase.name == "checkpoint":
                 totals = self.recorder.totals
@@ -113,11 +237,11 @@ class Progress:
                 self._write_phase()
 
     def _write_phase(self) -> None:
-        """Writes the phase that is now the innermost one, and flushes."""
+        """Write the innermost phase, and flush."""
         phases, writer = self.phases, self.recorder.writer
         innermost = phases.opened[-1]
         since = phases.clock()
-        # Single words, which a signal handler may interrupt. The lock keeps other threads from
+        # Single words, so a signal handler may interrupt this. The lock keeps other threads from
         # closing the journal meanwhile.
         if self.recorder.gate.closed:
             return
@@ -131,20 +255,20 @@ class Progress:
         self.flush()
 
     def _write_logged_step(self) -> None:
-        # If the hooks count the steps, they write them too.
+        # If hooks count steps, they also write them.
         if not self.steps.began:
             self.recorder.writer.step(self.steps.last)
 
     # -- the state
 
     def mark_running(self) -> None:
-        """Sets the state to running, at the first sign of work."""
+        """Set the state to running, at the first activity."""
         with self.recorder.gate.lock:
             if self._state == "starting" and not self._over:
                 self._set_state("running")
 
     def end_run(self, state: str) -> None:
-        """Flushes, and sets the state in which the run has ended."""
+        """Flush, and set the final state."""
         with self.recorder.gate.lock:
             self.go_on_uncounted()
             self.flush()
@@ -155,9 +279,10 @@ class Progress:
             self.counted.words, self.counted.store = self.phases.words, self._totals.store
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
-        """Whether this call interrupted a flush or a write. If so, the act is done right after it.
+        """Whether this call interrupts a flush or a write; if so, *act* runs right after that.
 
-        The state is written at once, since the handler that ends the run may end the process too.
+        The state is written immediately, as the signal handler that ends the run may end the
+        process.
         """
         with self.recorder.gate.lock:
             if self._flushing:
@@ -174,10 +299,10 @@ class Progress:
                 self._write_logged_step()
                 self.recorder.writer.state(STATES[state], time.time_ns() // 1000)
 
-    # -- hooks: training feels every call here, so they are few and short
+    # -- hooks: called often in the training thread, so few and short
 
     def begin_steps(self) -> None:
-        """The first step begins: from here on, time outside of any phase belongs to a step."""
+        """The first step begins: from now on, time outside of phases belongs to a step."""
         self.steps.begin_step()
         if not self.thread:
             self.thread = threading.get_ident()
@@ -187,10 +312,10 @@ class Progress:
     def step_finished(
         self, now: int, skipped: bool = False, phase: Phase | None = None, measures: bool = True
     ) -> bool:
-        """The optimizer has done its step, or skipped it; true if a flush is due.
+        """A step ends or was skipped; returns whether a flush is due.
 
-        *phase* is the innermost one, if it ends together with the step. *measures*: whether the
-        phases of the next step are measured.
+        *phase*: the innermost phase, if it ends together with the step. *measures*: whether the
+        next step is measured.
         """
         steps, phases = self.steps, self.phases
         if not steps.began:
@@ -201,7 +326,7 @@ class Progress:
         if phase is not None and opened[-1] is phase:
             opened.pop()
         if len(opened) > 1:
-            # Phases stay open after Ctrl-C in the middle of a hook, or if threads train at once.
+            # Phases stay open after Ctrl-C in a hook, or if several threads train.
             opened[:] = [each for each in opened if not each.of_hooks]
         word = opened[-1].base + now
         if phase is not None:
@@ -222,7 +347,7 @@ class Progress:
         return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
 
     def _end_step(self, now: int, skipped: bool = False) -> None:
-        """Writes the words for the end of a step, and numbers it."""
+        """Write the words of a step's end, and number the step."""
         steps, work, phases = self.steps, self.work, self.phases
         write = phases.pending.append
         logged = steps.last
@@ -236,7 +361,7 @@ class Progress:
             write(_LOGGED | number)
         done = work.tokens or work.samples
         if done != work.written:
-            # Less than before: tokens, of which there were none until now.
+            # It is smaller if the first tokens came after samples.
             write(_WORK | max(0, done - work.written))
             work.written = done
         if skipped:
@@ -244,7 +369,7 @@ class Progress:
         write(_ENDED + now - phases.origin_ns)
 
     def count_missed(self, steps: int) -> None:
-        """So many steps before this one were steps, as is known by now: it has their time."""
+        """So many earlier steps turn out to be steps: their time counts for this one."""
         self.steps.count += steps
         self.steps.logged_number += steps
         self._totals.steps += steps
@@ -256,10 +381,10 @@ class Progress:
         longest_ns: int,
         add_work: Callable[[], None],
     ) -> None:
-        """A step has ended, and so many that follow are only counted, of this optimizer.
+        """A step has ended; only count the next ones, up to *steps*, of this optimizer.
 
-        *optimizer* gives it as long as it is there. They take no longer than that each, and
-        *add_work* adds the work of one of them.
+        *optimizer*: returns it while it is alive. A counted step takes at most *longest_ns*, and
+        *add_work* adds its work.
         """
         counted, totals = self.counted, self._totals
         if totals.place < 0:
@@ -271,10 +396,10 @@ class Progress:
         counted.begin(steps, optimizer, longest_ns)
 
     def settle(self) -> None:
-        """Writes the rest of the steps that were only counted. Any thread may ask for that."""
+        """Write the rest of the words of counted steps. May be called in any thread."""
         counted = self.counted
         with self.recorder.gate.lock:
-            # One statement, which no signal's handler and no other thread interrupts.
+            # A single statement, which no signal handler or thread interrupts.
             ends, counted.ends = counted.ends, []
             for now in ends:
                 self._add_work()
@@ -283,12 +408,12 @@ class Progress:
             self._totals.steps += len(ends)
 
     def go_on_uncounted(self) -> None:
-        """From here on no step is only counted: the next one may be unlike those before it."""
+        """Stop counting: the next step may be unlike those before it."""
         self.counted.stop()
         self.settle()
 
     def _time_device(self, word: int, measures: bool) -> None:
-        """A step has ended at this word: whether the next one is timed on the device."""
+        """A step ends at this word: start or stop timing on the device."""
         clock = self.phases.device_clock
         if clock is not None and measures is not self._device_timed:
             if measures:
@@ -298,16 +423,16 @@ class Progress:
         self._device_timed = measures
 
     def mark_profiled(self) -> None:
-        """The step that ends next is unusual: it is being profiled."""
+        """Mark the current step as profiled, and so as unusual."""
         self.phases.pending.append(_PROFILED)
 
     def device_position(self) -> DevicePosition | None:
-        """Where the device is, as far as that is known. Any thread may ask."""
+        """Where the device is, if known. May be called in any thread."""
         clock = self.phases.device_clock
         return None if clock is None else clock.position()
 
     def another_trains(self) -> bool:
-        """Whether another thread than this one trains, and is still alive."""
+        """Whether another thread trains and is alive."""
         if self.thread in (0, threading.get_ident()):
             return False
         return any(each.ident == self.thread for each in threading.enumerate())
@@ -315,11 +440,11 @@ class Progress:
     # -- flushing
 
     def flush_rarely(self, rarely: bool) -> None:
-        """How often the words of the steps are written from now on."""
+        """Choose how often words are flushed from now on."""
         self._flush_every_ns = _FLUSH_RARELY_NS if rarely else _FLUSH_EVERY_NS
 
     def flush_if_due(self) -> None:
-        """Flushes if that is due or much is pending, also if no step ever ends."""
+        """Flush if it is due or much is pending, also if no step ever ends."""
         phases = self.phases
         if len(phases.pending) > _MOST_WORDS or phases.clock() >= self.flush_due_ns:
             # A process that only evaluates is running, too.
@@ -328,15 +453,15 @@ class Progress:
             self.check_agent_if_due()
 
     def check_agent_if_due(self) -> None:
-        """As calls of `log` do, every few seconds: a program may never make one."""
+        """Check the agent every few seconds, like calls of `log`, as a program may never log."""
         now = time.time_ns()
         if now > self.recorder.gate.check_due_ns:
             self.recorder.check_agent(now)
 
     def flush(self) -> None:
-        """Adds the pending words to the totals, and appends them to the ring."""
+        """Add the pending words to the totals, and append them to the ring."""
         with self.recorder.gate.lock:
-            # A signal handler may interrupt this; its words are flushed the next time.
+            # If a signal handler interrupts a flush, its words wait for the next one.
             if self._flushing or self._over or self.recorder.gate.closed:
                 return
             self._flushing = True
@@ -354,14 +479,14 @@ class Progress:
         now = phases.clock()
         self.flush_due_ns = now + self._flush_every_ns
         pending = phases.pending
-        # Hooks may go on writing while another thread is here.
+        # Hooks may append while another thread flushes.
         count = len(pending)
         words = pending[:count]
         del pending[:count]
         totals, account = self._totals, self._account
         totals.took(account.add(words, now - phases.origin_ns))
         by_phase, on_device = account.taken(), self.device_times.flush(recorder.documents)
-        # The device's clock knows no phases of steps that are not measured either.
+        # The device's clock does not divide unmeasured steps into phases.
         on_device.pop(_UNMEASURED, None)
         more = account.whole_of_measured
         totals.were_in(by_phase, {code: each_s * more for code, each_s in on_device.items()})

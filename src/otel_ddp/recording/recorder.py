@@ -1,4 +1,4 @@
-"""Writes what a user logs into the journal: from any thread, never waiting, never raising."""
+"""Writes logged values into the journal: from any thread, without blocking or raising."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from otel_ddp.vocabulary import catalog
 _IN_MARK = layout.IN_MARK // 8
 _NO_EPOCH = float("nan")
 _LARGEST_STEP = 2**63
-# A value of one of these names is also the epoch of all values of the call. Hugging Face's
+# A value with one of these names is also the epoch of all values in the call. Hugging Face's
 # Trainer logs the second one.
 _EPOCHS = frozenset({"epoch", "train/epoch"})
 _T = TypeVar("_T")
 
 
 class Recorder:
-    """The parts that write one journal, and the values that are logged to it."""
+    """Holds the writers of one journal, and records logged values."""
 
     def __init__(
         self, writer: JournalWriter, check_agent: Callable[[int], None] = lambda now: None
@@ -41,14 +41,14 @@ class Recorder:
         self.documents = Documents(self.gate, writer, self.totals)
         self.steps = StepNumbers()
         self.names = Names(self.gate, writer, self.totals)
-        # The id, trace and parent of the span of the whole run.
+        # Id, trace and parent of the span of the whole run.
         self.run_span: Mapping[str, str] = {"id": "", "trace": "", "parent": ""}
         self.check_agent = check_agent
         self.on_value: Callable[[], None] = lambda: None
         self._shapes = Shapes()
-        # Made at the first tensor of a device, when torch is imported for sure.
+        # Created at the first device tensor, when torch is certainly imported.
         self.device_scalars: Any = None
-        # In a forked child: what its calls of `log` do instead.
+        # In a forked child: called instead of `log`.
         self._successor: Callable[..., None] | None = None
         # The hot path.
         self.log = quick_log(
@@ -56,16 +56,16 @@ class Recorder:
         )
 
     def disown(self, successor: Callable[..., None]) -> None:
-        """Write nothing more to the parent's journal, in a forked child.
+        """In a forked child: stop writing to the parent's journal.
 
-        The child may have kept `log` itself: such a call goes to the successor.
+        The child may hold a reference to `log`: its calls go to the successor.
         """
         self.gate.closed = True
         self._successor = successor
         self._shapes.forget()
 
     def close(self) -> None:
-        """Closes the journal; later calls of other threads write nothing."""
+        """Close the journal; later calls in other threads write nothing."""
         with self.gate.lock:
             self.gate.closed = True
             self.writer.close()
@@ -75,7 +75,7 @@ class Recorder:
     def log_beside(
         self, metrics: Mapping[str, Any], step: Any, epoch: Any = None, split: Any = None
     ) -> None:
-        """Record numbers that a tracker is given: its step is an axis of them, and none of ours."""
+        """Record numbers that a tracker gets: its steps do not number training steps."""
         self._log_slowly(metrics, step, epoch, split, time_ns(), leads=False)
 
     @errors.contained()
@@ -92,7 +92,7 @@ class Recorder:
             refuse("value", "log", f"log expects a mapping of names to numbers, got {kind}")
             return
         pairs: list[tuple[Any, Any]] = []
-        # The values before a failure of the mapping are kept.
+        # Values before an exception of the mapping are recorded.
         if not _collect(metrics, pairs):
             kind = type(metrics).__name__
             refuse("value", "log", f"log could not read all of the {kind} it was given")
@@ -124,7 +124,7 @@ class Recorder:
                 refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
             ids.append(number)
-        # There are no more names than fit, but two keys may be one.
+        # The names fit into a record, but two keys may be the same name.
         for at in range(0, len(ids), layout.MOST_VALUES):
             some = slice(at, at + layout.MOST_VALUES)
             self._write(tuple(ids[some]), numbers[some], when)
@@ -155,7 +155,7 @@ class Recorder:
                 self.totals.count(catalog.TRAINING_NONFINITE, name=name, split=split)
 
     def _clean(self, what: str, given: Any, clean: Callable[[Any], _T]) -> _T | None:
-        """An argument beside the values, as it is recorded; None where it makes no sense."""
+        """The cleaned value of another argument; None if it is invalid."""
         if given is None:
             return None
         try:
@@ -166,7 +166,7 @@ class Recorder:
             return None
 
     def record_reading(self, found: Mapping[str, Any], step: int, at_ns: int = 0) -> None:
-        """Records values that we read ourselves, unless the user logs a value of that name.
+        """Record values that we read ourselves, unless the user logs a value of that name.
 
         *at_ns*: when they were read, if not now.
         """
@@ -181,7 +181,7 @@ class Recorder:
             if number_of is not None:
                 self._write((number,), (number_of,), when)
 
-    # -- tensors of a device
+    # -- device tensors
 
     @errors.contained()
     def _start_copy(self, number: int, tensor: Any, when: When) -> None:
@@ -189,7 +189,7 @@ class Recorder:
             from otel_ddp.recording.device_scalars import DeviceScalars
 
             self.device_scalars = DeviceScalars(self._copy_arrived)
-        # Where the device's launch queue is full the copy waits for a place.
+        # With a full launch queue, starting the copy blocks.
         words = self.writer.words
         words[_IN_MARK] = 1
         try:
@@ -205,7 +205,7 @@ class Recorder:
 
     @errors.contained()
     def poll_copies(self, *, wait: bool = False) -> None:
-        """Records the tensors that have arrived by now; *wait*: for the others a moment, too."""
+        """Record the tensors whose copies have arrived; *wait*: wait a moment for the others."""
         lost, self.gate.interrupted = self.gate.interrupted, 0
         if lost:
             text = "a value logged by a signal handler was lost: it came in the middle of another"
@@ -223,7 +223,7 @@ class Recorder:
 
 
 def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
-    """Appends the pairs of a mapping to a list; False if the mapping failed before its end."""
+    """Append the items of a mapping to a list; False if the mapping raised."""
 
     def walk() -> bool:
         pairs.extend(metrics.items())
@@ -247,10 +247,10 @@ def _whole_number(step: Any) -> int:
 
 
 def _whole(step: Any) -> int:
-    """A step as a plain int; -1 if it is none. May run the user's code."""
+    """A step as a plain int; -1 if it is none. May run user code."""
     if values.is_device_tensor(step) or values.is_spread(step):
         return -1
-    # Not by way of a float, which cannot hold a large step.
+    # Not through a float, which cannot hold a large step.
     whole = errors.attempt(lambda: index(step), None)
     if whole is not None:
         return int(whole)
@@ -258,29 +258,29 @@ def _whole(step: Any) -> int:
     return int(number) if number.is_integer() else -1
 
 
-# -- the hot path: known names with plain finite numbers go straight to the journal
+# -- the hot path: known names with plain finite numbers are written directly
 
-# What else is a number, such as NumPy's, goes the slow way.
+# Other numbers, such as NumPy's, take the slow path.
 _PLAIN = frozenset({float, int, bool})
 
 _MOST_SHAPES = 4096
-# The limit of all shapes together: names that change with every call must not fill the memory.
+# A limit for all sets together: names that change in every call must not fill the memory.
 _MOST_SHAPED_NAMES = 200_000
 
 
-# How the hot path writes one set of names: the names, their split and shape; whether all values
+# How the hot path writes a set of names: the names, their split, the record; whether all values
 # were floats (other plain numbers are checked one by one); whether one of the names belongs to
-# training, since its step is then the run's step; and the name whose value is the epoch of them
-# all. A plain tuple: Python takes one apart faster than a subclass.
+# training, so that its step is the run's step; the name whose value is the epoch. A plain tuple, as
+# unpacking a subclass is slower.
 KnownNames = tuple[list[str], str | None, Shape, bool, bool, str]
 
-# No call has an equal split, so these are the names of none.
+# Unequal to any split.
 _NO_SPLIT: Any = object()
 _NO_NAMES: KnownNames = ([], _NO_SPLIT, Shape([]), False, False, "")
 
 
 class Shapes:
-    """The sets of names that calls of `log` had, each worked out once."""
+    """The sets of names that were logged, each prepared once."""
 
     def __init__(self) -> None:
         # By split and names; and those of the last call.
@@ -290,12 +290,12 @@ class Shapes:
         self._names = 0
 
     def forget(self) -> None:
-        """Know none: each call comes to the slow path."""
+        """Forget all sets, so that each call takes the slow path."""
         self.known.clear()
         self.last = _NO_NAMES
 
     def of(self, ids: tuple[int, ...]) -> Shape:
-        """The shape of the calls with these numbers of names."""
+        """The record of calls with these name numbers."""
         shape = self._by_ids.get(ids)
         if shape is None:
             self._make_room(len(ids))
@@ -303,7 +303,7 @@ class Shapes:
         return shape
 
     def _make_room(self, more: int) -> None:
-        # If names change with every call, this starts over instead of growing.
+        # If names change in every call, start over instead of growing.
         known = max(len(self._by_ids), len(self.known))
         if known >= _MOST_SHAPES or self._names >= _MOST_SHAPED_NAMES:
             self._by_ids.clear()
@@ -320,7 +320,7 @@ class Shapes:
         trains: bool,
         epoch_name: str,
     ) -> None:
-        """Let the hot path write this set of names from now on, if it writes it in the same way."""
+        """Let the hot path write this set of names from now on, if it would write the same."""
         if type(metrics) is not dict or not (split is None or type(split) is str):
             return
         shape = self._by_ids.get(ids)
@@ -340,10 +340,10 @@ class Shapes:
 
 
 def _without_tensors(given: Iterable[Any]) -> list[float]:
-    """These numbers, with those of scalar tensors of the CPU in place of the tensors."""
+    """The numbers, with scalar CPU tensors replaced by their values."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    # A subclass may do anything when it is asked, and a device would make training wait. One of
-    # several numbers raises.
+    # A subclass may run any code, and a device tensor would synchronize. `item` raises for tensors
+    # of several elements.
     numbers = [each.item() if type(each) is tensor and each.is_cpu else each for each in given]
     if not _PLAIN.issuperset(map(type, numbers)):
         raise TypeError("a value that only the slow path can tell")
@@ -358,26 +358,26 @@ def quick_log(
     slowly: Callable[..., None],
     check: Callable[[int], None],
 ) -> Callable[..., None]:
-    """Builds the `log` of one recorder.
+    """Build the `log` of a recorder.
 
-    A closure with everything in local names: attribute lookups would take a part of its time.
-    Anything out of the ordinary goes to *slowly*, which starts over and contains errors. *check* is
-    called every few seconds.
+    A closure with everything in local variables, as attribute lookups take a noticeable part of its
+    time. Unusual calls go to *slowly*, which starts over and contains errors. *check* is called
+    every few seconds.
     """
     gate_write, known, write = gate.write, shapes.known, writer.scalars
     clock, any_error, no_epoch = time_ns, errors.ANY_ERROR, _NO_EPOCH
-    # float's own method accepts floats only. A tensor would be asked for its value, and NumPy's
-    # scalars, of which this makes plain floats, would warn in a sum about overflow and infinity.
+    # This method of float accepts floats only. `sum` alone would synchronize a device tensor, and
+    # warn about overflows of NumPy scalars.
     as_float = float.conjugate
 
     def log(metrics: Any, *, step: Any = None, epoch: Any = None, split: Any = None) -> None:
         """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
         now = clock()
         try:
-            # Walking through another mapping could run the user's code.
+            # Iterating over another mapping could run user code.
             if type(metrics) is not dict:
                 return slowly(metrics, step, epoch, split, now)
-            # Most calls log the names of the call before.
+            # Most calls have the names of the previous call.
             names, known_split, shape, floats, trains, epoch_name = shapes.last
             if [*metrics] != names or split != known_split:
                 key = (split, *metrics)
@@ -407,7 +407,7 @@ def quick_log(
                 return None
             if step is not None and trains:
                 steps.train(step)
-        # Most often these are names seen for the first time.
+        # Usually names that are logged for the first time.
         except any_error:
             errors.reraise_foreign()
             return slowly(metrics, step, epoch, split, now)

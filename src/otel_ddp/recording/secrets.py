@@ -1,4 +1,4 @@
-"""Finds secrets in what users hand over, by names and forms, so that they never reach the journal.
+"""Finds secrets in users' texts and settings by name and form, so that none gets into the journal.
 
 SECURITY.md says what is found, and what is not.
 """
@@ -11,33 +11,33 @@ from functools import cache, lru_cache
 from typing import Any
 
 HIDDEN = "[hidden]"
-# A pattern is compiled at its first use: the start of a run without texts waits for none.
+# Compiled at first use, which many runs never need.
 _compiled = cache(re.compile)
 
 _OPENS = (
     r"api|access|secret|private|ssh|auth|account|encryption|signing|license|hub|hf|huggingface"
     r"|openai|anthropic|wandb|swanlab|neptune|comet|mlflow|clearml|kaggle|aws|azure|gcp"
 )
-# In the letters of one part of a name, wherever they stand: passWord, aws_access_key_id.
+# Matches within a name, after removing separators: passWord, aws_access_key_id.
 _SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
-# The same of addresses, and of headers that an exporter sends: whoever has one may write there.
+# The same for addresses and headers of exporters: whoever has one may write there.
 _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
-# Words of a name that hide it, and each name below it. A header of the latter has several words.
+# Words that hide the value of a name, and of each name below it.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
-# Words of a name whose value goes on behind white space and commas, if it has no quotation marks.
+# Without quotes, values of these names continue after white space and commas.
 _LINES = _HEADERS | {"headers", "notify"}
-# Before `pass` at the end of a name, and before `token` alone below another name.
+# Before `pass` at the end of a name.
 _ACCOUNTS = frozenset({"db", "smtp", "user", "mail", "email", "mysql", "postgres", "redis", "ftp"})
 _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
-# A name that begins or ends so has a count, or the place of a file.
+# At the start or end of a name: it is a count, or the path of a file.
 _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
-# Letters and digits almost without a separator: a column has no such name.
+# Letters and digits with hardly any separator, unlike a column's name.
 _RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
 _LONGEST_NAME = 200
 _LONGEST_VALUE = 200
@@ -51,10 +51,10 @@ def is_secret(name: str, value: Any) -> bool:
     return hides(value) if callable(hides) else hides
 
 
-# A text has few names, and has them often.
+# A text has few names, which it repeats.
 @lru_cache(maxsize=512)
 def _hides(name: str) -> bool | Callable[[Any], bool]:
-    """Whether a name hides each value, or none, or those of which the answer is true."""
+    """Whether a name hides every value, or none, or a predicate of the values that it hides."""
     words = [_words(part) for part in name.split(".")]
     last = words[-1]
     if not last or last[0] in _COUNTS or last[-1] in _COUNTS | _PLACES:
@@ -67,7 +67,7 @@ def _hides(name: str) -> bool | Callable[[Any], bool]:
     if word == "pwd":
         return lambda value: isinstance(value, str) and not value.startswith("/")
     plainly = (word == "pass" and (not before or before[-1] in _ACCOUNTS)) or (
-        # X-Token: a header. pad.token: a part of a vocabulary.
+        # X-Token is a header, pad.token a part of a vocabulary.
         word == "token"
         and before in ([], ["x"])
         and _OF_VOCABULARY.isdisjoint(words[-2] if len(words) > 1 else ())
@@ -89,8 +89,8 @@ def _says_so(words: list[str]) -> bool:
     return bool(_compiled(_SECRET).search("".join(words)))
 
 
-# A name in a text and what stands before its value. A text may be anything, so each search takes
-# time in proportion to it: a name begins at few places, and no repetition meets another one.
+# A name in a text, up to its value. Texts may be anything, so each search is linear: a name begins
+# at few places, and no repetition is nested in another.
 _NAMED = r"""(?x)
     (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
     (?:
@@ -101,7 +101,7 @@ _NAMED = r"""(?x)
         | (?(option)(?=\s)|(?!))
     )\s*
 """
-# Its value: within quotation marks, which may be escaped, or up to white space and the like.
+# The value: within quotes, which may be escaped, or up to white space or punctuation.
 _VALUE = r"""(?xs)
     (?:(?:[bBrRfFuU]{1,2}|[\w.]*[(\[{]+)?(?:
         "(?:"")?(?P<double>[^"\\]*(?:\\.[^"\\]*)*)
@@ -111,25 +111,25 @@ _VALUE = r"""(?xs)
     | (?P<plain>[^\s"',;&)\]}\\]+)
 """
 _REST_OF_LINE = r"[^\"'\n]*"
-# How a pair of a name and its value begins.
+# The start of a (name, value) pair.
 _TUPLES = ("('", '("', "(b'", '(b"')
-# Words that stand where a value could: nothing, or the type of a parameter.
+# Words in the place of a value that are no value: null, or the type of a parameter.
 _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", "bool"})
 
 # The rest of an address.
 _REST = r"[^\s\"'<>]"
-# How the secret in the path of a webhook begins: of Feishu and Teams, Discord, Mattermost.
+# The start of a secret in the path of a webhook: Feishu and Teams, Discord, Mattermost.
 _IN_PATH = r"[0-9a-f]{8}-[0-9a-f]{4}-|\d{17}|(?=[a-z]{0,15}\d)[a-z0-9]{16}"
-# Addresses for apprise whose first part may be a token.
+# Schemes of apprise in which the first part may be a token.
 _SERVICES = (
     r"slack|discord|workflows?|msteams|feishu|lark|dingtalk|wecombot|tgram|gchat|gitter|mmosts?"
     r"|rockets?|matrixs?|zulip|wxteams|guilded|revolt|ntfys?|pover|pbul|bark|gotifys?|ifttt|join"
     r"|line|signals?|whatsapp|twilio|sendgrid|mailgun|sparkpost|pagerduty|opsgenie|sns|ses|mqtts?"
 )
-# What is seen by its form alone: what such a text has in it, so that others cost little; the form,
-# and what stands instead.
+# Secrets by form alone: a substring of each such text (a cheap check), the pattern, and the
+# replacement.
 _FORMS = (
-    # The user information of an address, or for curl.
+    # User and password in an address, or for curl.
     ("@", r"//[^\s/\"'<>]*@", "//"),
     (
         ":",
@@ -137,7 +137,7 @@ _FORMS = (
         r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+",
         rf"\1{HIDDEN}",
     ),
-    # The address of a webhook; or its path alone, as an error of urllib3 has it.
+    # The address of a webhook, or only its path, as in an error of urllib3.
     (
         "://",
         rf"(?i)(https?://(?:hooks\.|{_REST}{{0,200}}?webhook)[^\s/?\"'<>]{{0,100}}[/?]){_REST}+",
@@ -151,10 +151,10 @@ _FORMS = (
     ),
     ("/bot", rf"(/bot)\d{{6,}}:{_REST}+", rf"\1{HIDDEN}"),
     ("://", rf"(?i)\b({_SERVICES})://{_REST}+", rf"\1://{HIDDEN}"),
-    # Parameters of an address that is signed.
+    # Parameters of a signed address.
     ("=", r"(?i)([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", rf"\1{HIDDEN}"),
     ("", r"(?i)\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", rf"\1{HIDDEN}"),
-    # Tokens of services that one sees by their beginning; private keys.
+    # Tokens with a known prefix; private keys.
     (
         "",
         r"(?<![\w-])(?:hf_\w{20,}|sk-(?=[\w-]{0,80}\d)(?=[\w-]{0,80}[A-Z])[\w-]{20,}"
@@ -168,17 +168,17 @@ _FORMS = (
 
 
 def without_secrets(text: str) -> str:
-    """This text without what looks like a secret."""
+    """The text with likely secrets replaced."""
     for part, pattern, instead in _FORMS:
         if part in text:
             text = _compiled(pattern).sub(instead, text)
     kept: list[str] = []
     end = 0
     for named in _compiled(_NAMED).finditer(text):
-        # A name within a value that is hidden already, or one that would hide no value.
+        # Skip a name inside a hidden value, and a name that hides no value.
         if named.start() < end or not _hides(named["name"][-_LONGEST_NAME:]):
             continue
-        # The beginning of a value tells; only the end of a secret is looked for.
+        # The start of a value is enough to decide; only a secret is matched to its end.
         value = _compiled(_VALUE).match(text, named.end(), named.end() + _LONGEST_VALUE)
         if value and _is_named_secret(text, named, value):
             at = value.start(value.lastgroup or 0)
@@ -191,7 +191,7 @@ def without_secrets(text: str) -> str:
 
 
 def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> bool:
-    """Whether this value in a text belongs to a name that hides it."""
+    """Whether this value belongs to a name that hides it."""
     name, sign, plain = named["name"][-_LONGEST_NAME:], named["sign"], value["plain"]
     found = value[value.lastgroup or 0]
     if found.startswith(HIDDEN[:-1]) or (plain and plain.lower() in _NO_VALUES):
@@ -199,13 +199,13 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
     if sign is None:
         return not found.startswith("-") and is_secret(name, found)
     if sign == ",":
-        # Not every list of words: ["--token", "x"] and ("token", "x").
+        # Not any list of words: ["--token", "x"] and ("token", "x").
         opened = named["option"] or text.endswith(_TUPLES, 0, named.start())
         return bool(opened) and plain is None and is_secret(name, found)
     if not is_secret(name, int(found) if plain and plain.isdecimal() else found):
         return False
     if sign == ":" and plain and not named["quote"]:
-        # In a sentence a colon follows many words.
+        # In a sentence, a colon may follow any word.
         words = _words(name)
         return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or _is_made(plain)
     return True

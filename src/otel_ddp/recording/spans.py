@@ -1,4 +1,4 @@
-"""Spans, events, exceptions and artifacts: what is open around each, and how it is recorded."""
+"""Records spans, events, exceptions and artifacts, each within the span that is open around it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from urllib.parse import quote, unquote
 from otel_ddp import errors, settings
 from otel_ddp.journal import layout
 from otel_ddp.recording import values
-from otel_ddp.recording.phases import Phase
-from otel_ddp.recording.progress import Progress
+from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.vocabulary import catalog
 
 DIRECTIONS = ("output", "input")
 _LONGEST_URI = 4000
-# All of them in one record, which the smallest ring takes.
+# All of them fit in one record of the smallest ring.
 _MOST_METADATA, _LONGEST_METADATA = 32, 200
 
 
-# -- the user's own spans, if the program uses OpenTelemetry; without an import of it
+# -- the user's spans, if the program uses OpenTelemetry; read without importing it
 
 
 class SpanContext(NamedTuple):
-    """A span by its ids, in hexadecimal digits."""
+    """The ids of a span in hexadecimal."""
 
     trace_id: str
     span_id: str
@@ -41,24 +40,24 @@ class SpanContext(NamedTuple):
 
 def _read_current() -> SpanContext | None:
     context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
-    # One that is not sampled never arrives: what lies below it would have no parent.
+    # An unsampled span is never exported, so its children would lack a parent.
     if not (context.is_valid and context.trace_flags.sampled):
         return None
     return SpanContext(f"{context.trace_id:032x}", f"{context.span_id:016x}")
 
 
 def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
-    """The span that the launcher names in TRACEPARENT."""
+    """The span in the launcher's TRACEPARENT."""
     found = settings.value("TRACEPARENT", env)
     if found is None:
         return None
     _, trace_id, span_id, flags = found.split("-")[:4]
-    # One that is not sampled never arrives.
+    # An unsampled span is never exported.
     return SpanContext(trace_id, span_id) if int(flags, 16) & 1 else None
 
 
 def _attached(ours: SpanContext) -> Callable[[], None]:
-    """Let the user's next spans be below this one; what is returned ends that."""
+    """Make this span the parent of the user's next spans; returns a function that ends that."""
     trace: Any = sys.modules["opentelemetry.trace"]
     context: Any = sys.modules["opentelemetry.context"]
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -68,7 +67,7 @@ def _attached(ours: SpanContext) -> Callable[[], None]:
     return lambda: errors.attempt(lambda: context.detach(token), None)
 
 
-# -- spans and events of ours
+# -- our spans and events
 
 
 class _Open(NamedTuple):
@@ -78,7 +77,7 @@ class _Open(NamedTuple):
     span_id: str
     trace: str
     of_user: SpanContext | None
-    """The user's span around it: another one is inside it."""
+    """The user's span around it: any other user's span is inside it."""
 
 
 _NONE = _Open(b"", "", "", None)
@@ -86,7 +85,7 @@ _open_here: contextvars.ContextVar[_Open] = contextvars.ContextVar("otel_ddp_spa
 
 
 def _users_span() -> SpanContext | None:
-    """The user's span that is open here, unless it stands for the innermost one of ours."""
+    """The user's span that is open here, unless it stands for our innermost one."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     found = errors.attempt(_read_current, None)
@@ -95,7 +94,7 @@ def _users_span() -> SpanContext | None:
 
 
 def run_facts(env: Mapping[str, str]) -> dict[str, str]:
-    """The span of a run in one process: the agent makes it, from these facts, when it ends."""
+    """The span of the run in one process. The agent exports it at its end, from these facts."""
     around = _users_span() or _of_environment(env)
     trace_id = os.urandom(16).hex() if around is None else around.trace_id
     return {
@@ -106,12 +105,12 @@ def run_facts(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def moment(recorder: Recorder) -> dict[str, Any]:
-    """The innermost span that is open here, be it ours or the user's; its trace, and the step.
+    """The innermost open span, ours or the user's; its trace; and the step.
 
-    Outside of spans the trace is that of the step, and before the first step that of the run.
+    Outside of spans the trace is the step's, and before the first step the run's.
     """
     found = _open_here.get()
-    # A span of a run that has ended contains no span of the next run.
+    # A span of a run that has ended does not contain spans of the next run.
     ours = found if found.journal == recorder.writer.journal_id else _NONE
     span_id, trace = ours.span_id, ours.trace
     of_user = _users_span()
@@ -124,13 +123,13 @@ def moment(recorder: Recorder) -> dict[str, Any]:
 
 
 class OpenSpan:
-    """A span, from its beginning to its end, and the phase where it is one."""
+    """A span, from its start to its end, with its phase if it is one."""
 
     def __init__(
         self, progress: Progress, name: Any, run: str, *, phase: bool, expect_s: Any
     ) -> None:
-        """*run*: the run's name, where it is final and this process's spans are exported: the
-        user's own spans become ours' children. Raises `Refused` for what is no name."""
+        """*run*: the run's name if it is final and this process exports spans; then the user's
+        spans become children of ours. Raises `Refused` for an invalid name."""
         self.progress, recorder = progress, progress.recorder
         self._name = values.text(name, values.LONGEST_NAME)
         self._phase: Phase | None = None
@@ -145,7 +144,7 @@ class OpenSpan:
         if run and "opentelemetry.trace" in sys.modules:
             ours = SpanContext(layout.trace_id(run, trace).hex(), self._span_id)
             self._detach = errors.attempt(lambda: _attached(ours), None)
-        # Where ours is not attached, the user's span that is open now stays around it.
+        # If ours is not attached, the user's open span stays around it.
         here = _Open(recorder.writer.journal_id, self._span_id, trace, beside)
         self._token = _open_here.set(here)
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
@@ -153,9 +152,9 @@ class OpenSpan:
     def leave(
         self, attributes: Mapping[str, Any], raised: BaseException | None, here: bool
     ) -> None:
-        """Ends the span, and records it if it was entered *here*, in this process."""
+        """End the span, and record it if it was entered *here*, in this process."""
         took_s = time.perf_counter() - self._began
-        # A generator may be closed in another context than the one it was opened in.
+        # A generator may be closed in another context than the one in which it was opened.
         with contextlib.suppress(ValueError):
             _open_here.reset(self._token)
             if self._detach is not None:
@@ -183,16 +182,16 @@ class OpenSpan:
 
 
 def _happened(recorder: Recorder, name: str, attributes: Mapping[str, Any], **more: Any) -> None:
-    """Records that something happened now, in the span that is open in this context."""
+    """Record an event in the open span."""
     here = {"name": name, "time": time.time_ns(), **moment(recorder)}
     recorder.documents.append(layout.EVENT, {**here, **more, "attributes": attributes})
 
 
-# Each of these raises `Refused` for arguments that make no sense.
+# These raise `Refused` for invalid arguments.
 
 
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
-    """Records an event of the user's own."""
+    """Record a user's event."""
     clean = values.text(name, values.LONGEST_NAME)
     _happened(recorder, clean, values.attributes(attributes))
 
@@ -202,7 +201,7 @@ _ALERT_LEVELS = ("info", "warn", "error")
 
 
 def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
-    """Records what people are to be told."""
+    """Record an alert for people."""
     clean = values.text(title, _LONGEST_TITLE)
     clean, said = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
     word = errors.attempt(lambda: str(level).lower(), "")
@@ -217,19 +216,19 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
 
 # -- the exception that ends a run
 
-# In characters of JSON, so that a record fits into the smallest journal, whatever its letters are.
+# In characters of JSON, so that a record fits into the smallest journal in any script.
 _LONGEST_TRACE, _LONGEST_MESSAGE = 8000, 1000
-# A traceback of more frames is that of an endless recursion.
+# A longer traceback is an endless recursion.
 _MOST_FRAMES = 40
 
 
 def record_exception(recorder: Recorder, error: BaseException) -> None:
-    """Records the exception that ends a run, with its stack trace."""
+    """Record the exception that ends a run, with its stack trace."""
 
     def stacktrace() -> str:
         return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
 
-    # An exception's own text may raise.
+    # An exception's `__str__` may raise.
     message = errors.attempt(lambda: str(error), "")
     trace = errors.attempt(stacktrace, type(error).__qualname__)
     attributes = {
@@ -242,16 +241,16 @@ def record_exception(recorder: Recorder, error: BaseException) -> None:
 
 
 def _bounded(text: str, longest: int) -> str:
-    """The text without secrets; of a long one its beginning and its end."""
+    """The text without secrets; only the start and the end of a long one."""
     if len(text) > 4 * longest:
-        # Cut first: looking through megabytes takes time.
+        # Cut first, as searching megabytes takes time.
         text = f"{text[: 2 * longest]}\n[...]\n{text[-2 * longest :]}"
     text = without_secrets(text.encode("utf-8", "replace").decode())
     size = len(json.dumps(text))
     if size <= longest:
         return text
     kept = max(1, int(len(text) * longest / size) - 10)
-    # The last lines of a stack trace say most.
+    # The last lines of a stack trace are the most useful ones.
     return f"{text[: kept // 3]}\n[...]\n{text[-(kept - kept // 3) :]}"
 
 
@@ -261,7 +260,7 @@ def _bounded(text: str, longest: int) -> str:
 def record_artifact(
     recorder: Recorder, path: Any, name: Any, kind: Any, direction: Any, metadata: Any
 ) -> None:
-    """Records where it lies; the file itself may be on a server that takes its time."""
+    """Record the location only: reading a file on a server may take long."""
     if direction not in DIRECTIONS:
         shown = values.shown(direction)
         raise values.Refused(f'the direction must be "output" or "input", got {shown}')
@@ -283,12 +282,12 @@ def record_artifact(
 
 
 def _uri(path: Any) -> str:
-    """The address: of a path its full name, whose odd bytes a journal would not keep."""
+    """The address; for a path the absolute file:// address, with odd bytes quoted."""
     word = errors.attempt(lambda: os.fsdecode(os.fspath(path)), "")
     if "://" in word:
         uri = without_secrets(word[:_LONGEST_URI])
     else:
-        # A working directory may be gone.
+        # The working directory may be gone.
         full = errors.attempt(lambda: os.path.abspath(word), "") if word else ""
         uri = f"file://{quote(os.fsencode(full))}" if full else ""
     if not 0 < len(uri) <= _LONGEST_URI:
@@ -297,6 +296,6 @@ def _uri(path: Any) -> str:
 
 
 def _last_part(uri: str) -> str:
-    # In the full name of a path a question mark is quoted.
+    # In a quoted path there is no question mark.
     address = uri.partition("?")[0]
     return unquote(address.rstrip("/").rpartition("/")[2]) or address

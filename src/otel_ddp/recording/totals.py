@@ -1,4 +1,4 @@
-"""The cumulative totals of a process: what it counts, its steps and their work, time by phase."""
+"""The cumulative totals of a process: counters, steps and their work, time by phase."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_WARNINGS = 50
 
 
 class Totals:
-    """Gives each total its place in the journal, when it first counts something."""
+    """Allocates each total in the journal when it is first used."""
 
     def __init__(self, gate: Gate, writer: JournalWriter) -> None:
         self._gate, self._writer = gate, writer
@@ -26,29 +26,29 @@ class Totals:
         self._warned: set[str] = set()
 
     def refuse(self, why: str, place: str, text: str, amount: float = 1.0) -> None:
-        """Counts a value that was not recorded, and warns once a place."""
+        """Count a value that was not recorded; warn once per place."""
         self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
         if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(place)
             errors.log.warning("%s.", text)
 
     def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> None:
-        """Raises a cumulative total, if there is room for it."""
+        """Add to a counter, if there is room for it."""
         self._gate.write(lambda: self._writer.add(self._place(metric, attributes), amount), None)
 
     def place(self, metric: catalog.Metric, **attributes: str) -> int:
-        """Where in the totals this one is, or where its histogram begins; -1: there is no room."""
+        """The slot of a total, or the first one of a histogram; -1: no room."""
         known = self._places.get((metric.name, *attributes.values()))
         if known is not None:
             return known
         return self._gate.write(partial(self._place, metric, attributes), -1)
 
     def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:
-        """Overwrites a value of which only the last one counts."""
+        """Overwrite a gauge."""
         self._gate.write(lambda: self._writer.set(self._place(metric, attributes), value), None)
 
     def observe(self, metric: catalog.Metric, value: float) -> None:
-        """Puts a value into a histogram."""
+        """Add a value to a histogram."""
         self._gate.write(lambda: self._observe(metric, value), None)
 
     def _observe(self, metric: catalog.Metric, value: float) -> None:
@@ -80,29 +80,29 @@ _BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
 
 
 class StepTotals:
-    """The number of steps is written as each ends, with a plain store: no lock, nothing that waits.
+    """The number of steps is stored at the end of each, with a plain store: no lock, no wait.
 
-    So a process that hangs in the next step, or is killed there, has counted this one. The rest is
-    written with each flush: every word of the journal that a step touches takes a microsecond.
+    So a process that hangs or is killed in the next step has counted this one. The rest is written
+    with each flush, as each word of the journal that a step touches takes a microsecond.
 
-    A signal's handler may close the journal between two stores: each looks anew where it goes.
+    A signal handler may close the journal between two stores: each one looks up the target again.
     """
 
     def __init__(self, totals: Totals, writer: JournalWriter) -> None:
         self._of_process, self._writer = totals, writer
         self.store = writer.totals
         self.steps, self.place = 0, -1
-        """How many there were, and where their number is stored; -1: nowhere yet."""
+        """The number of steps, and its slot; -1: none yet."""
         self._flops = 0.0
 
     def step_ended(self) -> None:
-        """Counts a step."""
+        """Count a step."""
         self.steps += 1
         if self.place >= 0:
             self.store[self.place] = self.steps
 
     def took(self, durations_ns: Sequence[int]) -> None:
-        """Adds how long the last steps took."""
+        """Add the durations of the last steps."""
         place = self._of_process.place(catalog.TRAINING_STEP_DURATION) if durations_ns else -1
         for took_ns in durations_ns if place >= 0 else ():
             seconds = took_ns / 1e9
@@ -110,7 +110,7 @@ class StepTotals:
             self.store[place + 1 + bisect_left(_BOUNDS, seconds)] += 1.0
 
     def were_in(self, by_phase: Mapping[int, float], on_device: Mapping[int, float]) -> None:
-        """Adds the time in each phase: of the host in nanoseconds, of the device in seconds."""
+        """Add the time in each phase: of the host in nanoseconds, of the device in seconds."""
         for code, nanoseconds in by_phase.items():
             self._add(self._place_of_phase(code, "host"), nanoseconds / 1e9)
         for code, seconds in on_device.items():
@@ -128,11 +128,11 @@ class StepTotals:
         return self._of_process.place(catalog.TRAINING_PHASE_TIME, **labels)
 
     def count(self, work: Work) -> None:
-        """Writes the work so far, and what stopped it."""
+        """Write the work so far, and interruptions."""
         counts = (self.steps, work.samples, work.tokens, work.micro_batches, work.hook_ns / 1e9)
         for metric, value in zip(_COUNTED, counts, strict=True):
             place = self._of_process.place(metric) if value else -1
-            # A thread that flushes may have counted before the step that has ended meanwhile.
+            # A flushing thread may have an older count than a step that ended meanwhile.
             if place >= 0 and value > self.store[place]:
                 self.store[place] = value
         if self.steps:
@@ -143,46 +143,45 @@ class StepTotals:
             self._flops = work.flops
 
     def close(self) -> None:
-        """The journal is about to close: writes that come later go nowhere."""
-        # The writer's, as it may be closed already.
+        """The journal is about to close: later stores are discarded."""
+        # The size of the writer's, which may be closed already.
         self.store = memoryview(bytearray(8 * len(self._writer.totals))).cast("d")
 
 
 # -- time by phase
 
 _OTHER, _UNMEASURED = PHASES["other"], PHASES["unmeasured"]
-# The phases of any step. Steps that were not measured are taken to have been like the others.
+# Time constant of the shares of phases, which also divide the time of unmeasured steps.
 _REMEMBERED_NS = 60 * 10**9
 _OF_STEPS = frozenset(PHASES[word] for word in (*WORK_PHASES, "comm_wait"))
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
-# Words from here on tell of calls to process groups: there may be hundreds in a step.
+# Words from here on are calls to process groups, of which a step may have hundreds.
 _CALLS = layout.STEP_CALL << _SHIFT
 
-# Marks the time in a phase of the user's own. Time outside of any phase counts for nothing before
-# the first step.
+# Flag of the user's own phases. Before the first step, time outside of phases is not counted.
 NAMED = 0x40
 
 
 class TimeAccount:
-    """Adds up time by phase. One thread at a time."""
+    """Adds up time by phase. Not thread-safe."""
 
     def __init__(self) -> None:
-        # The phase up to which time is charged, and when it was.
+        # The current phase, and the time up to which time is counted.
         self._code, self._charged_ns = _OTHER, 0
         self._steps_began = False
-        # When the present step began, and whether it will leave the weights as they are.
+        # When the current step began, and whether it is skipped.
         self._step_ns, self._skipped = 0, False
         self._by_phase: defaultdict[int, int] = defaultdict(int)
-        # The time in phases of measured steps, and beside them: what is longer ago counts less.
+        # Decayed time in the phases of measured steps, and in unmeasured steps.
         self._shares: defaultdict[int, float] = defaultdict(float)
         self._beside_ns = 0.0
 
     def add(self, words: Sequence[int], now_ns: int) -> list[int]:
-        """Adds the words of some steps, and the time of the present phase until now.
+        """Add the words of some steps, and the time of the current phase until now.
 
-        Returns how long each of these steps took that was not skipped, in nanoseconds.
+        Returns the durations of the steps that were not skipped, in nanoseconds.
         """
-        # This runs for each word of each step, on the training thread: no calls.
+        # Runs for each word on the training thread: no calls.
         code, charged_ns, began = self._code, self._charged_ns, self._steps_began
         by_phase, durations = self._by_phase, []
         for word in words:
@@ -197,7 +196,7 @@ class TimeAccount:
                     charged_ns = until_ns
                 code = kind
             elif kind == layout.STEPS_BEGAN:
-                # Time outside of any phase counted for nothing until now.
+                # Time outside of phases was not counted until now.
                 if code == _OTHER:
                     charged_ns = max(charged_ns, word & _VALUE)
                 began = True
@@ -217,11 +216,11 @@ class TimeAccount:
         return durations
 
     def taken(self) -> Mapping[int, float]:
-        """The time in each phase since the last call, by its code.
+        """The time in each phase since the last call, by code.
 
-        Time that was not measured is divided as that of the steps that were: the sum stays exact.
+        Unmeasured time is divided like that of measured steps, so that the sum stays exact.
         """
-        # Taken before it is told: what interrupts that must not have it told twice.
+        # Taken first: an interruption must not count it twice.
         by_phase, self._by_phase = self._by_phase, defaultdict(int)
         unmeasured_ns = by_phase.pop(_UNMEASURED, 0)
         of_steps = {
@@ -248,6 +247,6 @@ class TimeAccount:
 
     @property
     def whole_of_measured(self) -> float:
-        """How many times as long all steps took as those that were measured, of late."""
+        """Recent duration of all steps, divided by that of the measured ones."""
         measured_ns = sum(self._shares.values())
         return 1.0 + self._beside_ns / measured_ns if measured_ns else 1.0

@@ -1,4 +1,4 @@
-"""Turns the values and names that users log into plain floats and clean text, or says why not."""
+"""Converts logged values and names to plain floats and clean text, or explains why not."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SPLITS = {
     "testing": "test",
 }
 _KNOWN_SPLITS = ("train", "val", "test")
-# In characters; a longer name is shortened and counted.
+# In characters; longer names are shortened and get a digest.
 LONGEST_NAME = 200
-# The limits of a configuration. The journal has room for fewer settings if they are long.
+# Limits of a configuration. The journal has room for fewer settings if they are long.
 MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000
 COMPLEX = "a complex number has no place on a curve; log its parts"
@@ -39,15 +39,15 @@ _CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
 
 
 class Refused(Exception):
-    """This value or name cannot be recorded; the text completes "... was not recorded: "."""
+    """A value or name that cannot be recorded; the text completes "... was not recorded: "."""
 
 
 def number(value: Any) -> float:
-    """One number as a float. A device's tensor is refused: reading it would make training wait."""
+    """One number as a float. A device tensor is refused, as reading it would synchronize."""
     kind = type(value)
     if kind is float or kind is bool:
         return float(value)
-    # Any other value may run the user's code, which may raise anything.
+    # Any other value may run user code, which may raise anything.
     found = errors.attempt(lambda: _number(value), None)
     if found is None:
         raise Refused(f"a number was expected, got {shown(value)}")
@@ -66,7 +66,7 @@ def _number(value: Any) -> float | str | None:
         value = value.item()
     if isinstance(value, complex):
         return COMPLEX
-    # float() reads text and buffers as well, and those are no numbers.
+    # float() also accepts text and buffers.
     if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
         return None
     try:
@@ -76,7 +76,7 @@ def _number(value: Any) -> float | str | None:
 
 
 def no_scalar(array: Any) -> str:
-    """Why this is not one number; empty if it is one."""
+    """Why this is not a single number; empty if it is one."""
     if is_spread(array):
         return "its parts are spread over ranks; log what full_tensor() gives"
     shape = tuple(int(length) for length in array.shape)
@@ -90,8 +90,8 @@ def _is_array(value: Any) -> bool:
 
 
 def is_device_tensor(value: Any) -> bool:
-    """Whether this is a torch tensor whose value lies on a device."""
-    # A torch that is still being imported has no Tensor yet.
+    """Whether this is a torch tensor on a device."""
+    # While torch is being imported, it has no Tensor yet.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     if kind is None or kind not in type(value).__mro__:
         return False
@@ -99,7 +99,7 @@ def is_device_tensor(value: Any) -> bool:
 
 
 def is_spread(tensor: Any) -> bool:
-    """Whether reading this tensor would take a collective, as for a DTensor in parts."""
+    """Whether reading this tensor needs a collective, as for a sharded DTensor."""
     placements = getattr(tensor, "placements", None)
     return placements is not None and not all(each.is_replicate() for each in placements)
 
@@ -108,13 +108,13 @@ def text(name: Any, longest: int) -> str:
     """A name as clean text of bounded length."""
     clean = ""
     if isinstance(name, str):
-        clean = str.__str__(name)  # A subclass may return another text.
+        clean = str.__str__(name)  # a subclass may return another text
     elif isinstance(name, (int, float)):
-        # A whole number of thousands of digits refuses to be text.
+        # An int with thousands of digits raises in str().
         clean = errors.attempt(lambda: str(name), "")
     if not clean:
         raise Refused(f"a name must be text, got {shown(name)}")
-    # Cut first: cleaning a megabyte takes time.
+    # Cut first, as cleaning a megabyte takes time.
     if len(clean) > longest:
         digest = blake2s(clean.encode("utf-8", "replace"), digest_size=4).hexdigest()
         clean = f"{clean[: longest - 9]}~{digest}"
@@ -122,31 +122,31 @@ def text(name: Any, longest: int) -> str:
 
 
 def one_line(words: str, longest: int) -> str:
-    """Text for one line of a terminal or a table: what breaks or controls a line is a space."""
-    # Cut first: cleaning a very long text takes time.
+    """Text for one line: line breaks and control characters become spaces."""
+    # Cut first, as cleaning a long text takes time.
     return _CONTROLS.sub(" ", words[: 4 * longest]).strip()[:longest]
 
 
 def split_of(name: str, split: str | None) -> str:
-    """The split of a value: the given one, else by a prefix of its name, else train."""
+    """The split of a value: the given one, else a prefix of its name, else train."""
     if split is not None:
         return known_split(split) or split
     return split_in(name) or "train"
 
 
 def split_in(name: str) -> str:
-    """The split that a name begins with, as `val/loss` does; empty if it begins with none."""
+    """The split at the start of a name, as in `val/loss`; empty without one."""
     return known_split(name.replace("_", "/").replace(".", "/").split("/", 1)[0])
 
 
 def known_split(word: str) -> str:
-    """The split that this word means: `train`, `val` or `test`; empty for any other word."""
+    """The split that a word means: `train`, `val` or `test`; empty for any other word."""
     word = _SPLITS.get(word.lower(), word.lower())
     return word if word in _KNOWN_SPLITS else ""
 
 
 def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) -> dict[str, Any]:
-    """The attributes of a span or an event: scalars stay, the rest becomes short text."""
+    """The attributes of a span or an event: scalars unchanged, all else as short text."""
     clean: dict[str, Any] = {}
     for key, value in islice(given.items(), most):
         try:
@@ -158,16 +158,16 @@ def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) ->
 
 
 def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) -> dict[str, Any]:
-    """A nested configuration as one level of dotted names, bounded in every direction."""
+    """A nested configuration as dotted names, with bounds on all its dimensions."""
     found: dict[str, Any] = {}
-    # A stack rather than recursion: a configuration may be deep, or contain itself.
+    # A stack instead of recursion, as a configuration may be deep or contain itself.
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
     while stack and len(found) < most:
         prefix, value, depth = stack.pop()
-        # The first items of a huge mapping are enough. The user's code may raise anything.
+        # The first items of a huge mapping are enough. User code may raise anything.
         look = partial(_inside, value, most)
         inner = errors.attempt(look, None) if depth < 16 else None
-        # An empty mapping inside is a value as well.
+        # A nested empty mapping is a value as well.
         if inner is None or (not inner and prefix):
             if prefix:
                 found[prefix] = _unless_secret(prefix, value, longest)
@@ -180,12 +180,12 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
 
 
 def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
-    """What a mapping, or an object that only holds values, holds; None for anything else."""
+    """The items of a mapping or of a plain data object; None for anything else."""
     if isinstance(value, Mapping):
         return list(islice(value.items(), most))
     if isinstance(value, type):
         return None
-    # argparse.Namespace, dataclasses and their like.
+    # argparse.Namespace, dataclasses and similar.
     if hasattr(value, "__dataclass_fields__"):
         fields = islice(value.__dataclass_fields__, most)
         return [(name, errors.attempt(partial(getattr, value, name), None)) for name in fields]
@@ -195,13 +195,13 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def _unless_secret(name: str, value: Any, longest: int) -> Any:
-    # A text may be of a class of the user's, which may raise.
+    # A user's text class may raise.
     secret = errors.attempt(lambda: is_secret(name, value), True)
     return HIDDEN if secret else plain(value, longest)
 
 
 def plain(value: Any, longest: int) -> Any:
-    """A value that JSON can carry: scalars as they are, the rest as shortened text."""
+    """A value for JSON: scalars unchanged, all else as short text."""
     return errors.attempt(lambda: _plain(value, longest), f"<{type(value).__name__}>")
 
 
@@ -209,7 +209,7 @@ def _plain(value: Any, longest: int) -> Any:
     if not isinstance(value, str) and not is_device_tensor(value) and _is_array(value):
         shape = value.shape
         if not is_spread(value) and len(shape) == 0:
-            value = value.item()  # NumPy's whole numbers are no int, and a scalar is no text
+            value = value.item()  # NumPy's integers are no int
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and abs(value) < 2**53:
@@ -218,13 +218,13 @@ def _plain(value: Any, longest: int) -> Any:
         # JSON has no infinity and no NaN.
         return float(value) if isfinite(value) else str(float(value))
     if isinstance(value, str):
-        # Cut late: of half a secret the other half would not be seen.
+        # Cut afterwards: half a secret would not be recognized.
         return _short(without_secrets(str.__str__(value[: 4 * longest])), longest)
     return without_secrets(_words(value, longest))
 
 
 def _words(value: Any, longest: int) -> str:
-    """Any value as a user would print it; containers are walked only as far as can be shown."""
+    """Any value as a user would print it; containers are walked only as far as they are shown."""
     if is_device_tensor(value) or isinstance(value, _CONTAINERS):
         return shown(value, longest)
     words = errors.attempt(lambda: str(value), "")
@@ -239,7 +239,7 @@ def _short(words: str, longest: int) -> str:
 
 
 class _Shown(reprlib.Repr):
-    """A repr of bounded cost that never asks a device for its values."""
+    """A repr of bounded cost that never synchronizes a device."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class _Shown(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         if is_device_tensor(x):
-            return f"a tensor on {x.device}"  # its repr would synchronise
+            return f"a tensor on {x.device}"  # its repr would synchronize
         if isinstance(x, (bytes, bytearray)):
             return repr(x[: self.maxstring])
         return super().repr1(x, level)
@@ -260,13 +260,13 @@ class _Shown(reprlib.Repr):
 
 def shown(value: Any, longest: int = 60) -> str:
     """A value in a few characters, for a warning."""
-    # A repr is the user's code: it may raise anything.
+    # A repr is user code, and may raise anything.
     words = errors.attempt(lambda: _Shown(longest).repr(value), f"<{type(value).__name__}>")
     return _short(words, longest)
 
 
 def exception_names(error: BaseException) -> tuple[str, str]:
-    """What kind of exception this is, for `error.type` and, with its module, `exception.type`."""
+    """An exception's class for `error.type`, and with its module for `exception.type`."""
     kind = type(error)
     module = str(kind.__module__)
     return kind.__qualname__, (

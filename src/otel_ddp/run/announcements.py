@@ -1,4 +1,4 @@
-"""What a run says: in the log, each sentence once a process; on stderr, where to look at it."""
+"""The messages of a run: warnings, once per process; on stderr, where the run is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from otel_ddp.settings import Settings
 
 
 def nothing_is_recorded(lacking: str) -> None:
-    """This system lacks what a journal needs."""
+    """This system lacks calls that a journal needs."""
     warn_once(
         "system",
         "Nothing is recorded here: this system lacks %s, which Linux has. Your script goes on as "
@@ -29,7 +29,7 @@ def nothing_is_recorded(lacking: str) -> None:
 
 
 def doubts(conf: Settings, process: Identity) -> None:
-    """Variables that are incomplete, that mean nothing, or that are unknown; once a node."""
+    """Incomplete, invalid or unknown variables; once per node."""
     if process.local_rank:
         return
     if process.launcher == "environment" and process.world_size is None:
@@ -47,7 +47,7 @@ def doubts(conf: Settings, process: Identity) -> None:
 
 
 def where_it_is_kept(conf: Settings) -> None:
-    """Offline: how much is kept, and where."""
+    """Offline: where data is stored, and how much."""
     where = shlex.quote(conf.spools)
     warn_once(
         "offline",
@@ -58,7 +58,7 @@ def where_it_is_kept(conf: Settings) -> None:
 
 
 def journal_is_full(agent: str) -> None:
-    """The journal is full, and no agent lives to read it."""
+    """The journal is full, and no agent reads it."""
     warn_once(
         "overwritten",
         "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records are "
@@ -84,7 +84,7 @@ def exports_are_unknown(choice: Choice) -> None:
 
 
 def comes_too_late(name: str, known: object, asked: object) -> None:
-    """A second `init` has another argument than the first."""
+    """A second `init` has other arguments than the first."""
     warn_once(
         f"again {name}",
         "A run is open in this process, with %s=%r: %s=%r comes too late and is ignored. Say it "
@@ -93,9 +93,9 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
     )
 
 
-# -- where a run can be looked at, once at its beginning
+# -- where a run is shown, printed once at its start
 
-# What a pipe takes at once: more could wait for its reader.
+# What a pipe accepts at once: a longer text could block.
 _MOST_BYTES = 4096
 
 
@@ -109,15 +109,15 @@ def where_to_look(place: Place, run: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write it to stderr, or nothing where a full pipe would hold the process."""
+    """Write to stderr, or nothing if a full pipe would block."""
     stream = sys.stderr
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    # A name may hold control codes, or letters that turn the line around: a terminal obeys them.
+    # A name may contain control codes, or characters that reverse the line.
     clean = "\n".join(map(printable, text.split("\n")))
     encoded = clean.encode(encoding, "replace")[:_MOST_BYTES]
-    # It may be closed, or a pipe whose reader has gone.
+    # It may be closed, or a pipe without a reader.
     with contextlib.suppress(OSError, ValueError):
         if _takes_at_once(stream):
             stream.write(encoded.decode(encoding, "ignore"))
@@ -128,5 +128,5 @@ def _takes_at_once(stream: Any) -> bool:
     try:
         fd = stream.fileno()
     except (AttributeError, OSError, ValueError):
-        return True  # a notebook's, or one in memory
+        return True  # as in a notebook, or in memory
     return bool(select.select([], [fd], [], 0)[1])

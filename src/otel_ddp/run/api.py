@@ -17,9 +17,9 @@ from otel_ddp.run.run import Origin, Run, silent
 T = TypeVar("T")
 
 
-# The arguments of `instrument` that are about what is measured, not about the run.
+# Arguments of `instrument` for measuring, not for the run.
 _NOT_OF_RUN = ("model", "optimizer", "step_optimizer", "scaler", "flops_per_sample", "mirror")
-# The arguments of `init` that `instrument` leaves to the launcher.
+# Arguments of `init` that `instrument` leaves to the launcher.
 _NOT_OF_INSTRUMENT = dict.fromkeys(("node", "global_rank", "local_rank", "world_size"))
 
 
@@ -105,7 +105,7 @@ def instrument(
         flops_per_sample=flops_per_sample,
     )
     if mirror:
-        # By its name: integrations import this module.
+        # By name, as integrations import this module.
         import_module("otel_ddp.integrations.trackers").mirror(opened)
     return opened
 

@@ -1,4 +1,4 @@
-"""Which run belongs to this process, and how it ends: once, whatever interrupts it."""
+"""The run of this process, and its end, which happens once whatever interrupts it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.recording import values
 
-# A `Run`, which imports this module.
+# A `Run`. Its module imports this one.
 _current: Any = None
-# A run that came into this process by pickle or by fork and was not used yet.
+# A run that came into this process by pickle or fork and is not used yet.
 _inherited: Any = None
-# Further runs of a process that has one already. An example is a pool's worker in a sweep.
+# Further runs of a process, for example of a pool's worker in a sweep.
 _beside: list[Any] = []
 _opening = threading.RLock()
 _watched: set[int] = set()
@@ -35,32 +35,32 @@ def current() -> Any:
 
 
 def inherited() -> Any:
-    """The run that came into this process by pickle or by fork and was not used yet."""
+    """A run that came into this process by pickle or fork and is not used yet."""
     return _inherited
 
 
 def had_one() -> bool:
-    """Whether this process has opened a run at some time."""
+    """Whether this process has ever opened a run."""
     return os.getpid() in _watched
 
 
 def attach(unpickled: Any) -> Any:
-    """Returns the run that an unpickled one becomes here; it opens at its first use."""
+    """The run that an unpickled one becomes here; it opens at its first use."""
     global _inherited
     with _opening:
         if _current is not None:
             return _current
-        # One process has one run, however often that is unpickled.
+        # One process has one run, however often it is unpickled.
         if _inherited is None:
             _inherited = unpickled
         return _inherited
 
 
 def join(run: Any) -> None:
-    """Open a run that came by pickle or by fork and is used for the first time."""
+    """Open a run that came by pickle or fork, at its first use."""
     global _inherited
     with _opening:
-        # Another thread may have come first.
+        # Another thread may have been faster.
         if run.opened:
             return
         if run is _inherited:
@@ -73,19 +73,19 @@ def join(run: Any) -> None:
 
 
 def start(run: Any) -> None:
-    """Open this run and make it the one of the process."""
+    """Open this run and make it the one of this process."""
     try:
         run.open()
         adopt(run)
     except BaseException as raised:
-        # Also at Ctrl-C: a run that has begun to open is ended.
+        # Also at Ctrl-C: end a run that has begun to open.
         run.ended_by(raised)
         run.close("failed", values.error_line(raised))
         raise
 
 
 def adopt(run: Any) -> None:
-    """Makes this the run of the process, and ends it when the process ends."""
+    """Make this the run of the process, and end it when the process ends."""
     global _current, _inherited
     _current = run
     if _inherited is run:
@@ -98,14 +98,14 @@ def adopt(run: Any) -> None:
     atexit.register(_at_exit, pid, bootstrap)
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        # A forked child leaves without atexit, and its exception is still known here only.
+        # A forked child skips atexit, and its exception is known only here.
         from multiprocessing.util import Finalize
 
         Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
 
 
 def release(run: Any) -> None:
-    """Forgets a run that has ended."""
+    """Forget a run that has ended."""
     global _current
     if _current is run:
         _current = None
@@ -114,9 +114,9 @@ def release(run: Any) -> None:
 
 
 def _bootstrap() -> FrameType | None:
-    """The frame of multiprocessing that runs this child, and has its exit code.
+    """The frame of multiprocessing that runs this child and has its exit code.
 
-    From Python 3.13 on it has handled the exception already when finalizers are called.
+    From Python 3.13 on, it has handled the exception before finalizers are called.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (
@@ -133,11 +133,11 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
         return
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if hasattr(sys, "ps1"):
-        error = None  # An error at the prompt hours ago did not end this process.
+        error = None  # an earlier error at the prompt did not end this process
     if error is None:
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
-            # torch's spawn reports a failure by leaving with 1 from its exception handler.
+            # torch's spawn reports a failure by exiting with 1 from its exception handler.
             error = (error.__context__ or error) if error.code else None
     code = None if bootstrap is None else bootstrap.f_locals.get("exitcode")
     reason = values.error_line(error) if error is not None else f"exit code {code}" if code else ""
@@ -145,7 +145,7 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
         if run is not None:
             if error is not None:
                 run.ended_by(error)
-            told = run.told_end or ("finished", "")
+            told = run.tracker_outcome or ("finished", "")
             state, why = ("failed", reason) if reason else told
             run.close(state, why)
     if isinstance(error, KeyboardInterrupt):
@@ -153,10 +153,10 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
 
 
 def _be_ended_by_interrupt() -> None:
-    """Python ends by SIGINT after an uncaught Ctrl-C: a shell then ends its loop too.
+    """Let Python end by SIGINT after an uncaught Ctrl-C, so that a shell ends its loop too.
 
-    It forgets that where code is executed from text, as a named tuple's is when a module of ours
-    is imported for the end of the run.
+    Python forgets this when code is compiled from text, as in the import of a named tuple at the
+    end of a run.
     """
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
@@ -167,42 +167,42 @@ def _after_fork() -> None:
     for run in _beside:
         run.brought_by_fork()
     _beside.clear()
-    # A thread of the parent may have held it, and that thread is not here.
+    # A thread of the parent may have held it, which does not exist here.
     _opening = threading.RLock()
     candidate = _inherited if _current is None else _current
     _current = None
     _inherited = candidate if candidate is not None and candidate.brought_by_fork() else None
 
 
-# Systems without it import this module too, and record nothing.
+# Systems without it import this module, but record nothing.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# -- the end of a run: each of its acts is done, in order
+# -- the end of a run: a list of actions, each of which runs
 
 Act = Callable[[], Any]
 
-# How long one thread waits for another that ends the same run.
+# How long a thread waits for another one that ends the same run.
 _WAIT_S = 1.0
 
 
 class Ending:
-    """The end of one run. Threads and signal handlers may all ask for it at once."""
+    """Ends one run. Threads and signal handlers may request that at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._acts: list[Act] = []
 
     def run(self, is_over: Callable[[], bool], acts: Callable[[], list[Act]]) -> None:
-        """Does the acts unless the run is over."""
-        # A limit, because the other thread may need a lock that this thread has.
+        """Run the actions, unless the run has ended."""
+        # With a timeout, as the other thread may need a lock of this one.
         if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
             if is_over():
                 return
-            # A handler that interrupts the end does the acts that are left.
+            # A signal handler that interrupts this runs the remaining actions.
             if not self._acts:
                 self._acts += acts()
             _do_all(self._acts)
@@ -211,10 +211,10 @@ class Ending:
 
 
 def _do_all(acts: list[Act]) -> None:
-    """Does all acts and removes each one that is done.
+    """Run all actions, and remove each one that is done.
 
-    What a signal handler raises in the middle of an act is raised after the last one; the
-    interrupted act is done again. The handler may itself do all acts that are left.
+    If a signal handler raises in an action, that action is repeated, and the exception is raised
+    after the last action. The handler may run the remaining actions itself.
     """
     try:
         while acts:

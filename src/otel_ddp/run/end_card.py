@@ -1,6 +1,6 @@
-"""Says at the end of a run how it went: on stderr of its first rank, without waiting for anything.
+"""Prints the result of a run on stderr of its first rank, without waiting for anything.
 
-The rank reads its own journal, and the document that the agent has written by then.
+The rank reads its own journal, and the status that the agent has written by then.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from otel_ddp.journal.values import extremes_of
 from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 
-# Shorter runs say nothing: tests, and sweeps of thousands.
+# Shorter runs print nothing: tests, and sweeps of thousands of runs.
 SHORTEST_S = 10.0
 
 
-# Of a program that trains: others have no steps.
+# For programs that train; others have no steps.
 _NO_STEP = (
     "otel_ddp: run %s has recorded no step: pass the model to otel_ddp.instrument(model), which "
     "opens the run as well, or call run.log({'loss': loss}, step=step)\n"
@@ -43,9 +43,9 @@ def show(
     look: list[str],
     now_ns: Callable[[], int] = time.time_ns,
 ) -> None:
-    """Print the card of a run whose end is recorded, or that it has no step.
+    """Print the card of an ended run, or that it has no step.
 
-    A process that closes its own journal loses the lock on it, and counts as gone from then on.
+    A process that closes its own journal loses the lock on it, and counts as dead from then on.
     """
     try:
         reader = JournalReader(journal)
@@ -72,7 +72,7 @@ def show(
 
 
 def _sentences(told: Survey, of: tuple[str, str]) -> Iterator[str]:
-    """What the agent has found of this run; what goes on comes first."""
+    """The verdicts of this run, open ones first."""
     for each in (*told.verdicts, *told.past):
         if of_run(each["who"]) == of and each.get("kind") not in HARMLESS_VERDICTS:
             yield when(each, time.time_ns()) + str(each.get("sentence"))

@@ -1,4 +1,4 @@
-"""What a run finds when it opens: a place for its journal, its program, and its caller."""
+"""What a run collects when it opens: a directory for its journal, and facts about the program."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _JOB = {
     "slurm_job_name": "SLURM_JOB_NAME",
     "slurm_partition": "SLURM_JOB_PARTITION",
 }
-# Of Apptainer, its predecessor, and Slurm; Docker and Kubernetes tell a container no image.
+# Set by Apptainer, Singularity and Slurm. In Docker and Kubernetes a container does not know its
+# image.
 _IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "SLURM_CONTAINER")
 
 
 def open_journal(conf: Settings, identity: dict[str, Any]) -> JournalWriter | None:
-    """The journal of this process, in the best place that has room; None if there is no room."""
+    """The journal of this process, in the best directory with room; None if there is none."""
     places, remark = place.find(conf.directory, offline=conf.offline)
     if remark:
         errors.warn_once("place", "%s.", remark)
@@ -48,7 +49,7 @@ def open_journal(conf: Settings, identity: dict[str, Any]) -> JournalWriter | No
 
 
 def directions(best: Any) -> dict[str, str]:
-    """What the argument `best` says: where the best value of each name lies."""
+    """The argument `best`: name -> direction in which it improves."""
     if best is None:
         return {}
     found = dict(best) if isinstance(best, Mapping) else {"": best}
@@ -60,23 +61,23 @@ def directions(best: Any) -> dict[str, str]:
 
 
 class LeadSearch:
-    """Finds out where the agent is that leads a run, by the process group."""
+    """Looks for the agent that leads the run, in the process group's store."""
 
     def __init__(self, conf: Settings | None = None) -> None:
         self.is_sought = conf is not None and conf.lead != "off"
-        """Whether the process group may still tell more of it."""
+        """Whether the process group may still have new information."""
         self._found: Lead | None = None
         self._was_told = False
 
     def is_due(self, *, has_synced: bool) -> bool:
-        """Whether to ask now. *has_synced*: a step has ended, so each rank has begun one."""
-        # In between a rank that is not the first would ask in vain.
+        """Whether to ask now. *has_synced*: a step has ended, so that each rank has begun one."""
+        # In between, a rank other than 0 would ask in vain.
         return self.is_sought and (has_synced or not self._was_told)
 
     def heard(self, group: GroupFacts, *, has_synced: bool) -> None:
-        """What the process group has said."""
+        """Take the answer of the process group."""
         self._found = group.lead or self._found
-        # Rank 0 may come last to say where it is, but before its first step ends.
+        # Rank 0 may publish its addresses last, but before its first step ends.
         self.is_sought &= group.lead is not None and group.global_rank != 0 and not has_synced
         self._was_told = True
 
@@ -92,9 +93,9 @@ def in_data_worker() -> bool:
 
 
 def surroundings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The job and the container that this program runs in, where their variables say so.
+    """The job and the container of this program, from variables.
 
-    No other variable of the environment is recorded.
+    No other environment variable is recorded.
     """
     found = {name: env.get(variable, "") for name, variable in _JOB.items()}
     images = (env.get(variable, "") for variable in _IMAGES)
@@ -103,13 +104,13 @@ def surroundings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def program_facts() -> dict[str, Any]:
-    """What the run's info says about this program, and the process that started it."""
+    """Facts about this program, and the process that started it."""
     script = sys.argv[0] if sys.argv else ""
-    # The working directory may be gone. `-c` and an interactive Python have no folder.
+    # The working directory may be gone. `-c` and an interactive Python have no script.
     folder = errors.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
     folder = folder if script and script != "-c" else ""
     found: dict[str, Any] = {
-        # With the last folder: of two runs, both may be of a `train.py`.
+        # With the last directory, as several runs may have a `train.py`.
         "script": os.path.join(os.path.basename(folder), os.path.basename(script)),
         "git_sha": revision(script) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -121,15 +122,15 @@ def program_facts() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))
-        # A thread may be about to import torch.
+        # Another thread may be importing torch.
         version = sys.modules.get("torch.version")
         found["device_runtime"] = "" if version is None else device_runtime(vars(version))
     return found
 
 
-# -- the task of a process pool that calls us: a worker does one task after the other
+# -- tasks of process pools: a worker runs one task after another
 
-# The functions in which workers wait for tasks, and their variables that hold a task.
+# The functions in which workers wait for tasks, and their variables with the task.
 _LOOPS = {
     ("multiprocessing.pool", "worker"): ("job", "i"),
     ("concurrent.futures.process", "_process_worker"): ("call_item",),
@@ -137,30 +138,30 @@ _LOOPS = {
 
 
 class Task(NamedTuple):
-    """One task, as far as it can be distinguished from others."""
+    """A task, as far as it can be distinguished from others."""
 
     number: tuple[object, ...]
-    """The pool's number of it. A pool may give out several calls of a function as one task."""
+    """The pool's number. A pool may submit several calls of a function as one task."""
     calls: tuple[tuple[CodeType, int], ...]
-    """The calls that lead from the pool to us, and the position of the next call in each."""
+    """The stack from the pool to us: code objects and positions of the next instruction."""
 
 
 def in_pool_worker() -> bool:
-    """Whether this process is a pool's worker, and the pool calls us."""
+    """Whether a pool's worker calls us."""
     return _find_task()[0] is not None
 
 
 def current_task() -> Task | None:
-    """The task that calls us and is a run of its own; None outside of pools.
+    """The task that calls us, if it should be a run of its own; None outside of pools.
 
-    It is none in a worker's initializer, nor where a process group joins the workers.
+    None also in a worker's initializer, and if a process group joins the workers.
     """
     loop, calls = _find_task()
     if loop is None or process_group.is_up():
         return None
     known = loop.f_locals
     held = [known.get(name) for name in _LOOPS[_function(loop)]]
-    # Before Python 3.13 this is a copy that the frame keeps, together with the task's arguments.
+    # Before Python 3.13 this is a copy that the frame holds, with the task's arguments.
     if type(known) is dict:
         known.clear()
     if None in held:
@@ -171,7 +172,7 @@ def current_task() -> Task | None:
 
 def _find_task() -> tuple[FrameType | None, list[tuple[CodeType, int]]]:
     calls: list[tuple[CodeType, int]] = []
-    # Pools of threads use the same functions, and a thread is no process of its own.
+    # Thread pools use the same functions, but a thread is no process of its own.
     is_beside = threading.current_thread() is not threading.main_thread()
     if is_beside or launchers.multiprocessing_parent() is None:
         return None, calls
@@ -186,14 +187,14 @@ def _function(frame: FrameType) -> tuple[str, str]:
     return str(frame.f_globals.get("__name__")), frame.f_code.co_name
 
 
-# -- the commit of the script, read from git's files without running git
+# -- the commit of the script, from git's files without running git
 
 _SHA = re.compile(r"[0-9a-f]{40,64}")
 _MOST_BYTES = 1_000_000
 
 
 def revision(script: str) -> str:
-    """The commit of the script's folder; empty if that is unknown."""
+    """The commit of the script's directory; empty if unknown."""
     try:
         first = Path(script).resolve().parent
         for folder in (first, *first.parents):
@@ -207,7 +208,7 @@ def revision(script: str) -> str:
 def _directory(git: Path) -> Path:
     if git.is_dir():
         return git
-    # In a worktree or a submodule, `.git` is a file that names the directory.
+    # In a worktree or a submodule, `.git` is a file with the directory's path.
     return git.parent / _text(git).removeprefix("gitdir:").strip()
 
 

@@ -1,4 +1,4 @@
-"""Run: the object that users hold. It writes what they log into this process's journal."""
+"""Run: the object that users hold. It records values in the journal of this process."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
 
-# The arguments of `init` that a later call may add to.
+# Arguments of `init` that a later call may extend.
 _ADDED_LATER = ("config", "best")
-# An agent that was started a moment ago has no address yet: for so long it is asked more often.
+# A new agent has no address yet: for so long, check for one more often.
 _AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
 class Origin(NamedTuple):
-    """How a run came to be: by these arguments of `init`."""
+    """How a run was created, by these arguments of `init`."""
 
     arguments: dict[str, Any]
     joins: bool = False
     """Whether another process has opened it."""
     task: Task | None = None
-    """The task of a pool that it is."""
+    """The pool's task that this run is, if any."""
     forked: bool = False
 
 
 class Records:
-    """What a run records with, from its opening to its end."""
+    """The objects of an open run."""
 
     def __init__(
         self, conf: settings.Settings, recorder: Recorder, process: Identity, exported: bool | None
@@ -56,37 +56,37 @@ class Records:
         self.progress = Progress(recorder)
         self.place = place.Place(recorder.writer.path.parent)
         self.exported = exported
-        """None: the rank is not known yet."""
+        """Whether series leave the node; None: the rank is not known yet."""
         self.settled = process.settled
         """Whether the journal has the final identity."""
         self.said_where = False
-        """Whether people were told where to look at the run."""
+        """Whether the address of the page was printed."""
 
 
 class Run:
-    """The part of one process in one launch. `otel_ddp.init` and `instrument` return it."""
+    """This process's part of a launch, as returned by `otel_ddp.init` and `instrument`."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._identity: Identity | None = None
         self._choice = Choice("all")
-        # A run that came into a child by pickle or by fork opens itself at its first use.
+        # A run that came into a child by pickle or fork opens at its first use.
         self._opened = False
         self._records: Records | None = None
         self._ending = Ending()
         self._lead = LeadSearch()
-        # Whether it was opened for a program that had not asked for it, and may do so yet.
-        self.was_unasked: bool = False
-        self.told_end: tuple[str, str] | None = None
-        """State and reason of the last of its trackers' runs, where that has ended."""
-        # As the user says: name -> where its best value lies.
+        # Whether it was opened for a program that has not called `init` or `instrument` yet.
+        self.was_automatic: bool = False
+        self.tracker_outcome: tuple[str, str] | None = None
+        """State and reason of its last tracker's run, if that has ended."""
+        # Name -> direction in which it improves, as chosen by the user.
         self._best: dict[str, str] = {}
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
-        """This run, not opened yet, with the arguments of `init` on top of its own.
+        """This run, not opened yet, with these arguments of `init` in addition to its own.
 
-        In a forked child the arguments of `init` alone count. A spawned child that has only its
-        variables begins in the same way.
+        In a forked child only these arguments count, as in a spawned child that has only the
+        variables.
         """
         origin = self._origin
         own = {} if origin.forked else origin.arguments
@@ -96,23 +96,23 @@ class Run:
         return self
 
     def is_over(self, task: Task | None, arguments: Mapping[str, Any]) -> bool:
-        """Whether this is the run of a pool's task, and its worker does another task by now."""
+        """Whether this run belongs to a previous task of a pool's worker."""
         before = self._origin.task
         if task is None or before is None:
             return False
         if task.number != before.number:
             return True
-        # A program that comes to the same place again is in a loop, or it does the next of several
-        # calls that the pool gave out as one task. Only the latter asks for another run. Comparing
-        # values of the user may raise.
+        # The same place again is either a loop in one task, or the next of several calls that the
+        # pool submitted as one task. Only the latter should get another run. Comparing users'
+        # values may raise.
         same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
         return task.calls == before.calls and not same
 
     def brought_by_fork(self) -> bool:
-        """Drops the parent's state in a forked child; true if the child can join this run.
+        """In a forked child, drop the parent's state; True if the child can join this run.
 
-        The parent's journal is mapped here too, and the child must write nothing into it. Locks
-        are new: a thread of the parent may have held one, and that thread is not here.
+        The parent's journal is mapped here too, and the child must not write to it. Locks are new,
+        as a thread of the parent may have held one, and it does not exist here.
         """
         records, self._records = self._records, None
         joinable = not self._opened or records is not None
@@ -131,8 +131,8 @@ class Run:
     # -- opening
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
-        """A second `init` adds configuration and where best values lie; a warning names others."""
-        if self.was_unasked:
+        """A second `init` adds configuration and directions, and warns of other new arguments."""
+        if self.was_automatic:
             self._take_names(arguments)
         process = self.identity
         for name, value in arguments.items():
@@ -153,23 +153,23 @@ class Run:
             records.recorder.documents.facts({"best": self._best.copy()})
 
     def _take_names(self, arguments: Mapping[str, Any]) -> None:
-        """What the program says of a run that was opened before it did so holds from here on."""
+        """The program names a run that was opened automatically: apply the arguments."""
         named = {k: v for k, v in arguments.items() if v is not None and k not in _ADDED_LATER}
         records = self._ready()
         if not named or records is None:
             return
         asked, before = self._origin.arguments | named, self.identity
-        # Mistakes raise here, before anything is changed.
+        # Invalid arguments raise here, before anything has changed.
         choice = Choice(named["strategy"]) if "strategy" in named else self._choice
         process = self._resolve(asked)
         if "run" not in named:
             process = process.within_run_of(before)
-        self.was_unasked = False
+        self.was_automatic = False
         self._origin, self._choice = self._origin._replace(arguments=asked), choice
         self._change_identity(records, self._ask_group(process))
 
     def open(self) -> None:
-        """Reads the environment as it is now and starts the journal. Strict: this may raise."""
+        """Read the settings and create the journal. May raise."""
         self._opened = True
         asked = self._origin.arguments
         strategy, config = asked.get("strategy"), asked.get("config")
@@ -200,7 +200,7 @@ class Run:
 
     def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
         exported = self._choice.exports(process)
-        # Before there is a journal: one that is left without a state shows no end.
+        # Before there is a journal: one without a state would show no end.
         of_run = spans.run_facts(os.environ)
         writer = opening.open_journal(conf, self._identity_record(exported))
         if writer is None:
@@ -231,26 +231,27 @@ class Run:
         }
 
     def _announce(self, records: Records) -> None:
-        """Let children join this run, and say what its rank means for the strategy."""
+        """Let children join this run, and warn if the strategy needs an unknown rank."""
         run_names.hand_down(self.identity.run, self.identity.group)
         if records.exported is None:
             announcements.exports_are_unknown(self._choice)
 
     def _speaks_for_all(self) -> bool:
-        """Whether this process says what holds for all ranks."""
+        """Whether this process prints what concerns all ranks."""
         if opening.in_pool_worker() and run_names.parent_has_run():
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 
     @errors.contained(default=False)
     def _say_where_to_look(self, records: Records) -> bool:
-        """Say it if the agent has an address by now; whether it is still to be said."""
+        """Print where the run is shown, if the agent has an address; True if that is still to be
+        done."""
         conf = records.conf
         is_wanted = conf.say != "nothing" and conf.agent != "off" and records.settled
         if records.said_where or not is_wanted or not self._speaks_for_all():
             return False
         if text := announcements.where_to_look(records.place, self.run):
-            # Before it is said: what a signal handler interrupts is not said twice.
+            # First, so that a signal handler that interrupts this does not repeat it.
             records.said_where = True
             announcements.say(text)
         return not records.said_where
@@ -269,7 +270,7 @@ class Run:
 
     @errors.contained(default=True)
     def _settle_by_hooks(self) -> bool:
-        """Asks the process group while training goes on; true once nothing is left to ask."""
+        """Ask the process group during training; True once nothing is left to ask."""
         records = self._records
         if records is None:
             return True
@@ -279,7 +280,7 @@ class Run:
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
     def _look_again(self, records: Records) -> None:
-        """Asks the process group what it may know by now."""
+        """Ask the process group for what it may know by now."""
         if not records.settled or self.identity.may_have_others:
             self._settle(records)
         is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
@@ -288,7 +289,7 @@ class Run:
 
     @errors.contained()
     def _settle(self, records: Records) -> None:
-        """Asks the process group for this rank and run, if it is up by now."""
+        """Ask the process group for this rank and run, if it exists by now."""
         if not self.identity.settled or self.identity.may_have_others:
             process = self._ask_group(self.identity)
             if process == self._identity:
@@ -304,7 +305,7 @@ class Run:
             self._log_by_run()
         records.exported = self._choice.exports(process)
         written = records.recorder.documents.identity(self._identity_record(records.exported))
-        # A signal handler came in the middle of a record: the next call writes the identity.
+        # A signal handler interrupted a write: the next call writes the identity.
         if written is None:
             return
         records.settled = self.identity.settled
@@ -313,7 +314,7 @@ class Run:
             records.place.wake_agent()
 
     def _ready(self) -> Records | None:
-        """What records; None if this process records nothing."""
+        """The objects of the open run; None if this process records nothing."""
         if not self._opened:
             if opening.in_data_worker():
                 return None
@@ -327,7 +328,7 @@ class Run:
     def _join(self) -> None:
         current_run.join(self)
 
-    # -- what it is
+    # -- identity
 
     @property
     def opened(self) -> bool:
@@ -347,7 +348,7 @@ class Run:
             **arguments,
             joins=origin.joins,
             in_task=origin.task is not None,
-            # A child of os.fork has its parent's variables too, and none of a launcher's own.
+            # A child of os.fork has its parent's variables, and none from a launcher.
             in_spawned_child=True if origin.forked and origin.joins else None,
         )
 
@@ -366,7 +367,7 @@ class Run:
         """The role of this process."""
         return self.identity.job_type
 
-    # -- what a script says
+    # -- what a script records
 
     def log(
         self,
@@ -381,10 +382,10 @@ class Run:
         if records is None:
             return
         if records.settled:
-            # Further calls need nothing of this run, so they go straight to the recorder.
+            # Further calls go directly to the recorder.
             vars(self)["log"] = records.recorder.log
         elif records.exported is None:
-            # Values are logged and the rank is still unknown: it may stay so.
+            # Values are logged while the rank is unknown, which may stay so.
             announcements.exports_are_unknown(self._choice)
         records.recorder.log(metrics, step=step, epoch=epoch, split=split)
 
@@ -395,17 +396,17 @@ class Run:
         epoch: float | None = None,
         split: str | None = None,
     ) -> None:
-        """Record numbers that a tracker is given: our steps do not follow its own."""
+        """Record numbers that go to a tracker: its steps do not number training steps."""
         if (records := self._ready()) is not None:
             records.recorder.log_beside(metrics, step, epoch, split)
 
     def resume_from(self, done: int) -> None:
-        """Count on from the steps that a framework says were made before this process."""
+        """Continue the count of steps that a framework made before this process."""
         if (records := self._ready()) is not None:
             records.recorder.steps.resume_from(done)
 
     def _log_by_run(self) -> None:
-        """Makes calls of `log` come to this run again, instead of straight to its recorder."""
+        """Send calls of `log` to this run again, instead of directly to its recorder."""
         vars(self).pop("log", None)
 
     def config(self, mapping: T) -> T:
@@ -463,7 +464,7 @@ class Run:
         records = self._ready()
         if records is None:
             return None
-        # A span that is not exported is no parent.
+        # A span that is not exported cannot be a parent.
         run = self.identity.run if records.settled and records.exported else ""
         try:
             return spans.OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
@@ -480,7 +481,7 @@ class Run:
     ) -> None:
         if entered is not None:
             records = self._records
-            # A forked child leaves the spans that its parent entered: the parent records them.
+            # In a forked child, the parent records the spans that it entered.
             is_here = records is not None and records.progress is entered.progress
             entered.leave(attributes, raised, is_here)
 
@@ -509,9 +510,9 @@ class Run:
 
     @errors.contained()
     def ended_by(self, error: BaseException) -> None:
-        """Records the exception that ends this run, with its stack trace."""
+        """Record the exception that ends this run, with its stack trace."""
         records = self._records
-        # A program that calls sys.exit has said why before.
+        # A program that calls sys.exit has printed the reason.
         if records is not None and not isinstance(error, SystemExit):
             spans.record_exception(records.recorder, error)
 
@@ -533,11 +534,11 @@ class Run:
         """
         self._record("artifact", spans.record_artifact, path, name, type, direction, metadata)
 
-    # -- what is measured
+    # -- measuring
 
     @errors.contained()
     def describe(self, model: Any) -> None:
-        """Record which model this run trains."""
+        """Record the class of the model."""
         records = self._ready()
         if records is None:
             return
@@ -545,7 +546,7 @@ class Run:
 
     @errors.contained()
     def watch(self, model: Any = None, **options: Any) -> None:
-        """Measure the steps that train this model, or models that are found if none is given."""
+        """Measure the steps of this model, or of discovered models if it is None."""
         records = self._ready()
         if records is None:
             return
@@ -559,11 +560,11 @@ class Run:
             leads=not process.global_rank,
             settle=self._settle_by_hooks,
         )
-        # Only here: the hooks need a torch that is new enough.
+        # Imported here: the hooks need a torch that is new enough.
         from otel_ddp.torch import measure
 
         measure.start(model, records.progress, self.describe, **options)
-        # A signal handler may have ended the run in the meantime.
+        # A signal handler may have ended the run meanwhile.
         if self._records is not records:
             _unwatch(records.progress)
 
@@ -588,13 +589,13 @@ class Run:
 
     @errors.contained()
     def close(self, state: str, reason: str) -> None:
-        """Does what `finish` does; also called when the process ends without it."""
+        """Like `finish`; also called when the process ends without it."""
         self._opened = True
         records = self._records
         if records is None:
             current_run.release(self)
             return
-        # A signal handler may end the run in the middle of what its own thread records.
+        # A signal handler may end the run in the middle of a write of its own thread.
         if records.progress.defer(partial(self.close, state, reason), state):
             current_run.release(self)
             return
@@ -612,21 +613,22 @@ class Run:
         if reason:
             acts.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
-        # In this order: a reader of the end record finds the final progress.
+        # In this order, so that a reader of the end record finds the final progress.
         acts += [
             partial(progress.end_run, state),
             partial(recorder.documents.append, layout.END, content),
             partial(self._wait_for_agent, records),
         ]
         if records.conf.say != "nothing" and self._speaks_for_all():
-            # While our lock is held, the agent does not delete what the card is made of.
+            # While our lock is held, the agent does not delete the journal that the card is made
+            # from.
             acts.append(partial(self._show_card, records, state))
         release = partial(current_run.release, self)
         return [*acts, recorder.close, records.place.wake_agent, release, self.go_silent]
 
     @errors.contained()
     def _show_card(self, records: Records, state: str) -> None:
-        # Imported here: one rank of all shows it, at its end, and each start would wait for it.
+        # Imported here: only one rank shows it, at its end, and the import would delay each start.
         from otel_ddp.run import end_card
 
         conf, look = records.conf, []
@@ -634,7 +636,7 @@ class Run:
         if base := addresses.page(records.place):
             look.append(addresses.page_of_run(base, self.run))
         if conf.agent != "off":
-            # The agent ends some minutes after the run, and its address with it.
+            # The agent and its address end some minutes after the run.
             look += [f"otel-ddp open {name}", f"otel-ddp report {name}"]
         journal = records.recorder.writer.path
         end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
@@ -647,7 +649,7 @@ class Run:
         self._say_where_to_look(records)
 
     def go_silent(self) -> None:
-        """Record nothing from here on."""
+        """Record nothing from now on."""
         self._opened = True
         self._log_by_run()
         self._records = None
@@ -661,7 +663,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A program may well leave through sys.exit(0).
+        # Programs may end with sys.exit(0).
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close("finished", "")
         else:
@@ -669,13 +671,13 @@ class Run:
             self.close("failed", values.error_line(error))
 
     def __reduce__(self) -> tuple[Callable[..., Run], tuple[dict[str, Any]]]:
-        """Pickled into a child process, a run joins the same launch there at its first use."""
+        """A run pickled into a child process joins the same launch there at its first use."""
         arguments = self._for_a_child()
         # Functions may not be picklable.
         return (_attach, ({k: v for k, v in arguments.items() if not callable(v)},))
 
     def _for_a_child(self) -> dict[str, Any]:
-        """The arguments by which a child joins this run, without the parent's ranks and config."""
+        """The arguments with which a child joins this run, without ranks and configuration."""
         stays = ("config", "global_rank", "local_rank", "world_size")
         own = self._origin.arguments.items()
         arguments = {key: value for key, value in own if key not in stays}
@@ -689,9 +691,9 @@ class Run:
 
     @errors.contained()
     def _check_agent(self, now: int) -> None:
-        """Every few seconds, from a call that logs or after a step: restarts a missing agent.
+        """Restart a missing agent, among other checks.
 
-        We have no thread.
+        Called every few seconds by a call that logs, or after a step, as there is no thread.
         """
         records = self._records
         if records is None:
@@ -725,7 +727,7 @@ def silent() -> Run:
 
 
 def _attach(arguments: dict[str, Any]) -> Run:
-    """Makes the run of an unpickled one."""
+    """The run for an unpickled one."""
     attached: Run = current_run.attach(Run(Origin(arguments, joins=True)))
     return attached
 

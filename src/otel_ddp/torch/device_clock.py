@@ -1,4 +1,4 @@
-"""Times phases on the device: records events between them, and reads those that it has passed."""
+"""Times phases on the device: records events between them, and resolves those it has passed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from otel_ddp import errors
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
-from otel_ddp.recording.phases import DevicePosition, DeviceTimes
+from otel_ddp.recording.progress import DevicePosition, DeviceTimes
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# A host that asks for its loss every 100 or 200 steps is that far ahead of its device. Some ten
-# marks a step are 2,560 events, fewer than a step of many micro-batches may hold.
+# A host that reads its loss every 100 or 200 steps runs that far ahead of its device. With ten
+# marks a step that is 2,560 events; a step with many micro-batches may have more marks.
 _MOST_STEPS = 256
 _MOST_MARKS = 4096
-# The device keeps up with the host if it reaches a mark this soon after it was recorded, or within
-# this part of the phase that ends there: a launch takes some microseconds.
+# The device keeps pace with the host if it reaches a mark this soon after it was recorded, or
+# within this part of the phase that ends there. A launch takes some microseconds.
 _SOON_NS = 100_000
 _SOON_PART = 16
-# Clocks of hosts and devices differ by less than one part in this many.
+# Clocks of hosts and devices drift by less than one part in this many.
 _DRIFT = 20_000
 
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
@@ -33,19 +33,20 @@ _IN_MARK = layout.IN_MARK // 8
 
 
 class _Mark:
-    """From this event on, the device works on the phase of this word of the journal."""
+    """An event at which the device begins the phase of this word of the journal."""
 
     __slots__ = ("event", "not_before_ns", "word")
 
     def __init__(self, event: Any) -> None:
         self.event = event
         self.word = 0
-        # A time at which the device had not reached it, since the making of the journal.
+        # A time since the journal's creation at which the device had not reached the mark yet; or
+        # 0.
         self.not_before_ns = 0
 
 
 class _Marks(list[_Mark]):
-    """Marks of one step; the last one is its end if it has a number."""
+    """The marks of one step; the last one is its end if the step has a number."""
 
     __slots__ = ("number", "passed")
 
@@ -56,20 +57,20 @@ class _Marks(list[_Mark]):
 
 
 class _DeviceTime:
-    """How far the device's time is known, from the marks that it has passed."""
+    """The device's timeline, up to the last mark that it has passed."""
 
     def __init__(self, times: DeviceTimes, pool: list[_Mark]) -> None:
         self._times, self._pool = times, pool
-        # The last mark that was resolved: what it began ends with the next one.
+        # The last resolved mark, which began the phase that ends at the next one.
         self.since: _Mark | None = None
-        # When the device reached it, and the least by which its clock is behind the host's there.
+        # When the device reached it, and the least offset of its clock behind the host's.
         self._reached_ns = self._behind_ns = 0
-        # The words of the step that is being resolved; None until the end of one is known.
+        # The words of the step that is being resolved; None before the end of a first step.
         self._words: list[int] | None = None
         self._paced: dict[int, int] = {}
 
     def begin_anew(self) -> None:
-        """There is a gap, in which it is unknown what the device did."""
+        """Reset after a gap, in which the device's work is unknown."""
         self._words = None
         self._paced = {}
         if self.since is not None:
@@ -77,7 +78,7 @@ class _DeviceTime:
             self.since = None
 
     def passed(self, marks: _Marks) -> None:
-        # Ten times a step: what it uses again and again is local.
+        # Ten times a step, so everything is in local variables.
         since, reached_ns, behind_ns = self.since, self._reached_ns, self._behind_ns
         words, paced, pool = self._words, self._paced, self._pool
         spent_ms: dict[int, float] = {}
@@ -86,18 +87,18 @@ class _DeviceTime:
             recorded_ns = word & _VALUE
             not_before_ns = recorded_ns
             if mark.not_before_ns:
-                # It was asked for later than it was recorded.
+                # It was queried later than it was recorded.
                 not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
             if since is None:
-                # Its own clock begins where the host is.
+                # The device's timeline begins at the host's time.
                 since, reached_ns, behind_ns = mark, recorded_ns, not_before_ns - recorded_ns
                 continue
             took_ms = since.event.elapsed_time(mark.event)
             if took_ms > 0:
                 took_ns = int(took_ms * 1e6 + 0.5)
                 reached_ns += took_ns
-                # No device reaches a mark before the host has recorded it, nor one that was asked
-                # for and not reached before that.
+                # A device reaches no mark before it was recorded, nor before a query that found it
+                # pending.
                 if not_before_ns - reached_ns > behind_ns:
                     behind_ns = not_before_ns - reached_ns
                 code = since.word >> _SHIFT
@@ -107,7 +108,7 @@ class _DeviceTime:
                 pool.append(since)
                 since = mark
             else:
-                # This stream was ahead of the other one: its phase is the newer one all the same.
+                # Another stream is behind: nevertheless its phase is the newer one.
                 since.word = word
                 pool.append(mark)
             if words is not None:
@@ -119,7 +120,7 @@ class _DeviceTime:
             self._times.add_device_time(code, each_ms / 1000)
 
     def step_passed(self, number: int, recorded_ns: int) -> None:
-        """The device has reached the end of a step: write down what is known of it."""
+        """The device has reached the end of a step: write its words."""
         reached_ns, paced = self._reached_ns, self._paced
         words, self._words = self._words, []
         self._paced = {}
@@ -128,7 +129,7 @@ class _DeviceTime:
             if self.since is not None:
                 words.append(self.since.word & ~_VALUE | reached_ns)
         else:
-            # The next phase begins with the next step.
+            # The next phase belongs to the next step.
             following = words.pop()
             words.append(_NUMBER | number)
             words.append(_LAG | max(reached_ns + self._behind_ns - recorded_ns, 0))
@@ -140,7 +141,7 @@ class _DeviceTime:
 
 
 class DeviceClock:
-    """Never waits for the device: it only asks which events it has passed."""
+    """Never waits for the device: only queries which events it has passed."""
 
     def __init__(self, device: torch.device, *, module: Any, times: DeviceTimes) -> None:
         self.failed = False
@@ -152,22 +153,22 @@ class DeviceClock:
         self._stopped = self._paused = False
         self._spoilt = False
         self._pool: list[_Mark] = []
-        # Marks of the present step. Those of backward come from autograd's own thread, and an
-        # append needs no lock.
+        # Marks of the current step. Those of backward come from autograd's thread; `append` is
+        # atomic.
         self._open = _Marks()
-        # Steps that are over, oldest first; one that was spoilt is empty.
+        # Steps that are over, oldest first; discarded steps are empty.
         self._closed: deque[_Marks] = deque()
         self._held = 0
         self._time = _DeviceTime(times, self._pool)
 
     def mark(self, word: int) -> None:
-        """From here on the device works on a phase: the journal's word for it, with the time."""
+        """The device begins a phase, given as the journal's word with the time."""
         if self._stopped or self._spoilt or self._paused:
             return
         try:
             if self._capturing():
-                # Captured work does not run now, and an event of ours would run with every replay.
-                # Such a step is unlike the others: nothing of it is charged.
+                # Captured work does not run now, and our event would run with every replay. Such a
+                # step is unlike the others, and is discarded.
                 self._spoilt = True
                 return
             try:
@@ -175,10 +176,10 @@ class DeviceClock:
             except IndexError:
                 mark = _Mark(self._module.Event(enable_timing=True))
             mark.word = word
-            # By its index: the current device of this thread, or of autograd's, may be another.
+            # By index: the current device of this thread may be another one.
             stream = self._stream(self._index)
-            # Where the launch queue is full this waits for a place, and no other thread can say so:
-            # events of torch keep the interpreter's lock.
+            # With a full launch queue this blocks, and as torch's events hold the GIL, no other
+            # thread can report it.
             words = self._times.present_words
             words[_IN_MARK] = 1
             try:
@@ -193,9 +194,9 @@ class DeviceClock:
             self._fail()
 
     def step_finished(self, number: int, now_ns: int) -> None:
-        """The step with this number is over, at the last mark; charge for what is known by now.
+        """Step *number* ends at the last mark; resolve all marks that the device has passed.
 
-        *now_ns*: since the making of the journal.
+        *now_ns*: since the creation of the journal.
         """
         if self._stopped:
             return
@@ -207,27 +208,27 @@ class DeviceClock:
             self._fail()
 
     def pause(self) -> None:
-        """A step has ended, and those that follow are not measured: all of them are one stretch."""
+        """A step ends, and the next ones are not measured: they form one phase."""
         self._paused = True
 
     def resume(self, number: int, word: int) -> None:
-        """The step of this number ends at this word, and the next one is measured.
+        """An unmeasured step ends at this word, and the next one is measured.
 
-        How far behind its host the device is there counts in that one.
+        The device's lag at this point counts for that step.
         """
         self._paused = False
         self.mark(word)
         self._close_step(number)
 
     def position(self) -> DevicePosition | None:
-        """Where the device is: for another thread, while the training stands still."""
+        """Where the device is; called by another thread while the training hangs."""
         if self._stopped or self._spoilt:
             return None
         reached, held = self._time.since, [*self._closed, self._open]
         step = None
         for at, mark in [(at, mark) for at, marks in enumerate(held) for mark in [*marks]]:
             if not mark.event.query():
-                # The step that it is in has a number if the host is done with it.
+                # Its current step has a number if the host has finished that step.
                 numbers = [marks.number for marks in held[at:] if marks.number]
                 step = numbers[0] - 1 if numbers else None
                 break
@@ -237,7 +238,7 @@ class DeviceClock:
         return DevicePosition(reached.word >> _SHIFT & PHASE_CODE, step)
 
     def close(self) -> None:
-        """Charge for what the device is done with, measure nothing more, and keep no event."""
+        """Resolve what the device has passed, stop measuring, and release all events."""
         try:
             if not self._stopped:
                 self._stopped = True
@@ -254,7 +255,7 @@ class DeviceClock:
             self._time.since = None
 
     def _fail(self) -> None:
-        # A device that has failed stays so, and training fails at it without us.
+        # A failed device stays failed, and the training will fail by itself.
         self.failed = self._stopped = True
         self.close()
 
@@ -277,11 +278,11 @@ class DeviceClock:
             self._time.begin_anew()
 
     def _resolve(self, now_ns: int) -> None:
-        # Asking for an event would spoil a graph that is being captured.
+        # A query during a capture would invalidate the graph.
         while self._closed and not self._capturing():
             marks = self._closed[0]
-            # Each is asked for until it is passed. In a step that used several streams, a later one
-            # may be passed before an earlier one.
+            # Each mark is queried until it is passed. With several streams, a later mark may be
+            # passed before an earlier one.
             for at in range(marks.passed, len(marks)):
                 if not marks[at].event.query():
                     marks[at].not_before_ns, marks.passed = now_ns, at
@@ -294,7 +295,7 @@ class DeviceClock:
             try:
                 self._time.passed(marks)
             except BaseException:
-                # A signal's handler has raised here: the rest of these marks is lost.
+                # A signal handler has raised here: the rest of these marks is lost.
                 self._time.begin_anew()
                 raise
             if marks.number:
@@ -307,7 +308,7 @@ def clock_for(
     *,
     module: Callable[[torch.device], Any] = module_of,
 ) -> DeviceClock | None:
-    """A clock for this device, None where it cannot be timed without waiting for it."""
+    """A clock for this device; None if it cannot be timed without waiting for it."""
     found = module(device)
     event = getattr(found, "Event", None)
     if not hasattr(found, "current_stream") or not hasattr(event, "elapsed_time"):

@@ -1,8 +1,7 @@
-"""Finds the models that a program trains, where it names none.
+"""Finds the models that a program trains, if it does not pass them to `instrument`.
 
-`training_begins` announces a training that no run measures yet. `_Announced` waits for the first
-call of a model that trains, compilation or backward, and opens the run. `_Search` looks for each
-model of a run, and looks again once another optimizer comes.
+`_Announced` waits for the first training call of a model, compilation or backward, and opens the
+run. `_Search` finds each model of a run, and searches again when another optimizer appears.
 """
 
 from __future__ import annotations
@@ -21,46 +20,45 @@ from torch.optim import Optimizer
 
 from otel_ddp import errors
 from otel_ddp.torch import models
-from otel_ddp.torch.hooks import compile as compile_hooks
-from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.hooks import runtime
 from otel_ddp.torch.hooks.called import Called, backwards
 from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
-from otel_ddp.torch.steps.open_calls import outside_of_backward
+from otel_ddp.torch.steps.open_step import outside_of_backward
 from otel_ddp.torch.steps.stepper import Search, Stepper
 
-# A model that takes part in training is called in one of so many steps: a GAN's critic may make
-# several before the generator makes one.
+# A model in training is called in one of so many steps; a GAN's critic may make several steps
+# before the generator makes one.
 _STEPS = 10
-# After so many searches in a row that have found none, a new optimizer begins none: a program may
-# make one in each step. After twice as many, one that trains no watched model begins none either.
+# After so many fruitless searches in a row a new optimizer starts no search, as a program may
+# create one in each step. After twice as many, an unknown optimizer's step starts none either.
 _MOST_IN_VAIN = 4
-# Each compilation outside of modules while we search counts as so many: it was so with our hook on
-# or off, and torch gives up after eight.
+# A compilation outside of modules counts as so many fruitless searches: Dynamo recompiles when our
+# hook changes, and gives up after eight times.
 _COMPILED_IN_VAIN = 2
-# Where no step is made, as in a program that only infers, the search ends after so many calls.
+# A search ends after so many calls, in case no step is made, as in inference.
 _CALLS = 5000
-# After so many steps of an optimizer, and no model found, the user is warned.
+# Warn if no model is found within so many optimizer steps.
 _STEPS_WITHOUT_MODEL = 10
 
 _search: _Announced | _Search | None = None
 
 
 def look(begin: Callable[[], None]) -> None:
-    """A training is announced: call *begin* once, right before the first call of its model."""
+    """Training is near: call *begin* once, right before the first call of the model."""
     global _search
     detach()
     _search = _Announced(begin)
-    # The first optimizer has imported Dynamo.
-    compile_hooks.listen(_before_compile, _nothing)
-    # Last: from here on any thread may call a module.
-    every_module.set_hook(before_any)
-    every_module.put_on()
+    # Creating the first optimizer has imported Dynamo.
+    runtime.listen(_before_compile, _nothing)
+    # Last: from now on any thread may call a module.
+    model_hooks.set_global_hook(before_any)
+    model_hooks.put_on_all()
 
 
 def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
-    """Search for the models of this process, and watch them; the first is given to *found*."""
+    """Search for the models of this process, and watch them; pass the first one to *found*."""
     global _search
     search = _search
     if not isinstance(search, _Search) or search.stepper is not stepper:
@@ -70,13 +68,13 @@ def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
 
 
 def begin_with_next_optimizer(begin: Callable[[], None]) -> None:
-    """While models are searched for, call *begin* as soon as another optimizer is made."""
+    """During a search, call *begin* as soon as another optimizer is created."""
     if isinstance(_search, _Search):
         _search.next_begins = begin
 
 
 def detach() -> None:
-    """End the search, and leave torch as it was found."""
+    """End the search, and restore torch."""
     global _search
     search, _search = _search, None
     if search is not None:
@@ -84,11 +82,11 @@ def detach() -> None:
 
 
 class _Announced:
-    """A training is announced: the hook on all modules waits for a model that trains."""
+    """Waits for a training model's call, with a hook on all modules."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
-        # Of a model that trains in evaluation mode, or none, or one in other processes (RPC).
+        # For models that train in evaluation mode or in other processes (RPC), or no module at all.
         self._backwards = backwards(errors.contained()(lambda *_, **__: self._open()))
 
     def _open(self) -> None:
@@ -99,38 +97,36 @@ class _Announced:
             self._begin()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop waiting."""
         for each in self._backwards:
             each.take_off()
-        every_module.set_hook(None)
-        compile_hooks.ignore(_before_compile, _nothing)
+        model_hooks.set_global_hook(None)
+        runtime.ignore(_before_compile, _nothing)
 
     def failed(self) -> None:
-        """A hook of ours raised."""
+        """A hook raised."""
         errors.record_failure("waiting for the training")
         detach()
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Any module is called."""
+        """A module is called."""
         if trains(module) and is_outermost(module):
             self._open()
             # This call is the first one of the first step.
             before_any(module, args)
 
     def compiling(self) -> None:
-        """A graph is about to be compiled: of a model that is inside of it, no call is seen."""
-        every_module.take_off()
+        """A compilation begins: calls of a model inside the graph are not seen."""
+        model_hooks.take_off_all()
         self._open()
-        compile_hooks.began()
+        runtime.compiling()
 
 
 class _Search(Search):
-    """On from the beginning, and again when another optimizer comes.
+    """Searches from the beginning, and again when another optimizer is created or steps.
 
-    That is, when one is made, and when one steps that trains no watched model.
-
-    The hook on all modules is off while any thread calls a module: what that module calls is a part
-    of it, pays nothing, and may be compiled.
+    The hook on all modules is off while any thread is in a module: inner modules are not
+    candidates, cost nothing, and may be compiled.
     """
 
     def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
@@ -142,38 +138,38 @@ class _Search(Search):
         self._unknown_steps = self._in_vain = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
         self.next_begins: Callable[[], None] | None = None
-        """Called instead of the search once another optimizer is made: a pool's next task."""
-        # The thread that is inside an outermost call, 0 for none: while the hook is off, no other
-        # one is seen. And the module that still has our hook for the end of its call.
+        """Called instead of a new search when another optimizer is created: a pool's next task."""
+        # The thread inside an outermost call, or 0; while the hook is off, calls of other threads
+        # are not seen. And the module with our hook at the end of its call.
         self._inside = 0
         self._marked: Callable[[], nn.Module | None] = _nothing
 
     def begin(self) -> None:
-        """Search, for as many steps as it may take to call every model."""
+        """Search for as many steps as it may take until every model is called."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
         if self._in_vain >= 2 * _MOST_IN_VAIN:
             return
         if not self.on:
             self.on = True
-            every_module.set_hook(before_any)
+            model_hooks.set_global_hook(before_any)
         self.between_calls()
 
     def pause(self) -> None:
-        """Do not search until another optimizer comes."""
+        """Stop searching until another optimizer appears."""
         self.on = False
-        every_module.set_hook(None)
+        model_hooks.set_global_hook(None)
         self._inside = 0
         self._let_go()
 
     def end(self) -> None:
-        """Search no more."""
+        """Stop searching for good."""
         self.stepper.search = Search()
         self._optimizer_made.take_off()
         self.pause()
 
     def failed(self) -> None:
-        """A hook of ours raised."""
+        """A hook raised."""
         self.stepper.failed("looking for the model")
 
     @errors.contained()
@@ -181,7 +177,7 @@ class _Search(Search):
         if self.next_begins is not None:
             self.next_begins()
         elif self.stepper.alive and not self.on and self._in_vain < _MOST_IN_VAIN:
-            # A cross-validation, say: its next model is about to be called for the first time.
+            # In a cross-validation, for example, the next model is about to be called.
             self.stepper.model_comes()
             self.begin()
 
@@ -189,47 +185,47 @@ class _Search(Search):
         """This thread is in no module: put the hook on, unless another thread is in one."""
         if not self.on:
             return
-        compile_hooks.attach(self.stepper)
-        # After Ctrl-C or sys.exit, torch calls no hook for the end of a forward. No local keeps the
-        # frames: one of them is this one, and would hold them all.
+        runtime.attach(self.stepper)
+        # After Ctrl-C or sys.exit, torch calls no hook at the end of a forward. No local variable
+        # holds the frames, as a frame that holds itself is a reference cycle.
         inside = self._inside
         if not (inside and times_called(sys._current_frames().get(inside), CALL_MODULE)):
             self._inside = 0
-            every_module.put_on()
+            model_hooks.put_on_all()
 
     def batch_wanted(self) -> None:
-        """No model is known by the time that a batch is wanted."""
+        """A batch is fetched, and no model is known."""
         self.between_calls()
 
     # -- calls
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A module is called, and as far as is known by no other module."""
+        """A module is called, apparently not by another module."""
         self._calls_left -= 1
         if self._calls_left < 0:
             self.pause()
             return
-        # This thread may have called an outer module while the hook was off for another thread.
+        # This thread may have called an outer module while the hook was off.
         if not is_outermost(module):
-            # What is called inside of such a module is measured, and the module itself described.
+            # Its inner modules are watched; the module itself only describes the run.
             if models.makes_steps(module) and model_hooks.add_around(module):
                 optimizer_hooks.forget_others()
                 self._report(module)
             return
         self._inside = get_ident()
-        every_module.take_off()
-        compile_hooks.attach(self.stepper)
+        model_hooks.take_off_all()
+        runtime.attach(self.stepper)
         self._let_go()
-        # Torch looks up the hooks on the module itself after its forward.
+        # Torch looks up the module's own hooks after its forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._marked = ref(module)
         if trains(module) and self._is_whole() and self._adopt(module):
-            # Torch has chosen the hooks before this forward already, so ours is called here.
+            # Torch has collected the hooks before this forward already, so call ours directly.
             model_hooks.before_forward(module, args, _keywords(module))
 
     def ended(self, module: nn.Module) -> None:
-        """A module with our hook has returned or raised, or a copy of such a module."""
-        # Torch iterates over a copy of its hooks, but over the hooks themselves after an exception.
+        """A module with our hook, or a copy of one, has returned or raised."""
+        # Torch iterates over a copy of its hooks, but over the original after an exception.
         if sys.exc_info()[1] is None:
             model_hooks.take_off(module, _after_any)
         if self._marked() is module and self._inside == get_ident():
@@ -242,9 +238,9 @@ class _Search(Search):
             model_hooks.take_off(marked, _after_any)
 
     def _is_whole(self) -> bool:
-        """Whether what is called is surely no part of a watched model.
+        """Whether the called module is certainly no part of a watched model.
 
-        Activation checkpointing calls parts again in a backward, DataParallel in threads.
+        Checkpointing calls parts during backward, DataParallel calls replicas in threads.
         """
         return outside_of_backward() and not self.stepper.calls.forward_in_another_thread()
 
@@ -265,11 +261,11 @@ class _Search(Search):
     # -- compilation
 
     def compiling(self) -> None:
-        """A graph is about to be compiled: with the hook on, it would be valid with the hook alone.
+        """A compilation begins. A graph compiled with our hook on would be valid only with it.
 
-        So the hook is off until a step ends: the compiling may be in the middle of a call.
+        So the hook is off until a step ends: the compilation may be in the middle of a call.
         """
-        if not every_module.take_off():
+        if not model_hooks.take_off_all():
             return
         module = outermost_called()
         if module is None:
@@ -277,15 +273,15 @@ class _Search(Search):
             if self.stepper.end.has_model or self._in_vain >= 2 * _MOST_IN_VAIN:
                 self.pause()
             return
-        # Compiled in place, its hooks are never called: from the next call on it is measured from
-        # outside.
+        # A model compiled in place never runs its hooks: measure it from outside from the next call
+        # on.
         if _may_train(module) and self._is_whole():
             self._adopt(module)
 
     # -- optimizers
 
     def model_stepped(self) -> None:
-        """The optimizer of a watched model has made a step."""
+        """The optimizer of a watched model has stepped."""
         self._steps_left -= 1
         if self._steps_left <= 0:
             self._in_vain = 0 if self._reported else self._in_vain + 1
@@ -293,12 +289,12 @@ class _Search(Search):
         self.between_calls()
 
     def unknown_optimizer_came(self) -> None:
-        """An optimizer trains no watched model: a trainer may have built another model."""
+        """An optimizer of no watched model begins a step: a trainer may have built a new model."""
         if not self.on:
             self.begin()
 
     def unknown_optimizer_stepped(self) -> None:
-        """An optimizer has made a step that trains no watched model."""
+        """An optimizer of no watched model has stepped."""
         if not self.stepper.end.has_model:
             self._unknown_steps += 1
             # Very many calls without a step may have ended the search.
@@ -322,15 +318,15 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-# -- the hooks, which tell whoever searches at that moment
+# -- the hooks, which call the current search
 
 
 def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
-    """The hook on all modules, while a model is looked for and none is being called."""
+    """The hook on all modules, while a model is searched for and none is being called."""
     if is_compiling():
         return
     if (search := _living()) is None:
-        every_module.set_hook(None)
+        model_hooks.set_global_hook(None)
     else:
         _tell(search, search.called, module, args)
 
@@ -353,13 +349,13 @@ def _tell(search: _Announced | _Search, event: Callable[..., None], *args: Any) 
 
 
 def _living() -> _Announced | _Search | None:
-    """Who searches, unless its run is not measured any more."""
+    """The current search, unless its run is not measured any more."""
     search = _search
     return search if isinstance(search, _Announced) or (search and search.stepper.alive) else None
 
 
 def is_outermost(module: nn.Module) -> bool:
-    """Whether the call of this module that begins can be measured, and no module has made it."""
+    """Whether the beginning call of this module can be measured, and is made by no other module."""
     if isinstance(module, ScriptModule) or torch.jit.is_tracing():
         return False
     if times_called(sys._getframe(), CALL_MODULE) <= 1:
@@ -368,29 +364,29 @@ def is_outermost(module: nn.Module) -> bool:
 
 
 def outermost_called() -> nn.Module | None:
-    """The outermost of the modules that are being called in this thread."""
+    """The outermost module that this thread is calling."""
     called = _called_in_step()
     return called[-1] if called else None
 
 
 def _called_in_step() -> list[Any]:
-    """The modules that are being called in this thread, innermost first.
+    """The modules that this thread is calling, innermost first.
 
-    Modules of which a call is a whole step are left out: a wrapper, and the module that it calls.
+    Without modules whose call is a whole step: a wrapper, and the module that it calls.
     """
     called = [each.get("self") for each in module_calls(sys._getframe())]
     whole_steps = []
     while called and models.makes_steps(called[-1]):
         whole_steps.append(called.pop())
     if whole_steps and called:
-        # Its `forward` is called by `training_step`, and is this module's call once more. A hook on
-        # the module could not tell the two from each other.
+        # `training_step` calls its `forward` again. A hook on the module could not distinguish the
+        # two calls.
         whole_steps.append(called.pop())
     return [each for each in called if all(each is not one for one in whole_steps)]
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether this very call may lead to a backward. A loss has no parameters to train."""
+    """Whether this call may lead to a backward. Losses have no parameters to train."""
     return (
         (module.training or bool(models.unwrapped(module).training))
         and torch.is_grad_enabled()
@@ -399,11 +395,11 @@ def trains(module: nn.Module) -> bool:
 
 
 def _may_train(module: nn.Module) -> bool:
-    # Trainers call a copy on the meta device to count the FLOPs of a step.
+    # Trainers call a copy on the meta device to count FLOPs.
     return any(each.requires_grad and not each.is_meta for each in module.parameters())
 
 
 def _keywords(module: nn.Module) -> Mapping[str, Any] | None:
-    """The keyword arguments of a module's call, which the hook on all modules is not given."""
+    """The keyword arguments of a module's call, which the hook on all modules does not get."""
     calls = module_calls(sys._getframe())
     return next((call.get("kwargs") for call in calls if call.get("self") is module), None)

@@ -1,8 +1,8 @@
-"""Looks at Python's stack, and at users' objects without running a line of the user's code.
+"""Inspects the stack, and users' objects without running any user code.
 
-A property may compute, draw random numbers, or fetch. So may the `values` of a mapping, the
-iterator of a list's subclass, the `shape` of a tensor's subclass, and the `__class__` of a proxy,
-which `isinstance` reads.
+A property may compute, draw random numbers or block. So may the `values` of a mapping, the iterator
+of a list subclass, the `shape` of a tensor subclass, and the `__class__` of a proxy, which
+`isinstance` reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Base = torch._C.TensorBase
 
 
 def ddps_in(model: nn.Module) -> Iterator[nn.Module]:
-    """The model if it is DDP, else those inside of it: what wraps them may be torch.compile's."""
+    """The model if it is a DDP, else the DDPs inside, as below a compiled module."""
     if isinstance(model, DistributedDataParallel):
         yield model
     else:
@@ -39,12 +39,12 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def maps(kind: type) -> bool:
-    """Whether this class is a mapping, though no dictionary."""
+    """Whether this class is a mapping but not a dictionary."""
     return Mapping in kind.__mro__
 
 
 def items(value: Any) -> Iterator[tuple[str, Any]]:
-    """The items of a dictionary, or of those that a mapping wraps, as `UserDict` does."""
+    """The items of a dictionary, or of one inside a mapping such as `UserDict`."""
     wrapped = [value] if issubclass(type(value), dict) else attributes(value).values()
     for each in wrapped:
         if issubclass(type(each), dict):
@@ -60,17 +60,16 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(_Base, name).__get__(tensor)
 
 
-# What begins a backward, by its name here: what is found by that name may be ours, as where a
-# training is waited for.
+# Compared by these globals and names, as we may have wrapped the functions.
 _AUTOGRAD = vars(torch.autograd)
 _BACKWARD, _GRAD = "backward", "grad"
-# The code of torch that every call of a module passes through. Private.
+# The code through which torch calls every module. Private.
 CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
 
 def outward(frame: FrameType | None) -> list[FrameType]:
-    """A frame, its caller, the caller of that, and so on."""
-    # No generator: an exception that a signal handler raises in one may be lost.
+    """A frame and its callers, innermost first."""
+    # Not a generator: an exception of a signal handler in one may be lost.
     found = []
     while frame is not None:
         found.append(frame)
@@ -79,14 +78,14 @@ def outward(frame: FrameType | None) -> list[FrameType]:
 
 
 def times_called(frame: FrameType | None, code: Any) -> int:
-    """How many calls of this code lead to a frame."""
+    """How often this code is on the stack."""
     return [each.f_code for each in outward(frame)].count(code)
 
 
 def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...] | None:
-    """What the backward that leads to a frame begins at; None for one of `torch.autograd.grad`.
+    """The roots of the outermost backward on the stack; None for `torch.autograd.grad`.
 
-    It is the outermost one: reentrant checkpointing calls another one inside of it.
+    Outermost, as reentrant checkpointing calls a nested one.
     """
     begun = [
         each
@@ -100,5 +99,5 @@ def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...] | None:
 
 
 def module_calls(frame: FrameType | None) -> list[dict[str, Any]]:
-    """The calls of modules that lead to a frame, innermost first: `self`, `args` and `kwargs`."""
+    """The module calls on the stack, innermost first: `self`, `args` and `kwargs`."""
     return [each.f_locals for each in outward(frame) if each.f_code is CALL_MODULE]

@@ -1,4 +1,4 @@
-"""Starts and stops the measuring of training steps: one stepper a process."""
+"""Starts and stops the measurement of training steps: one stepper per process."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from torch import nn
 
 from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch import discovery, models, stack_answers, training_begins
-from otel_ddp.torch.hooks import compile as compile_hooks
+from otel_ddp.torch import discovery, models, stack_answers
 from otel_ddp.torch.hooks import data as data_hooks
-from otel_ddp.torch.hooks import garbage, graphs
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
-from otel_ddp.torch.hooks.called import Called
+from otel_ddp.torch.hooks import runtime
+from otel_ddp.torch.hooks.called import Called, ignore_training
 from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings
 from otel_ddp.torch.steps.stepper import Search, Stepper
 
 
 class _Measuring:
-    """What measures the steps of one progress."""
+    """The objects that measure the steps of one `Progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self.stepper = Stepper(progress)
         self.readings = Readings(self.stepper)
         self.window = ProfileWindow(progress, self.stepper.sampled)
         self.stepper.switch_hooks = self._switch
-        # A loop's evaluation is measured, in whatever step it comes.
+        # Evaluations are measured also within unmeasured steps.
         self.evaluates = Called(nn.Module, "eval", self._evaluates)
         # All functions of `os` that replace the program call one of these.
         self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
 
     def _switch(self, on: bool) -> None:
         model_hooks.switch(on)
-        # The step of an optimizer may be a part of compiled code, which is valid for its hooks.
+        # A compiled optimizer step has guards on its hooks.
         if on or not self.stepper.compiles:
             optimizer_hooks.switch(on)
 
@@ -53,8 +52,8 @@ _current: _Measuring | None = None
 
 @errors.contained()
 def _replaced(*_: Any) -> None:
-    """Another program is about to replace this one: records that are not written would be lost."""
-    # None in a forked child, which has a lock of its parent.
+    """Another program is about to replace this one: flush, or unwritten records are lost."""
+    # None in a forked child, which shares locks with its parent.
     if (current := _current) is not None:
         current.stepper.progress.flush()
 
@@ -65,22 +64,22 @@ def start(
     found: Callable[[nn.Module], None],
     **options: Any,
 ) -> None:
-    """Measure the steps that train this model, or the models that will be found; None: those.
+    """Measure the steps of this model, or of discovered models if it is None.
 
-    *found* gets the first of these. A model that is named, and that no step calls, is one of them:
-    its methods are called, or what it wraps.
+    *found* gets the first discovered model. A model that no step calls is replaced by discovered
+    ones: the program may call its methods, or a module inside it.
     """
-    # Unwrapped, Lightning's module trains in its `training_step`, which calls no hook.
+    # An unwrapped LightningModule trains in `training_step`, which runs no hook of its own.
     if model is None or models.is_lightning_module(model):
         discovery.attach(_prepared(progress, options), found)
         return
     stepper = _prepared(progress, options)
-    # A user who names one model names all of them.
+    # A user who passes one model passes all of them.
     discovery.detach()
-    # Hooks go last: from here on a step may begin at any moment.
+    # Hooks last: from now on a step may begin at any moment.
     model_hooks.attach(model, stepper)
     stepper.end.model_came()
-    # Its methods may be called, or what it wraps.
+    # If it is never called, its methods are, or a module inside it.
     stepper.search = Search(partial(discovery.attach, stepper, found))
     model_hooks.watch_compiled_in_place()
 
@@ -88,11 +87,11 @@ def start(
 def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     """Put on all hooks but those on models."""
     global _current
-    # The program has a line of ours, or the first step is here.
-    training_begins.stop()
+    # The program has called `instrument`, or its first step begins.
+    ignore_training()
     for name in ("optimizer", "step_optimizer"):
         options[name] = _of_torch(name, options.get(name))
-    # A local: a signal handler may take all hooks off at any moment.
+    # A local variable: a signal handler may take all hooks off at any moment.
     current = _current
     if current is None or not current.stepper.alive or current.stepper.progress is not progress:
         _take_off()
@@ -100,8 +99,6 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         stepper = current.stepper
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
-        garbage.attach(stepper)
-        graphs.attach(stepper)
     stack_answers.start(
         progress.recorder.writer.path,
         lambda: progress.thread,
@@ -110,19 +107,19 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     )
     current.readings.update_options(**options)
     optimizer_hooks.forget(options["optimizer"])
-    # Now, not at the first step: an evaluation may compile as well.
-    compile_hooks.attach(current.stepper)
+    # Now rather than at the first step: an evaluation may compile as well.
+    runtime.attach(current.stepper)
     return current.stepper
 
 
 def _profile(question: bytes) -> None:
-    """The thread of the questions has read one for a profile."""
+    """Called by the thread that answers the agent, with a request for a profile."""
     if (current := _current) is not None:
         current.window.ask(question)
 
 
 def _of_torch(name: str, given: Any) -> Any:
-    """The optimizer that calls torch's hooks, where the user has named what wraps it."""
+    """The torch optimizer that a wrapper named by the user steps."""
     if given is None:
         return None
     found = optimizer_hooks.torchs_own(given)
@@ -138,7 +135,7 @@ def _of_torch(name: str, given: Any) -> Any:
 
 
 def stop(progress: Progress | None) -> None:
-    """Leave torch and the models as they were found, if this progress is measured; None: any."""
+    """Restore torch and the models, if this progress is measured; None: any."""
     if progress is None or _current is None or _current.stepper.progress is progress:
         _take_off()
 
@@ -150,25 +147,17 @@ def _take_off() -> None:
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
         ours += [each.take_off for each in (current.evaluates, *current.replaces)]
-    # Each by itself: one that fails must not keep the others from being done.
-    for act in (
-        *ours,
-        *(discovery.detach, model_hooks.detach, data_hooks.detach),
-        *(
-            optimizer_hooks.detach,
-            garbage.detach,
-            graphs.detach,
-            compile_hooks.detach,
-            stack_answers.stop,
-        ),
-    ):
+    # One by one, so that a failure does not keep the others from being taken off.
+    for hooks in (discovery, model_hooks, data_hooks, optimizer_hooks, runtime):
+        ours.append(hooks.detach)
+    for act in (*ours, stack_answers.stop):
         errors.contained()(act)()
     if current is not None:
         current.stepper.let_go()
 
 
 def _after_fork() -> None:
-    # The journal is the parent's, and is mapped here as well: nothing may be written to it.
+    # The journal is the parent's and is mapped here too: nothing may be written to it.
     global _current
     current, _current = _current, None
     if current is not None:

@@ -1,4 +1,4 @@
-"""Reads the ranks from torch.distributed, and lets them agree on the run's name and its lead."""
+"""Reads ranks from torch.distributed, and lets ranks agree on the run's name and its lead."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ log = logging.getLogger("otel_ddp")
 RUN_KEY = "otel_ddp/run"
 LEAD_KEY = "otel_ddp/lead"
 
-# One round trip takes 0.1 ms; a store that is this late is not going to answer.
+# A round trip takes 0.1 ms; a store that is this late will not answer.
 _LONGEST_WAIT_S = 3.0
 
 
 def is_up() -> bool:
     """Whether a default process group exists. Cheap enough for every call."""
-    # Half imported, or built without distributed, it has no such function.
+    # A half-imported torch, or one built without distributed, lacks the function.
     initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     return initialized is not None and bool(initialized())
 
 
 def backend() -> str:
-    """The backend of the default process group, empty where there is none."""
+    """The backend of the default process group; empty without one."""
     if not is_up():
         return ""
     return str(sys.modules["torch.distributed"].get_backend())
 
 
-# The process group of the parent, in a forked child. It may be destroyed there.
+# In a forked child: the process group of the parent. It may be destroyed there.
 _parents_group: weakref.ref[Any] | None = None
 
 
@@ -52,17 +52,16 @@ def _after_fork() -> None:
     _parents_group = None if group is None else weakref.ref(group)
 
 
-# Systems without it import this module too, and record nothing.
+# Systems without it import this module, but record nothing.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
-    """Ranks and host of the default process group; None where there is none.
+    """Ranks and host of the default process group; None without one.
 
-    Where the name of the run is open, its store gives that too: what the first rank has proposed,
-    for all ranks. A rank that is alone has no other to agree with. *seeks_lead*: where ranks may
-    be on other nodes, the store gives the lead as well.
+    Its store also decides the run's name, if that is negotiable: the first proposal counts for all
+    ranks. *seeks_lead*: also get the lead from the store, if ranks may be on other nodes.
     """
     if not is_up():
         return None
@@ -77,7 +76,7 @@ def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
     if store is None or world_size == 1:
         return found
     if _parents_group is not None and _parents_group() is _default_group():
-        return found  # it is the parent's: two that speak on its connections garble them
+        return found  # the parent's group: two processes on one connection would garble it
     placed = settle(process, found)
     seeks_lead = seeks_lead and placed.may_have_other_nodes
     if not (process.wants_agreement or seeks_lead):
@@ -86,8 +85,8 @@ def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
 
 
 def _store(module: Any) -> Any:
-    """The store that init_process_group used, without the prefixes that a restart may change."""
-    # Private, and the only way to it: without it there is no agreement, and all else works.
+    """The store of init_process_group, without prefixes that change at a restart."""
+    # Private, but there is no other way. Without it there is no agreement; all else works.
     getter = getattr(getattr(module, "distributed_c10d", None), "_get_default_store", None)
     if getter is None:
         return None
@@ -97,9 +96,9 @@ def _store(module: Any) -> Any:
         errors.reraise_foreign()
         return None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's agent keeps one store over all its restarts of the workers and prefixes each
-        # attempt; below the prefixes the name holds as long as the launch. Any other store may
-        # be shared by several launches that a prefix tells apart, so there it stays on.
+        # torchrun's agent keeps one store over all restarts of its workers, with a prefix per
+        # attempt. Below the prefixes the name lasts as long as the launch. Any other store may be
+        # shared by several launches with different prefixes, so the prefix stays.
         store = _bare(store)
     return store
 
@@ -118,13 +117,13 @@ def _host(store: Any) -> str:
 def _within_limit(
     store: Any, found: GroupFacts, process: Identity, *, seeks_lead: bool
 ) -> GroupFacts:
-    """What was found, and what the store says in time.
+    """The group's facts, and what the store answers in time.
 
-    compare_set answers at once whether or not the key exists, but the store's timeout does not
-    cover it. With a server that is stopped it waits for ever (measured with PyTorch 2.15, timeout
-    2 s), and so would a training job. The store is the user's, and so is its timeout: we cannot
-    change it. Hence a thread for these 0.3 ms, and a limit to the waiting. Nothing of it goes on
-    behind the training's back: it would keep a store alive that the program has given up.
+    compare_set returns at once whether or not the key exists, but the store's timeout does not
+    cover it: with a stopped server it blocks forever (PyTorch 2.15, timeout 2 s), and so would the
+    training. The store is the user's, so its timeout cannot be changed. Hence a thread for these
+    0.3 ms, and a limit. No thread remains, as it would keep alive a store that the program has
+    dropped.
     """
     said = [found]
 
@@ -151,7 +150,7 @@ def _within_limit(
 
 
 def _run(store: Any, ours: str) -> str | None:
-    """The name in the store, ours if there was none."""
+    """The name in the store; ours if there was none."""
     # Two torchruns may share a rendezvous store, with an id each.
     elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     key = f"{RUN_KEY}/{elastic_id}" if elastic_id else RUN_KEY
@@ -159,15 +158,15 @@ def _run(store: Any, ours: str) -> str | None:
 
 
 def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
-    """The lead of this run: what the first rank has proposed, where rank 0 is.
+    """The lead of this run: the first rank's proposal, at rank 0's addresses.
 
-    Only rank 0 knows where it is, and it may come last: until then others have no host but the
-    store's, which is a guess, or those of the attempt before.
+    Only rank 0 knows its addresses, and may come last. Until then the others have only the store's
+    host, as a guess, or the addresses of the previous attempt.
     """
-    # The ranks may have several runs, one after the other. Restarts are not told apart: torchrun
-    # counts them on each node by itself.
+    # The ranks may have several runs in sequence. The key is the same after a restart, as torchrun
+    # counts restarts on each node separately.
     of_run = (os.environ.get("TORCHELASTIC_RUN_ID", ""), process.group, process.run)
-    # A name may have slashes of its own.
+    # Names may contain slashes.
     key = "/".join((LEAD_KEY, *(quote(each, safe="") for each in of_run)))
     is_first = process.global_rank == 0
     guess = store_host or os.environ.get("MASTER_ADDR", "")
@@ -175,8 +174,8 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     said = _put(store, key, "", ours.as_text())
     found = lead.parse_text(said)
     if is_first and (found is None or found.hosts != ours.hosts):
-        # Another rank came first. Or rank 0 was on another node in the attempt before: the agent
-        # there may still listen, and is no lead any more.
+        # Another rank was first. Or rank 0 was on another node in the previous attempt, whose agent
+        # may still listen but does not lead any more.
         if found is not None and not found.hosts:
             ours = found._replace(hosts=ours.hosts)
         found = lead.parse_text(_put(store, key, said, ours.as_text()))
@@ -184,6 +183,6 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
 
 
 def _put(store: Any, key: str, expected: str, ours: str) -> str:
-    """Puts ours in the place of what is expected there; returns what is there then."""
+    """Store *ours* if *expected* is there; returns what is there afterwards."""
     said: bytes = store.compare_set(key, expected, ours)
     return said.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Records some steps with torch's profiler, for a person who asks for it by `otel-ddp profile`."""
+"""Records some steps with torch's profiler, at a request by `otel-ddp profile`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.hooks.called import Called
-from otel_ddp.torch.steps.sampled import SampledSteps
+from otel_ddp.torch.steps.budget import SampledSteps
 
-# What every user of torch's profiler comes through, also those of emit_nvtx.
+# The functions through which all users of torch's profiler go, including emit_nvtx.
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 
-# An annotation holds a record, and its end writes through a pointer into the profile in which it
-# began. Torch checks only whether any profile is on, so an annotation that began in one and ends in
-# the next one writes to freed memory. A record that is dropped calls its end too: these stay.
+# An annotation holds a record, which writes at its end through a pointer to the profile in which it
+# began. Torch only checks whether any profile is on, so an annotation that ends in another profile
+# writes to freed memory. Dropping a record ends it, too: so these are kept forever.
 _never_ended: list[Any] = []
 
 
 class OpenAnnotations:
-    """Those that began since `watch`, and have not ended; and the ways into torch's profiler."""
+    """The annotations that began in a profile and are still open."""
 
     def __init__(self) -> None:
         self._open: dict[int, record_function] = {}
         self._watched: list[Called] = []
 
     def watch(self, give_way: Callable[..., None]) -> None:
-        """Look at each annotation that begins or ends; call it when a profile has begun.
+        """Track all annotations from now on.
 
-        *give_way*: before the program itself profiles, since torch has one profiler at a time and
-        would raise there.
+        *give_way*: called before the program uses the profiler itself, as a second profile would
+        raise there.
         """
         opened = self._open
 
@@ -61,7 +61,7 @@ class OpenAnnotations:
                 self._watched.append(Called(torch_profiler, name, give_way, before=True))
 
     def leave(self) -> None:
-        """The profile is over: what is still open never ends."""
+        """The profile is over: annotations that are still open must never end."""
         watched, self._watched = self._watched, []
         for each in watched:
             each.take_off()
@@ -71,25 +71,25 @@ class OpenAnnotations:
         self._open.clear()
 
 
-# Room that must be on the disk before a window begins: its trace is text, and as large.
+# Free disk space needed before a window begins: its trace is large text.
 _LEAST_ROOM = 512 * 1024 * 1024
-# Between two windows, and after a profile of the program: by then what has begun in one has ended.
+# Steps between two windows, and after a profile of the program: by then annotations have ended.
 _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
-# So long the process may start, stop or write without being taken for one that hangs.
+# Starting, stopping and writing may take so long without counting as a hang.
 _EXPECT_S = 120.0
 
 
 class Asked(NamedTuple):
-    """What was asked for, by the question of this number."""
+    """A numbered request."""
 
     number: int
     steps: int
     trace: Path
     until_ns: int
-    """A window that has not begun by then does not begin: nobody waits for it any more."""
+    """A window that has not begun by then does not begin, as nobody waits for it any more."""
 
 
-# What torch's profiler calls the device of a vendor's own backend -> what `torch.device` does.
+# Names of backends in torch's profiler -> in `torch.device`.
 _DEVICES = {"PrivateUse1": "privateuseone"}
 
 
@@ -97,16 +97,16 @@ def activities(
     module: Callable[[torch.device], Any] = module_of,
     supported: Callable[[], Iterable[Any]] = torch.profiler.supported_activities,
 ) -> set[Any]:
-    """What a window records: the CPU, and each kind of device that the process uses by now."""
+    """The CPU, and each kind of device that the process has initialized."""
     known = torch.profiler.ProfilerActivity
 
     def is_used(name: str) -> bool:
         device = module(torch.device(_DEVICES.get(name, name.lower())))
         return hasattr(device, "is_initialized") and device.is_initialized()
 
-    # The CPU has a module too.
+    # `torch.cpu` exists, too.
     used = {each for name, each in known.__members__.items() if each != known.CPU and is_used(name)}
-    # Torch counts devices to answer: where none is used, that would start the driver.
+    # Torch counts devices here, which would initialize the driver of an unused one.
     return {known.CPU, *(used.intersection(supported()) if used else ())}
 
 
@@ -115,11 +115,11 @@ class _Refused(Exception):
 
 
 class ProfileWindow:
-    """One a process: waits for a question, and records one window at a time.
+    """One per process: takes requests, and records one window at a time.
 
-    The thread of the questions only leaves the question here. The training thread does the rest
-    after steps, so that a window begins and ends with a step. The first step makes the profiler
-    ready, and is not one of those that were asked for.
+    The answering thread only stores the request. The training thread does the rest after steps, so
+    that a window begins and ends with a step. The first step warms the profiler up, and does not
+    count.
     """
 
     def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
@@ -129,21 +129,21 @@ class ProfileWindow:
         self._asked: Asked | None = None
         self._profiler: Any = None
         self._thread = 0
-        # How many steps have ended without a profile since it was asked.
+        # Steps without a profile since the request.
         self._quiet = 0
-        # Whether the file of the trace is ours.
+        # Whether we created the trace file.
         self._made = False
-        # The step with which the last window ended.
+        # The last step of the previous window.
         self._last_step = -_STEPS_BETWEEN
-        # Of the window: its first step, and how many there are.
+        # The first step of the window, and how many are done.
         self._first = self._done = 0
         self._annotation: Any = None
         self._annotations = OpenAnnotations()
 
-    # -- on the thread of the questions
+    # -- on the answering thread
 
     def ask(self, line: bytes) -> None:
-        """Leave a question. A second one is not heard: the answer shows whose turn it is."""
+        """Store a request. A second one is ignored: the answer shows which one is served."""
         said, before = json.loads(line), self._asked
         waits = before is not None and (
             self._profiler is not None or time.time_ns() < before.until_ns
@@ -166,13 +166,13 @@ class ProfileWindow:
 
     @contextlib.contextmanager
     def _answered(self, asked: Asked) -> Iterator[None]:
-        """Whatever fails, the profiler is off afterwards, and the person who asked knows why."""
+        """Whatever fails: the profiler is off afterwards, and the answer says why."""
         try:
             yield
         except _Refused as why:
             self._close(asked, "refused", str(why))
         except (OSError, RuntimeError) as error:
-            # Before the error goes on: it may be the program's own, by a signal handler.
+            # First, as the error may be the program's, raised by a signal handler.
             self._close(asked, "failed", f"{type(error).__name__}: {error}")
             errors.reraise_foreign()
         except BaseException as error:
@@ -197,7 +197,7 @@ class ProfileWindow:
         self._save(asked)
 
     def _start(self, asked: Asked) -> None:
-        # Only a file of our own making is written over.
+        # Overwrite only a file that we created.
         try:
             os.close(files.create(asked.trace))
         except OSError as error:
@@ -206,7 +206,7 @@ class ProfileWindow:
         self._made = True
         profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
-        # From here on it may have to be stopped.
+        # From now on it may have to be stopped.
         self._profiler = profiler
         self._progress.mark_profiled()
         with _in_phase(self._progress):
@@ -215,7 +215,7 @@ class ProfileWindow:
         self._write("recording", asked)
 
     def _annotate(self, step: int) -> None:
-        """Give the step that begins its name in the trace, the one by which viewers know a step."""
+        """Annotate the step that begins with the name by which viewers recognize steps."""
         self._first = self._first or step
         annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
         annotation.__enter__()
@@ -237,17 +237,17 @@ class ProfileWindow:
     def _save(self, asked: Asked) -> None:
         with _in_phase(self._progress):
             self._stop().export_chrome_trace(str(asked.trace))
-        # Torch may have put another file in the place of ours.
+        # Torch may have replaced our file.
         os.chmod(asked.trace, 0o600)
-        # The rest of this step is like no other either.
+        # The rest of this step is unusual, too.
         self._progress.mark_profiled()
         self._write("written", asked)
         self._forget()
 
-    # -- its end
+    # -- the end of a window
 
     def _close(self, asked: Asked, state: str, why: str) -> None:
-        """End what is under way without a trace."""
+        """End the window without a trace."""
         self._leave_annotation()
         try:
             self._stop()
@@ -266,7 +266,7 @@ class ProfileWindow:
 
     @errors.contained()
     def close(self) -> None:
-        """The hooks come off: what is recorded by now is written, if this thread may do that."""
+        """The hooks come off: write what is recorded, if this is the right thread."""
         asked = self._asked
         if asked is None:
             return
@@ -274,7 +274,7 @@ class ProfileWindow:
         if self._profiler is None or mine:
             with self._answered(asked):
                 self._leave_annotation()
-                # The whole steps that are recorded, if there are any.
+                # The steps that are complete, if any.
                 if not self._done:
                     raise _Refused("the training ended before that many steps")
                 self._save(asked)
@@ -284,11 +284,10 @@ class ProfileWindow:
             self._write("refused", asked, "the training ended in another thread")
 
     def leave_to_parent(self) -> None:
-        """In a forked child: torch's functions are as they were, and nothing is recorded."""
+        """In a forked child: restore torch's functions, and record nothing."""
         self._annotations.leave()
         if self._profiler is not None:
-            # The thread that forks goes on in the child, and would record for ever: nothing stops
-            # a profile there.
+            # The forking thread goes on in the child, where nothing would ever stop its profile.
             torch.autograd._enable_record_function(False)
 
     # -- the program's own profiler
@@ -300,7 +299,7 @@ class ProfileWindow:
             if threading.get_ident() != self._thread:
                 return
             self._close(asked, "refused", "the program began to profile itself")
-            # The program's profiler may have said before that it is on.
+            # The program's profiler may have announced its start already.
             torch_profiler._run_on_profiler_start()
 
     # -- the answer
@@ -317,12 +316,13 @@ class ProfileWindow:
         try:
             files.replace(self._answer, json.dumps(answer))
         except OSError:
-            errors.reraise_foreign()  # full or gone: the person who asked waits in vain
+            # disk full or directory gone: the request stays without an answer
+            errors.reraise_foreign()
 
 
 @contextlib.contextmanager
 def _in_phase(progress: Progress) -> Iterator[None]:
-    """Shown as a phase of its own, which is not taken for a hang."""
+    """A phase of its own, so that this is not taken for a hang."""
     began_s = time.monotonic()
     phase = progress.begin("profile", _EXPECT_S)
     try:
@@ -332,7 +332,7 @@ def _in_phase(progress: Progress) -> Iterator[None]:
 
 
 def _check(asked: Asked) -> None:
-    """Raises _Refused where this process records no window."""
+    """Raise _Refused if no window can be recorded."""
     if time.time_ns() > asked.until_ns:
         raise _Refused("no step ended in time")
     if torch_profiler._is_profiler_enabled:

@@ -1,4 +1,4 @@
-"""Answers the agent's questions about stacks: what each thread does, and which collectives wait."""
+"""Answers the agent's requests for the stacks of all threads and the pending collectives."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from typing import Any
 from otel_ddp import errors, files
 from otel_ddp.files import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
-from otel_ddp.recording.phases import DevicePosition
+from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives
 from otel_ddp.torch.inspection import outward
 
-# Beside the journal lie a fifo with the questions and a file with the last answer.
+# Beside the journal lie a fifo for requests and a file with the last answer.
 
 _MOST_THREADS = _MOST_FRAMES = 64
 _LONGEST_TEXT = 300
-# The agent leaves out frames of these files: they are not the user's.
+# The agent hides frames of these files, which are not the user's.
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _END_S = 0.5
-# Only a fault of the thread itself raises these, and blocked they would end the process.
+# Only a fault in the thread itself raises these, and blocking them would end the process.
 _FAULTS = {
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 }
 
 
 class _StackAnswers:
-    """One fifo, and one thread that waits in a read of it."""
+    """A fifo, and a thread that waits in a read of it."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class _StackAnswers:
         device_position: Callable[[], DevicePosition | None],
         profile: Callable[[bytes], None],
     ) -> None:
-        """*training*: gives the thread that trains, 0 while none has. *profile*: takes a question
-        for a profile."""
+        """*training*: returns the training thread, or 0. *profile*: gets each request for a
+        profile."""
         self.journal = journal
         self._training = training
         self._device_position = device_position
@@ -54,25 +54,25 @@ class _StackAnswers:
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._stopped = False
-        # Held while an answer is under way: an exit waits for that alone.
+        # Held while an answer is written: the exit of the process waits for it.
         self._answering = threading.Lock()
         files.make_fifo(self._ask)
-        # Open for writing as well: a read then waits for the next agent instead of ending.
+        # Open for writing as well: a read then waits for the next agent instead of returning.
         self._fd = files.open_own(self._ask, os.O_RDWR)
         os.set_blocking(self._fd, True)
         self._fifo = file_of(self._fd)
         self._ended = threading.Event()
-        # The thread inherits the blocked signals. A signal that all other threads block is one that
-        # the user's code waits for: it must not be delivered to our thread.
+        # The thread inherits the blocked signals. User code may wait for a signal that all other
+        # threads block, so it must not be delivered to this thread.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         try:
-            # No threading.Thread: code that joins all threads must not wait for this one.
+            # Not a threading.Thread: code that joins all threads must not wait for this one.
             _thread.start_new_thread(self._run, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        """Answer nothing more; waits for an answer that is being written, for half a second."""
+        """Stop answering; waits up to half a second for an answer that is being written."""
         self._stopped = True
         try:
             self._wake()
@@ -88,16 +88,16 @@ class _StackAnswers:
             os.set_blocking(self._fd, False)
             os.write(self._fd, b"\n")
             return
-        # The program has closed all its descriptors. The thread still waits in its read.
+        # The program has closed all descriptors. The thread still waits in its read.
         files.tell(self._ask, "\n")
 
     def leave_to_exit(self) -> None:
-        """The interpreter ends: the thread may wait at that moment, but must not work."""
+        """The interpreter exits: the thread may go on waiting, but must not run."""
         self._stopped = True
         self._answering.acquire(timeout=_END_S)
 
     def forget(self) -> None:
-        """In a forked child: the thread is not here, and the questions are the parent's."""
+        """In a forked child: the thread does not exist here, and requests are for the parent."""
         close_ours(self._fd, self._fifo)
 
     def _run(self) -> None:
@@ -107,7 +107,7 @@ class _StackAnswers:
             self._ended.set()
 
     def _answer_questions(self) -> None:
-        # Compared each time: a read from another file would take that from the program.
+        # Checked each time: the descriptor may now belong to the program, which needs what is read.
         while not self._stopped and file_of(self._fd) == self._fifo:
             try:
                 asked = os.read(self._fd, 65536)
@@ -122,7 +122,7 @@ class _StackAnswers:
 
     @errors.contained()
     def _reply(self, asked: bytes) -> None:
-        # One answer serves several questions: it has the highest number and the most content.
+        # One answer serves all requests: it has the highest number and the most content.
         words = []
         for line in asked.splitlines():
             first, _, rest = line.partition(b" ")
@@ -146,7 +146,7 @@ class _StackAnswers:
             answer["collectives"] = collectives.latest(recorded)
             if position := errors.attempt(self._device_position, None):
                 answer["device"] = position._asdict()
-        # No room, or no directory any more: there is no answer, and training goes on.
+        # Without space or the directory there is no answer, and training goes on.
         with contextlib.suppress(OSError):
             files.replace(self._answer, json.dumps(answer))
 
@@ -161,36 +161,36 @@ def start(
     device_position: Callable[[], DevicePosition | None],
     profile: Callable[[bytes], None] = lambda question: None,
 ) -> None:
-    """Answer questions beside this journal, and no other."""
+    """Answer requests beside this journal instead of an earlier one."""
     global _current
     if _current is not None and _current.journal != journal_path:
         stop()
     if _current is None:
         try:
             _current = _StackAnswers(journal_path, training, device_position, profile)
-        except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
+        except (OSError, RuntimeError) as error:  # no fifos in this directory, or no more threads
             errors.reraise_foreign()
             errors.log.info("The agent cannot ask this process where it hangs: %s", error)
 
 
 @errors.contained()
 def stop() -> None:
-    """Answer no more, and leave no file and no thread behind."""
+    """Stop answering; leaves no file and no thread behind."""
     global _current
     found, _current = _current, None
     if found is not None:
         found.close()
 
 
-# -- what the threads do
+# -- stacks
 
 
 def _threads(own: int, training: int) -> list[dict[str, Any]]:
-    """The stacks of all threads but our own, the main one first; no frame is kept."""
+    """The stacks of all other threads, the main thread first; holds no frame afterwards."""
     known = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()
-    # Our own frame would keep all the others, itself included, until the garbage is collected.
+    # Our own frame would hold all frames including itself until a garbage collection.
     frames.pop(own, None)
     found = []
     first = sorted(frames, key=lambda each: (each != main, each != training))
@@ -218,7 +218,7 @@ def _stack(innermost: FrameType) -> list[tuple[str, int | None, str]]:
     ]
 
 
-# -- the ends of a process
+# -- exit and fork
 
 
 def _at_exit() -> None:

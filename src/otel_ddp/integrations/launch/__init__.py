@@ -1,6 +1,6 @@
-"""Measures a program that has no line of ours, below `otel-ddp run`.
+"""Measures a program that does not call otel_ddp, started by `otel-ddp run`.
 
-`startup/sitecustomize.py` calls `imported` once torch or a framework has been imported.
+`startup/sitecustomize.py` calls `imported` after the import of torch or a framework.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _done: set[str] = set()
 
 
 def add_to_path(env: MutableMapping[str, str]) -> None:
-    """Every Python that is started with these variables waits for torch."""
+    """Make every Python that is started with these variables import our sitecustomize."""
     before = env.get("PYTHONPATH", "")
     others = [each for each in before.split(os.pathsep) if each != FOLDER]
-    # An empty entry is the working directory. An empty variable is none at all.
+    # An empty entry means the working directory, an empty variable none.
     env["PYTHONPATH"] = os.pathsep.join([FOLDER, *others]) if before else FOLDER
 
 
 @errors.contained()
 def imported(name: str, call: str) -> None:
-    """Call this function of the integrations: a module of this name has been imported."""
+    """A module was imported: call its function of the integrations."""
     if name in _done:
         return
-    # A program may take torch out of `sys.modules`, and import it again.
+    # A program may remove torch from `sys.modules`, and import it again.
     if name != "torch":
         _done.add(name)
     module, _, function = call.rpartition(".")
@@ -38,24 +38,33 @@ def imported(name: str, call: str) -> None:
 
 
 def wait_for_training() -> None:
-    """Measure this process from the first step on, unless the program asks for that by itself."""
+    """Measure this process from its first step on, unless the program calls `instrument` itself."""
     try:
-        from otel_ddp.torch import training_begins
+        from otel_ddp.torch.hooks.called import wait_for_training
     except ImportError:
-        # Another module of this name, or a torch that is years too old.
+        # Another module named torch, or a torch that is years too old.
         errors.reraise_foreign()
         return
-    training_begins.wait(_measure)
+    wait_for_training(_search)
+
+
+def _search() -> None:
+    # Imported here: a process that never trains does not need them.
+    from otel_ddp.torch import discovery, models
+
+    if models.is_new_enough():
+        discovery.look(_measure)
 
 
 def _measure() -> None:
-    from otel_ddp.run import for_frameworks, opening
+    from otel_ddp import integrations
+    from otel_ddp.run import opening
     from otel_ddp.torch import discovery
 
     if opening.in_data_worker():
-        # A copy of a process that is about to train; a data set may call models, too.
+        # A copy of a process that is about to train; its data set may call models.
         return
-    for_frameworks.instrument()
+    integrations.instrument()
     if opening.in_pool_worker():
-        # A pool's worker may train again: its next task is the next run.
+        # A worker of a pool may train again: its next task is the next run.
         discovery.begin_with_next_optimizer(_measure)

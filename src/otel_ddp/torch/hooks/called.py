@@ -1,4 +1,4 @@
-"""Learns of the calls of a function that has no hook, of torch's mostly."""
+"""Wraps functions that have no hook, mostly of torch, to be called with each of their calls."""
 
 from __future__ import annotations
 
@@ -9,52 +9,95 @@ from typing import Any
 from weakref import WeakSet
 
 from torch.compiler import is_compiling
+from torch.optim import Optimizer
 
-# Functions of ours that are not needed any more. One stays in place as long as another is above it.
+from otel_ddp import errors
+
+# Wrappers that are off. One stays in place while another tool's wrapper is above it.
 _taken_off: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class Called:
-    """Wraps a function: from now on each call of it is followed by one of *called*.
+    """Wraps a function: *called* gets the arguments of each call after that has returned.
 
-    *before*: *called* comes first, for a function that does not return.
+    *before*: call it before instead, for a function that does not return. *begins*: is called
+    before, and *called* then also after an exception.
     """
 
     def __init__(
-        self, owner: Any, name: str, called: Callable[..., None], before: bool = False
+        self,
+        owner: Any,
+        name: str,
+        called: Callable[..., None],
+        before: bool = False,
+        begins: Callable[..., None] | None = None,
     ) -> None:
         original = getattr(owner, name)
-        # As its class has it: the lookup has taken off what binds a method of C++.
-        kept = vars(owner)[name]
+        # As it is in the class: `getattr` has unwrapped the descriptor of a C++ method.
+        descriptor = vars(owner)[name]
+        first = called if before else begins
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if before and self._on:
-                called(*args, **kwargs)
-            result = original(*args, **kwargs)
+            if first is not None and self._on:
+                first(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                if begins is not None and self._on:
+                    called(*args, **kwargs)
+                raise
             if not before and not is_compiling() and self._on:
                 called(*args, **kwargs)
             return result
 
-        # Where compiled code calls it outside of a graph, Dynamo would make a graph of this frame.
+        # If compiled code calls it outside of a graph, Dynamo would compile this frame.
         if skip := getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None):
             skip(function.__code__)  # type: ignore[attr-defined]
-        function.__wrapped__ = kept
+        function.__wrapped__ = descriptor
         self._owner, self._name, self._ours, self._on = owner, name, function, True
         setattr(owner, name, function)
 
     def take_off(self) -> None:
-        """Be silent, and give torch its function back unless another one has taken our place."""
+        """Call nothing more, and restore the function unless another tool has wrapped ours."""
         self._on = False
         _taken_off.add(self._ours)
-        # Below ours may be another of ours, which was taken off before: a pool's worker has two.
+        # Ours may wrap another of ours that is off: a pool's worker has two.
         while (function := getattr(self._owner, self._name)) in _taken_off:
             setattr(self._owner, self._name, function.__wrapped__)
 
 
 def backwards(called: Callable[..., None]) -> list[Called]:
-    """Learns of each backward: of autograd, and of that which spans processes (RPC)."""
+    """Wrap the backward of autograd, and that of distributed autograd (RPC)."""
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         called = dynamo.disable(called)
     owners = (sys.modules.get(f"torch.{name}") for name in ("autograd", "distributed.autograd"))
     return [Called(each, "backward", called) for each in owners if hasattr(each, "backward")]
+
+
+# -- the first sign of a training: an optimizer is made, or a backward is called
+
+_signs: list[Called] = []
+
+
+def wait_for_training(act: Callable[[], None]) -> None:
+    """Call *act* once, at the first sign.
+
+    A process that never trains gets these functions of torch wrapped, and nothing else.
+    """
+    ignore_training()
+
+    @errors.contained()
+    def begins(*_: Any, **__: Any) -> None:
+        ignore_training()
+        act()
+
+    _signs.append(Called(Optimizer, "__init__", begins))
+    _signs.extend(backwards(begins))
+
+
+def ignore_training() -> None:
+    """Stop waiting, and restore torch's functions."""
+    for each in _signs:
+        each.take_off()
+    _signs.clear()

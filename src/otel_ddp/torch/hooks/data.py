@@ -1,4 +1,4 @@
-"""Times the waits for data: those of torch's own loader, and of iterables that `data` wraps."""
+"""Times the waits for batches, of torch's loader and of iterables wrapped by `data`."""
 
 from __future__ import annotations
 
@@ -8,80 +8,64 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
+from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
-_replacement: Any = None
+_next: Called | None = None
 
 
 def attach(stepper: Stepper) -> None:
-    """Time the loader's iterator.
+    """Time the iterator of torch's loader, which has no hook.
 
-    torch has no hook here, so this is the one function of torch's that we replace. Another iterator
-    would be of another type; and where users can wrap their own, they have `data`.
+    Its method is wrapped: the program would notice an iterator of another type.
     """
-    global _stepper, _replacement
+    global _stepper, _next
     _stepper = stepper
-    if _replacement is None:
-        _replacement = _timed_next(dataloader._BaseDataLoaderIter.__next__)
-        dataloader._BaseDataLoaderIter.__next__ = _replacement
+    if _next is None:
+        iterator = dataloader._BaseDataLoaderIter
+        _next = Called(iterator, "__next__", _ended, begins=_began)
 
 
 def detach() -> None:
-    """Give torch its function back."""
-    global _stepper, _replacement
+    """Restore torch's method."""
+    global _stepper, _next
     _stepper = None
-    ours = _replacement
-    if ours is not None and dataloader._BaseDataLoaderIter.__next__ is ours:
-        dataloader._BaseDataLoaderIter.__next__ = ours.__wrapped__
-        _replacement = None
+    if _next is not None:
+        _next.take_off()
+        _next = None
 
 
-def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    # It holds the function that it replaces: code that has kept it, or is in the middle of it,
-    # needs that one after `detach` too.
-    @functools.wraps(original)
-    def next_batch(iterator: Any) -> Any:
-        _began()
-        try:
-            return original(iterator)
-        finally:
-            _ended()
-
-    return next_batch
-
-
-def _began() -> None:
+def _began(*_: Any) -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive and stepper.measured:
         stepper.act("a batch began", stepper.load_began)
 
 
-def _ended() -> None:
+def _ended(*_: Any) -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive and stepper.measured:
         stepper.act("a batch ended", stepper.load_ended)
 
 
 def timed(loader: Any) -> Any:
-    """An iterable whose waits are measured; in all else it behaves as what it wraps."""
+    """A proxy of an iterable, which measures the waits for its items."""
     return _timed_type(*(hasattr(type(loader), name) for name in _SPECIAL))(loader)
 
 
-# What the interpreter looks up on types, not on objects: each kind of iterable gets a type of ours
-# with just the ones that it has.
+# Special methods are looked up on types. So each set of them gets its own proxy type.
 _SPECIAL = ("__next__", "__len__", "__getitem__", "__contains__")
 
 
 class _Timed:
-    # A name that no loader has.
+    # No loader has an attribute of this name.
     __slots__ = ("__weakref__", "_otel_ddp_wrapped")
 
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_otel_ddp_wrapped", loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not lazily: here torch's loader draws a random number and starts its workers.
+        # Not lazily: torch's loader draws a random number and starts its workers here.
         loader = _inside(self)
         iterator = _waited(lambda: iter(loader))
         return self if iterator is loader else timed(iterator)

@@ -1,6 +1,6 @@
-"""Puts the hooks on models.
+"""Puts hooks on watched models, and on all modules while models are searched for.
 
-They are made once a process, know their models, and ignore copies of these.
+The hooks are module-level functions. They ignore copies of watched models.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ from weakref import ref
 import torch
 from torch import nn
 from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.nn.modules import module as _modules
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp.torch import inspection, models
-from otel_ddp.torch.hooks import every_module
-from otel_ddp.torch.steps.open_calls import outside_of_backward
+from otel_ddp.torch.steps.open_step import outside_of_backward
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
-# What torch itself asks in each call of a module.
+# Torch itself calls this in each call of a module.
 _trace = torch._C._get_tracing_state
 
-# The key of our hooks on a model.
+# The key of our hooks in a module's dictionaries.
 _HOOK = "otel_ddp model"
-# Pickle and copy look this up on the object itself, before its class.
+# Pickle and copy look this up on the instance before the class.
 _STATE = "__getstate__"
-# Where a module keeps its hooks, and what else it keeps of each of them, under the same keys.
+# The attributes with a module's hooks, and the suffixes of those with options, by the same keys.
 _KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_always_called")
 
 _stepper: Stepper | None = None
-# By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
+# By id. A replica of a model, as by DataParallel, has the hooks but is not in here.
 _watched: dict[int, WatchedModel] = {}
-# The modules of which a call is a whole step. They have no hooks, and readings look at them.
+# Modules whose call is a whole step. They have no hooks, and are used by readings.
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
 def attach(module: nn.Module, stepper: Stepper) -> bool:
-    """Watch a model, the outermost object that the training loop calls; False if it is already."""
+    """Watch a model, the outermost object that the loop calls; False if it is watched already."""
     global _stepper
     _stepper = stepper
     if id(module) in _watched:
         return False
     watched = _watch(module)
-    # A scripted module takes no hooks.
+    # A ScriptModule does not support hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
     if inside is not None and not isinstance(inside, torch.jit.ScriptModule):
         watched.syncs_buffers = bool(module.broadcast_buffers) and any(
             True for _ in inside.buffers()
         )
-        # DDP may wait before this one, and a validation may call it directly.
+        # DDP may wait before the call of this module, and a validation may call it directly.
         if id(inside) not in _watched:
             _watch(inside)
     if id(module) not in _watched:
-        # In the middle of this a signal handler has taken all hooks off.
+        # A signal handler has taken all hooks off meanwhile.
         take_off(module, *_ALL)
         detach()
         return False
@@ -70,7 +71,7 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
 
 def _watch(module: nn.Module) -> WatchedModel:
     watched = _watched[id(module)] = WatchedModel(module, _watched)
-    # A copy has inherited the hooks of the model that it was made of.
+    # A copy inherits the hooks of its original.
     take_off(module, *_ALL)
     _put_on(module)
     _keep_out(module)
@@ -78,10 +79,10 @@ def _watch(module: nn.Module) -> WatchedModel:
 
 
 def _put_on(module: Any) -> None:
-    """Put our hooks on, before those of others. As torch does it, with a key of our own."""
+    """Put our hooks before those of others, as torch does, with a key of our own."""
     for kind, more, hook in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, before_forward),
-        # Called where forward raises, too: the time after that is not forward.
+        # Also called if forward raises, where the phase forward ends, too.
         (module._forward_hooks, module._forward_hooks_always_called, after_forward),
     ):
         kind[_HOOK] = hook
@@ -90,9 +91,9 @@ def _put_on(module: Any) -> None:
 
 
 def switch(on: bool) -> None:
-    """Put the hooks on watched models, or take them off, between two steps.
+    """Put the hooks on watched models on or off, between two steps.
 
-    Of those alone that are called outside of compiled code, which is valid for its hooks.
+    Except on models called in compiled code, which has guards on hooks.
     """
     for watched in list(_watched.values()):
         model: Any = watched.model()
@@ -111,16 +112,16 @@ def switch(on: bool) -> None:
 
 
 def compiling(stepper: Stepper) -> None:
-    """A graph is about to be compiled, and a model that is not being called may be a part of it.
+    """A compilation begins; models that are not being called may become a part of the graph.
 
-    It is valid for the hooks that the model then has, and the program may call the model itself
-    too, as for an evaluation. So from now on they stay.
+    The graph has guards on their hooks. As the program may also call such a model by itself, as in
+    an evaluation, its hooks now stay on.
     """
     if stepper.progress.another_trains() or not outside_of_backward():
         return
     calls = {id(each.get("self")) for each in inspection.module_calls(sys._getframe())}
     for key, watched in list(_watched.items()):
-        # What `torch.compile` returns is outside of its graph.
+        # A result of `torch.compile` is outside of its graph.
         if key in calls or watched.in_graph or hasattr(watched.model(), "_orig_mod"):
             continue
         stepper.go_on_measured()
@@ -129,8 +130,8 @@ def compiling(stepper: Stepper) -> None:
 
 def take_off(module: nn.Module, *ours: Any) -> None:
     """Take these hooks off a module."""
-    # By identity, not by a handle: a copy carries the hooks along and has no handle, and a shallow
-    # copy shares them.
+    # By identity rather than by handle: a copy has the hooks without a handle, and a shallow copy
+    # shares them.
     for kind in _KINDS:
         hooks = getattr(module, kind)
         for key, hook in list(hooks.items()):
@@ -141,7 +142,7 @@ def take_off(module: nn.Module, *ours: Any) -> None:
 
 
 def detach() -> None:
-    """Take all hooks off again."""
+    """Take all hooks off."""
     global _stepper
     _stepper = None
     for watched in list(_watched.values()):
@@ -157,7 +158,7 @@ def detach() -> None:
 
 
 def add_around(module: nn.Module) -> bool:
-    """Watched models are called inside of this one, in each step; False if that is known."""
+    """Watched models are called inside this one, in each step; False if that is known."""
     if id(module) in _around:
         return False
     _around[id(module)] = ref(module, partial(_around.pop, id(module)))
@@ -165,7 +166,7 @@ def add_around(module: nn.Module) -> bool:
 
 
 def trained() -> list[nn.Module]:
-    """The models that are trained: those that are watched, and those around them."""
+    """The models in training: watched ones, and modules around them."""
     around = (each() for each in list(_around.values()))
     return [*watched(), *(model for model in around if model is not None)]
 
@@ -176,20 +177,20 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def is_in_watched(module: nn.Module) -> bool:
-    """Whether this model is watched, or is what a watched one wraps."""
+    """Whether this model is watched, or wrapped by a watched one."""
     return is_watched(module) or any(each.inside() is module for each in list(_watched.values()))
 
 
 def watched() -> list[nn.Module]:
-    """The models that are watched and still alive."""
+    """The watched models that are alive."""
     models = (each.model() for each in list(_watched.values()))
     return [model for model in models if model is not None]
 
 
 def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
-    """Watch the DDP that is calling this model, if any: the model was wrapped later."""
+    """Watch the DDP that is calling this model, if any: it was wrapped after `instrument`."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    # In each forward: what is known already is asked first.
+    # In each forward, so the cheapest check comes first.
     is_new = ddp is not None and id(ddp) not in _watched
     if is_new and not models.makes_steps(ddp) and attach(ddp, stepper):
         around = _watched[id(ddp)]
@@ -199,16 +200,16 @@ def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
 
 
 def watch_compiled_in_place() -> None:
-    """Measure models that `module.compile()` has compiled in place, from outside of the graph."""
+    """Measure models compiled in place by `module.compile()` from outside of the graph."""
     for model in watched():
         call = getattr(model, "_compiled_call_impl", None)
         if call is not None and not isinstance(call, _CompiledInPlace):
-            # Torch itself leaves it out of copies and pickles of a module.
+            # Torch leaves this attribute out of copies and pickles.
             model._compiled_call_impl = _CompiledInPlace(model, call)
 
 
 class _CompiledInPlace:
-    """Calls a module's compiled call, and measures it: its hooks are compiled away."""
+    """Measures the compiled call of a module, whose own hooks never run."""
 
     def __init__(self, module: nn.Module, call: Any) -> None:
         self.call = call
@@ -218,8 +219,8 @@ class _CompiledInPlace:
         module, stepper = self._module(), _stepper
         if module is None or (stepper is not None and not stepper.measured):
             return self.call(*args, **kwargs)
-        # Compiled code is valid for the hooks that there were when it was compiled.
-        was_on = every_module.take_off()
+        # Compiled code has guards on the hooks on all modules.
+        was_on = take_off_all()
         before_forward(module, args, kwargs)
         try:
             output = self.call(*args, **kwargs)
@@ -228,20 +229,20 @@ class _CompiledInPlace:
             raise
         finally:
             if was_on:
-                every_module.put_on()
+                put_on_all()
         after_forward(module, args, output)
         return output
 
 
-# Where a class copies its models itself, the copies have our hooks, and pickle finds these by name.
-# Torch's tools may copy hooks to modules of their own, and forget with which arguments they are
-# called: so each argument has a default, and more of them are no error.
+# If a class copies models itself, the copies have our hooks, which pickle finds by name. Tools may
+# also copy hooks to other modules and call them with other arguments: so all have defaults, and
+# additional ones are accepted.
 
 
 def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     """The hook before the forward of a watched model."""
-    # Traced into a graph this would break it; the compiled model then calls no hook. In
-    # torch.jit.trace our variables would give their names to tensors of the graph.
+    # Dynamo cannot trace the hook, and a compiled model then runs without it. In torch.jit.trace,
+    # our variables would rename tensors of the graph.
     if is_dynamo_compiling() or _trace() is not None:
         return
     stepper, watched = _stepper, _watched.get(id(module))
@@ -253,7 +254,7 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
 
 
 def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
-    """The hook after it, also where it has raised."""
+    """The hook after it, also after an exception."""
     if is_dynamo_compiling() or is_compiling() or _is_tracing():
         return
     stepper, watched = _stepper, _watched.get(id(module))
@@ -264,20 +265,20 @@ def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any
 
 def _forward_ended(stepper: Stepper, watched: WatchedModel, module: nn.Module, output: Any) -> None:
     if stepper.forward_ended(watched, module, output):
-        # No full backward hook: that one wraps the outputs, and in-place changes of them then raise
-        # in the user's code.
+        # A full backward hook would wrap the outputs, so that in-place changes in the user's code
+        # raise.
         for tensor in differentiable(output):
             stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output that backward may start from, whatever they are wrapped in."""
+    """The tensors of an output from which a backward may start, in any container."""
     left = [output]
-    # The list grows meanwhile: the upper levels, where a loss mostly is, come first.
+    # The list grows during iteration: breadth first, as losses mostly are in the upper levels.
     for value in islice(left, _MOST_OUTPUTS):
         kind = type(value)
         if issubclass(kind, _Tensor):
-            # A plain tensor is asked directly: one call less for each.
+            # A faster way for plain tensors.
             if (
                 value.requires_grad
                 if kind is _Tensor
@@ -291,16 +292,16 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
         elif issubclass(kind, tuple):
             left.extend(islice(tuple.__iter__(value), _MOST_OF_ONE))
         elif value is output or inspection.maps(kind):
-            # A class of the user's: one level of its attributes.
+            # A user's class: one level of its attributes.
             left.extend(islice(inspection.attributes(value).values(), _MOST_OF_ONE))
 
 
-# -- what is saved or copied of a model is without our hooks
+# -- saved and copied models have no hooks of ours
 
 
 def _keep_out(module: nn.Module) -> None:
-    """Leave our hooks out of `torch.save(model)`, which then loads without us, and of copies."""
-    # Weakly, and not by `setattr`, which torch overrides: it is no part of the model.
+    """Keep our hooks out of copies and of `torch.save(model)`, which then loads without us."""
+    # Weakly, and past torch's `__setattr__`: it is no part of the model.
     module.__dict__[_STATE] = partial(_state, ref(module))
 
 
@@ -308,7 +309,7 @@ def _state(module_of: Callable[[], nn.Module | None]) -> Any:
     module: Any = module_of()
     state = type(module).__getstate__(module)
     if not isinstance(state, dict):
-        return state  # of a class with a format of its own
+        return state  # a class with a format of its own
     state = {name: value for name, value in state.items() if name != _STATE}
     for kind in _KINDS:
         given = state.get(kind)
@@ -324,3 +325,52 @@ def _state(module_of: Callable[[], nn.Module | None]) -> Any:
 
 
 _ALL = frozenset((before_forward, after_forward))
+
+
+# -- the hook on all modules: on while models are searched for and none is being called
+
+_global_hook: Callable[..., None] | None = None
+_handle: Any = None
+# Private; compiled modules call this before each call. Without it, torch does not warn either.
+_HAS_GLOBAL_HOOK = "_has_any_global_hook"
+_torchs_own: Callable[[], Any] | None = getattr(_modules, _HAS_GLOBAL_HOOK, None)
+
+
+def set_global_hook(hook: Callable[..., None] | None) -> None:
+    """Set the hook, off at first; None: remove it."""
+    global _global_hook
+    take_off_all()
+    _global_hook = hook
+    if _torchs_own is not None:
+        setattr(_modules, _HAS_GLOBAL_HOOK, _torchs_own if hook is None else _hooks_of_others)
+
+
+def put_on_all() -> None:
+    """Call the hook before each call of a module."""
+    global _handle
+    if _handle is None and _global_hook is not None:
+        _handle = register_module_forward_pre_hook(_global_hook)
+
+
+def take_off_all() -> bool:
+    """Stop calling the hook; returns whether it was on."""
+    global _handle
+    handle, _handle = _handle, None
+    if handle is None:
+        return False
+    handle.remove()
+    return True
+
+
+def _hooks_of_others() -> bool:
+    """Whether the user has registered global module hooks.
+
+    For such hooks a compiled module warns that they run twice, or raises if warnings are errors.
+    Ours may run twice.
+    """
+    was_on = take_off_all()
+    try:
+        return bool(_torchs_own and _torchs_own())
+    finally:
+        if was_on:
+            put_on_all()

@@ -1,4 +1,4 @@
-"""The hooks on all optimizers, which act on those of watched models."""
+"""The hooks on all optimizers, which act for those of watched models."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from otel_ddp.recording.steps import CountedSteps
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
-# Where wrappers keep the optimizer that does their work, and how many objects are looked at.
+# Attributes with the optimizer inside of a wrapper, and how many objects are searched.
 _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
 _DEEPEST = 8
 
 
-# Of the hooks before a step and after it.
+# The handles of the hooks before and after a step.
 _before: Any = None
 _after: Any = None
 _stepper: Stepper | None = None
 _counted: CountedSteps | None = None
-# By an optimizer's id: whether it trains a watched model, and the reference that removes the entry.
+# Optimizer id -> whether it trains a watched model, and the weak reference that removes the entry.
 _known: dict[int, tuple[bool, Any]] = {}
 
 
 def attach(stepper: Stepper) -> None:
-    """Put the hooks on all optimizers; those of other models are ignored."""
+    """Put the hooks on all optimizers."""
     global _stepper, _counted, _after
     _stepper, _counted = stepper, stepper.progress.counted
     switch(True)
@@ -42,7 +42,7 @@ def attach(stepper: Stepper) -> None:
 
 
 def switch(on: bool) -> None:
-    """Put the hook before a step on, or take it off; the other one then only counts most steps."""
+    """Put the hook before a step on or off; when off, the hook after it only counts most steps."""
     global _before
     if on and _before is None:
         _before = register_optimizer_step_pre_hook(before_step)
@@ -50,34 +50,34 @@ def switch(on: bool) -> None:
         _before.remove()
         _before = None
     if _after is not None:
-        # In its place: torch may be going through these hooks at this moment.
+        # Replaced in place: torch may be iterating over these hooks.
         _after.hooks_dict_ref()[_after.id] = after_step if on else count_step
 
 
 def forget(own: Any) -> None:
-    """Another model is watched: find out anew which optimizers are ours, but for this own one."""
+    """A new model is watched: check all optimizers again, but for *own*, passed by the user."""
     _known.clear()
     if isinstance(own, Optimizer):
         _note(own, True)
 
 
 def forget_others() -> None:
-    """A model was found: optimizers that were none of ours may be its own."""
+    """A model was found: an unknown optimizer may train it."""
     for key, (owned, _) in list(_known.items()):
         if not owned:
             _known.pop(key, None)
 
 
 def torchs_own(given: Any) -> Optimizer | None:
-    """The optimizer whose step calls torch's hooks: this one, or one that it wraps or holds."""
+    """The optimizer whose step runs torch's hooks: this one, or one inside of it."""
     found: Optimizer | None = None
     level, seen = [given], 0
     while level and seen < _DEEPEST:
         each = level.pop(0)
         seen += 1
         if isinstance(each, Optimizer):
-            # A wrapper may be an Optimizer that has never called Optimizer.__init__. One whose own
-            # step calls the hooks is not looked into: what that step calls is a part of it.
+            # A wrapper may subclass Optimizer without calling its `__init__`. If its own step runs
+            # the hooks, the steps inside are a part of it.
             if getattr(type(each).step, "hooked", False):
                 return each
             found = found or each
@@ -98,11 +98,11 @@ def detach() -> None:
 
 
 def _is_ours(optimizer: Optimizer) -> bool:
-    # Compared at its first step, not before: sharding replaces a model's parameters.
+    # Compared at the first step, not earlier: sharding replaces parameters.
     models = model_hooks.trained()
     mine = {id(p) for module in models for p in module.parameters()}
     owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-    # DeepSpeed's engine holds its optimizer, whose parameters are copies.
+    # DeepSpeed's engine holds an optimizer of copied parameters.
     owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
     if not owned and (stepper := _stepper) is not None:
@@ -131,20 +131,20 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
 
 def _step_begins(stepper: Stepper, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _owned(optimizer):
-        # Beside its optimizer, `step` is given a closure. Some wrappers give it None.
+        # The second argument of `step` is a closure. Some wrappers pass None.
         given = (*args[1:], *(kwargs or {}).values())
         stepper.optimizer_began(optimizer, any(each is not None for each in given))
 
 
 def count_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-    """The hook after it where nothing is measured: most of these steps are only counted."""
+    """The hook after a step while hooks are off: most of these steps are only counted."""
     counted = _counted
     if counted is None or not counted.counts(optimizer):
         after_step(optimizer)
 
 
 def after_step(optimizer: Optimizer, *_: Any) -> None:
-    """The hook after it, where something is, or code was compiled that is valid for it alone."""
+    """The hook after a step while hooks are on, or if compiled code has a guard on it."""
     if is_dynamo_compiling():
         if _may_be_one_graph(optimizer):
             return
@@ -171,7 +171,7 @@ def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
         stepper.another_stepped(optimizer)
         return
     if not known:
-        # Its closure was the first call of its model.
+        # The closure made the first call of its model.
         stepper.optimizer_began(optimizer, False)
     stepper.optimizer_ended(optimizer)
     if stepper.search.on:
@@ -184,8 +184,8 @@ def _owned(optimizer: Optimizer) -> bool:
 
 
 def _may_be_one_graph(optimizer: Optimizer) -> bool:
-    """Whether its step may be compiled into one graph, which a hook of ours would break.
+    """Whether its step may be compiled into one graph, which our hook would break.
 
-    That is an error if the user wants one graph. Torch's own optimizers break it by themselves.
+    Users may require one graph. Torch's own optimizers break it anyway.
     """
     return not type(optimizer).__module__.startswith("torch.")

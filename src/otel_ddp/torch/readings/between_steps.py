@@ -1,4 +1,4 @@
-"""Reads at its moments what models and devices show: loss, FLOPs, gradients, memory, GPUs."""
+"""Reads loss, FLOPs, gradients, memory and devices, mostly between steps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from otel_ddp.recording.device_scalars import captures, module_of
 from otel_ddp.torch import inspection
 from otel_ddp.torch.collectives import SENDS, OwnCollectives
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
-from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.hooks import runtime
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.readings import capabilities
 from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
@@ -28,36 +28,35 @@ from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.vocabulary import catalog
 
-# By then a loop has shown what it is made of.
+# By then the structure of the loop is known.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
-# What changes slowly is read so many times at each flush, for runs that are short; then once in so
-# long. A reading costs more than the hooks of a step.
+# Slow readings are taken at each of the first flushes, for short runs, and then periodically, as
+# they cost more than the hooks of a step.
 _READINGS_AT_ONCE = 20
 _READ_EVERY_NS = 10**9
-# Where a scaler keeps what it has found since its last update. Private.
+# The attribute of a gradient scaler with its inf checks since the last update. Private.
 _FOUND = "_per_optimizer_states"
 
 
 class StepOptions(NamedTuple):
-    """The options of `instrument`, and those of the run, but for the optimizers."""
+    """The options of `instrument` and of the run, without the optimizers."""
 
     scaler: Any = None
     flops_per_sample: float | None = None
     every: int = 100
     overhead: float = math.inf
-    """The share of the training thread's time that we may take; infinite: all steps are measured.
-    """
+    """Largest share of the training thread's time; infinite: measure all steps."""
     leads: bool = True
-    """Whether this rank records what all ranks have in common."""
+    """Whether this rank records values that all ranks have in common."""
     reads_loss: bool = True
-    """Whether the loss is read: a trainer may log another by that name."""
+    """Whether to read the loss: a trainer may log another one by that name."""
     settle: Callable[[], bool] | None = None
-    """Asks the process group which rank this is; true once there is nothing more to ask."""
+    """Asks the process group for this rank; returns True once nothing is left to ask."""
 
 
 class Readings:
-    """One a process, beside the stepper. All of it runs on the training thread."""
+    """One per process. Everything runs on the training thread."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
@@ -69,21 +68,21 @@ class Readings:
         self._memory: MemoryReadings | None = None
         self._norm: torch.Tensor | None = None
         self._reentrant = self._sends = False
-        self._known: dict[str, str] = {}  # the last report of capabilities
+        self._known: dict[str, str] = {}  # the last reported capabilities
         self._readings, self._due_ns = 0, 0
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
-        # Of the scaler: a step that it leaves out calls no hook.
+        # On the scaler's update, as a skipped step runs no optimizer hook.
         self._updates: Called | None = None
         stepper.sampled.readings = self
 
     def update_options(
         self, optimizer: Any = None, step_optimizer: Any = None, **options: Any
     ) -> None:
-        """What came with a model; with the next model, what is new counts."""
+        """Set options, which come with a model; new values replace old ones."""
         stepper = self._stepper
-        # Weakly: the state of an optimizer may be most of the memory of a device.
+        # Weakly: an optimizer's state may fill most of a device's memory.
         if step_optimizer is not None:
             stepper.end.choose(step_optimizer, named=True)
         if optimizer is not None:
@@ -94,12 +93,19 @@ class Readings:
         stepper.cost.keep_to(found.overhead)
         self.flops.given_per_sample = found.flops_per_sample
         if found.scaler is not None:
-            stepper.end.has_scaler = True
-            self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
-            # The class that has the function may be one above.
-            kinds = (each for each in type(found.scaler).__mro__ if "update" in vars(each))
-            if self._updates is None and (owner := next(kinds, None)) is not None:
-                self._updates = Called(owner, "update", self._scaler_updates, before=True)
+            self._watch(found.scaler)
+
+    def _watch(self, scaler: Any) -> None:
+        # A base class may define the method.
+        kinds = (each for each in type(scaler).__mro__ if "update" in vars(each))
+        if (owner := next(kinds, None)) is None:
+            kind = type(scaler).__name__
+            errors.warn_once("scaler", "scaler=%s has no update(): it is ignored.", kind)
+            return
+        self._stepper.end.has_scaler = True
+        self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
+        if self._updates is None:
+            self._updates = Called(owner, "update", self._scaler_updates, before=True)
 
     @errors.contained()
     def _scaler_updates(self, scaler: Any, *_: Any, **__: Any) -> None:
@@ -107,8 +113,8 @@ class Readings:
             self._stepper.scaler_updates(getattr(scaler, _FOUND, None))
 
     def first_step_began(self) -> None:
-        """Now the models are where they will stay."""
-        compile_hooks.attach(self._stepper)
+        """The first step begins: models are on their devices."""
+        runtime.attach(self._stepper)
         self._settle_identity()
         devices = [p.device for model in model_hooks.trained() for p in model.parameters()]
         if found := gpu_facts(devices):
@@ -117,19 +123,19 @@ class Readings:
         if device is None or device.type == "cpu":
             return
         self._device = self.flops.device = device
-        # There this rank arrives later than its host calls, and nobody has looked when.
+        # On a device this rank arrives later than its host calls, at a time that nobody measures.
         self._stepper.group_calls.give_up()
         self._memory = MemoryReadings(device, self._stepper.progress)
         self._clock = clock_for(device, self._stepper.progress.device_times)
         self._stepper.progress.phases.device_clock = self._clock
-        # At once: the first steps are compared by this clock or by none.
+        # At once: the first steps are compared either with the device's clock or without.
         self._recorder.documents.facts({"capability": self._device_capability()})
 
     # -- in a step
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
-        """Look at what is looked at once, and read the loss where the backward begins."""
-        # Without an output it has raised.
+        """Read what is needed once per model, and request the loss where the backward begins."""
+        # Without an output, it has raised.
         if watched.flops_per_unit is None and output is not None:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
             self.flops.forward_ended(watched, module)
@@ -141,30 +147,30 @@ class Readings:
             self._stepper.sampled.wants_backward = True
 
     def backward_began(self) -> None:
-        """Read the loss that it begins at."""
+        """Read the loss from the roots of the backward."""
         stepper, more = self._stepper, False
         capturing = self._device is not None and captures(module_of(self._device))
         if self._loss.is_of_step and not capturing:
-            # Autograd calls us in a thread of its own, while the loop's waits in its call. No local
-            # keeps the frame: it may be this one, and would hold itself and the graph.
+            # Autograd calls this in a thread of its own while the training thread waits. No local
+            # variable holds the frame, which would keep itself and the graph alive.
             roots = inspection.roots_of_backward(
                 sys._current_frames().get(stepper.calls.forward_thread)
             )
-            # A penalty of gradients and an inner loop come before the loss itself.
+            # A gradient penalty or an inner loop runs before the backward of the loss.
             more = roots is None or self._loss.read_roots(roots)
         stepper.sampled.wants_backward = more
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the gradients before the optimizer uses them."""
+        """Compute the gradient norm before the optimizer uses the gradients."""
         self._norm = None
-        # A fused optimizer has its gradients unscaled in its own step: they are still scaled here.
+        # A fused optimizer unscales gradients in its own step, so they are still scaled here.
         capturing = self._device is not None and captures(module_of(self._device))
         if getattr(optimizer, "grad_scale", None) is None and not capturing:
             self._norm = norm_of(
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
 
-    # -- a step in which collectives are counted
+    # -- steps in which collectives are counted
 
     def counted_step_begins(self) -> None:
         """Count the collectives of the next step, if waits are measured at all."""
@@ -176,12 +182,12 @@ class Readings:
             self._own_collectives.begin(model_hooks.trained())
 
     def hook_called(self, phase: str) -> None:
-        """Until now it was in this phase."""
+        """A hook ends this phase."""
         if self._own_collectives.counts:
             self._own_collectives.phase_ended(phase)
 
     def counted_step_ended(self) -> None:
-        """Record in which phases there were collectives."""
+        """Record which phases had collectives."""
         if not self._own_collectives.counts:
             return
         found = self._own_collectives.end()
@@ -193,7 +199,7 @@ class Readings:
     # -- between steps
 
     def step_ended(self) -> None:
-        """Record what is read now and then."""
+        """Take the periodic readings."""
         stepper = self._stepper
         now = stepper.progress.phases.clock()
         stepper.sampled.wants_loss = self._options.reads_loss
@@ -202,11 +208,11 @@ class Readings:
             return
         self._readings += 1
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
-        # Inside of compiled code no call is seen, and a search would have it compiled once more.
+        # Calls in compiled code are not seen, and a search would cause another compilation.
         if not stepper.progress.work.forwards and not stepper.compiles:
             stepper.search.model_not_called()
         model_hooks.watch_compiled_in_place()
-        compile_hooks.attach(stepper)
+        runtime.attach(stepper)
         self._settle_identity()
         self._stepper.progress.check_agent_if_due()
         self._offer()
@@ -231,7 +237,7 @@ class Readings:
     def _offer(self) -> None:
         found: dict[str, Any] = {}
         norm, self._norm = self._norm, None
-        # A process that did not know its rank when the model came may know it by now.
+        # A process may learn its rank after `instrument`.
         if self._options.leads and not capabilities.rank():
             found["grad_norm"] = norm
             optimizer = self._stepper.end.optimizer or self._optimizer()
@@ -244,7 +250,7 @@ class Readings:
 
     @errors.contained()
     def report(self) -> None:
-        """Record what is measured and what is not, as far as the run has shown it."""
+        """Record which capabilities are measured, as far as known by now."""
         found = capabilities.measured(
             model_hooks.trained(),
             self._stepper,
@@ -277,7 +283,7 @@ class Readings:
                 found["flops"] = "shared_batch"
 
     def close(self) -> None:
-        """The hooks come off: report if that was not done, and keep nothing."""
+        """The hooks come off: record the rest, and drop all references."""
         self._own_collectives.take_off()
         if self._updates is not None:
             self._updates.take_off()
@@ -294,15 +300,15 @@ def _none() -> None:
     pass
 
 
-# -- the norm of the gradients of a step, without a collective
+# -- the norm of a step's gradients, without a collective
 
 _NARROW = (torch.float16, torch.bfloat16)
 
 
 def norm_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
-    """Of all gradients together; None where this rank does not hold all of them, on one device.
+    """The norm over all gradients; None if they are not all on this rank, on one device.
 
-    A number on that device: the host does not wait for it.
+    It stays on that device, so that the host does not wait.
     """
     found = [each for each in gradients if each is not None]
     # The norm of a DTensor is a collective.
@@ -311,7 +317,7 @@ def norm_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
     if len({each.device for each in found}) != 1:
         return None
     with torch.no_grad():
-        # The square of a float16 overflows one.
+        # The square of a float16 may overflow.
         norms = [
             torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
             for each in found

@@ -1,4 +1,4 @@
-"""Reports what is measured in this run, and what is not and why."""
+"""Reports which capabilities a run measures, and why others are missing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import is_up
 from otel_ddp.torch.steps.stepper import Stepper
 
-# Most loops compute their loss outside of the model, and log it: that is known only later.
+# Most loops compute their loss outside of the model and log it, which is known only later.
 NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
-# The name of a node of the graph that is reentrant checkpointing.
+# Name of the autograd node of reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
-# No training but a language model's has FLOPs that nobody passes: that is worth no warning.
+# Most models other than language models need `flops_per_sample`: not worth a warning.
 _UNCOUNTABLE = "uncountable"
 
-# The word of a reason -> the sentence for people.
+# Reason -> sentence for people.
 REASONS: Mapping[str, str] = {
     "": "",
     "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
@@ -66,9 +66,9 @@ REASONS: Mapping[str, str] = {
 def measured(
     models: list[nn.Module], stepper: Stepper, world_size: int, hidden_waits: str
 ) -> dict[str, str]:
-    """What is measured (with an empty reason), and what is not (with the word of its reason).
+    """Each capability with the reason why it is missing; an empty one if it is measured.
 
-    *hidden_waits*: the reason why DDP's waits are not all that there are.
+    *hidden_waits*: why DDP waits outside of `comm_wait`.
     """
     found: dict[str, str] = {}
     steps, work = stepper.progress.steps, stepper.progress.work
@@ -83,7 +83,7 @@ def measured(
         found |= dict.fromkeys(("forward", "backward", "comm_wait"), "replayed")
     if stepper.group_calls.noted:
         found["calls"] = ""
-    # The first batch may be wanted before it is known which thread trains.
+    # The first batch may be fetched before the training thread is known.
     is_own = stepper.loads and stepper.loads_in == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
     found["samples"] = "" if work.samples else "shapes_unknown" if seen else "not_called"
@@ -111,14 +111,14 @@ def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> s
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP shards this module."""
-    # By name: importing FSDP would cost programs that do not use it.
+    # By name, to avoid importing FSDP.
     return any(
         base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in type(module).__mro__
     )
 
 
 def checkpoints_reentrantly(output: Any) -> bool:
-    """Whether parts of an output's graph run a backward of their own inside its backward."""
+    """Whether this output's backward runs nested backwards."""
     left: list[Any] = [inspection.of_tensor(each, "grad_fn") for each in differentiable(output)]
     known: set[Any] = set()
     while left and len(known) < _MOST_NODES:
@@ -133,12 +133,12 @@ def checkpoints_reentrantly(output: Any) -> bool:
 
 
 def sentences(found: Mapping[str, str]) -> Iterator[str]:
-    """What is not measured, in sentences for people."""
+    """The missing capabilities, in sentences for people."""
     reasons: dict[str, list[str]] = {}
     for what, reason in found.items():
         if reason and reason not in (*NO_LOSS, _UNCOUNTABLE):
             reasons.setdefault(reason, []).append(what)
-    # People take a missing `comm_wait` for a late rank that is not found.
+    # A missing `comm_wait` looks as if late ranks could not be found at all.
     by_calls = "; within a node a late rank is found by its calls to process groups"
     for reason, missing in reasons.items():
         noted = found.get("calls") == "" and reason != "replica_groups"
@@ -147,10 +147,10 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
 
 
 def world_size() -> int:
-    """How many ranks the process group has, 1 where there is none."""
+    """The size of the process group; 1 without one."""
     return int(sys.modules["torch.distributed"].get_world_size()) if is_up() else 1
 
 
 def rank() -> int:
-    """The rank in the process group, 0 where there is none."""
+    """The rank in the process group; 0 without one."""
     return int(sys.modules["torch.distributed"].get_rank()) if is_up() else 0

@@ -1,4 +1,4 @@
-"""What is known of devices: which GPUs they are, and their memory."""
+"""Reads which GPUs a process uses, and their memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def _properties(device: torch.device) -> Any:
 def gpu_facts(
     devices: Iterable[torch.device], properties: Callable[[torch.device], Any] = _properties
 ) -> dict[str, Any]:
-    """The facts that the agent finds the GPUs by; none where no device is one.
+    """The facts by which the agent identifies the GPUs; none without a CUDA device.
 
-    Called when the model is on its devices: this starts none of them.
+    Called when the model is on its devices, as this must not initialize any.
     """
     found = sorted({each for each in devices if each.type == "cuda"}, key=str)[:_MOST_GPUS]
     if not found:
         return {}
 
     def uuid(device: torch.device) -> str:
-        # torch 2.4 does not know it: then the agent goes by what the driver sees.
+        # torch 2.4 lacks it: the agent then uses the driver's list.
         return errors.attempt(lambda: str(properties(device).uuid), "")
 
     return {"boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found]}
@@ -43,7 +43,7 @@ def gpu_facts(
 _READ_EVERY_S = 5.0
 
 
-# What the allocator says -> where it says it. A number that it does not count is left out.
+# Metric -> key in the allocator's statistics. Missing keys are left out.
 _STATISTICS = {
     catalog.TRAINING_DEVICE_MEMORY_ALLOCATED: "allocated_bytes.all.current",
     catalog.TRAINING_DEVICE_MEMORY_RESERVED: "reserved_bytes.all.current",
@@ -51,22 +51,22 @@ _STATISTICS = {
     catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES: "num_alloc_retries",
     catalog.TRAINING_OOMS: "num_ooms",
 }
-# CUDA's own allocator (cudaMallocAsync) has these keys as well, but never counts.
+# The cudaMallocAsync backend has these keys but never counts.
 _COUNTS = (catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, catalog.TRAINING_OOMS)
 
 
 def memory(
     device: torch.device, *, module: Callable[[torch.device], Any] = module_of
 ) -> dict[catalog.Metric, int]:
-    """What its allocator holds now; nothing before it is in use, or without such statistics."""
+    """The allocator's statistics; none before it is used, or if it has none."""
     torchs = module(device)
     ask = getattr(torchs, "memory_stats", None)
     is_initialized = getattr(torchs, "is_initialized", None)
-    # Reading must not create a context on the device: without its word, that cannot be known.
+    # Reading must not create a context on the device.
     if ask is None or is_initialized is None or not is_initialized():
         return {}
     backend_of = getattr(torchs, "get_allocator_backend", lambda: "native")
-    # An allocator of the user's own that keeps no statistics, or a failed device, raises.
+    # A user's allocator without statistics, or a failed device, raises.
     nothing: tuple[dict[str, Any], str] = {}, ""
     said, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
     found = {
@@ -81,13 +81,13 @@ def memory(
 
 
 def _limit(torchs: Any, device: torch.device) -> int:
-    """Of older torch and of other modules than `torch.cuda` the program's share is not known."""
+    """The process's share of memory is known in newer torch, and for `torch.cuda` only."""
     share_of = getattr(torchs, "get_per_process_memory_fraction", lambda device: 1.0)
     return int(torchs.get_device_properties(device).total_memory * share_of(device))
 
 
 class MemoryReadings:
-    """Records what the allocator of one device holds, every few seconds."""
+    """Records the memory statistics of one device, every few seconds."""
 
     def __init__(self, device: torch.device, progress: Progress) -> None:
         self._device = device
@@ -113,7 +113,7 @@ class MemoryReadings:
             self._retries = retries
 
     def capability(self) -> dict[str, str]:
-        """What is read (with an empty reason), and what is not; nothing before the first poll."""
+        """The capabilities of memory readings; none before the first poll."""
         if not self._next_s:
             return {}
         if not self._known:

@@ -1,4 +1,4 @@
-"""Settles the FLOPs of a model, from parameters and tokens, and the peak of its device."""
+"""Estimates the FLOPs of a model from parameters and tokens, and knows the peaks of devices."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from otel_ddp.vocabulary import catalog
 
 
 class ModelFlops:
-    """Settles the FLOPs of each model once, as its first training forward ends.
+    """Estimates the FLOPs of each model once, at the end of its first training forward.
 
-    By then a model has built what it builds lazily.
+    Lazy modules are complete by then.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._work, self._recorder = progress.work, progress.recorder
-        # What the user knows, forward and backward.
+        # Passed by the user, forward and backward.
         self.given_per_sample: float | None = None
         self.device: torch.device | None = None
         self.any_shared = False
-        """Whether other ranks work on the batches of one of the models."""
+        """Whether other ranks work on the same batches for one of the models."""
 
     def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
-        """A training forward of a model whose FLOPs are not settled."""
+        """A training forward of a model without an estimate begins."""
         watched.shared = shares_its_batch(module)
         self.any_shared |= watched.shared
 
@@ -41,7 +41,7 @@ class ModelFlops:
         if self.given_per_sample is not None:
             watched.flops_per_unit, watched.by_samples = float(self.given_per_sample), True
             self._work.flops_method = "given"
-        # Each of several ranks that share a batch would count all of it.
+        # Ranks that share a batch would each count all of it.
         elif watched.tokens and not watched.shared and not _is_in_parts(module):
             watched.flops_per_unit = by_parameters(module)
             self._work.flops_method = "6pt"
@@ -50,7 +50,7 @@ class ModelFlops:
         self._work.flops += watched.flops
         self._recorder.documents.facts({"precision": word})
         if watched.flops_per_unit and (device := self.device) is not None:
-            # A device without a module or a name has no known peak.
+            # Without a device module or a name, the peak is unknown.
             name = errors.attempt(lambda: str(module_of(device).get_device_name(device)), "")
             if (most := peak(name, word)) is not None:
                 self._recorder.totals.stamp(
@@ -59,12 +59,12 @@ class ModelFlops:
 
 
 def by_parameters(module: nn.Module) -> float:
-    """The usual estimate of a transformer for a token: 2 FLOPs a parameter forward, 4 backward.
+    """The usual estimate for a transformer per token: 2 FLOPs a parameter forward, 4 backward.
 
-    Nothing backward for frozen parameters. Gradients may pass through them to trained ones below
-    (LoRA's do, at 2 more), but parameters do not show that. Attention itself is not in it.
+    None backward for frozen parameters, although gradients may pass through them to trained ones
+    (as in LoRA, for 2 more). Attention is not included.
     """
-    # A lookup multiplies nothing, but an embedding may also be the weight of an output layer.
+    # An embedding lookup multiplies nothing, but the weight may be shared with the output layer.
     multiplied = {
         id(each): each
         for owner in module.modules()
@@ -75,20 +75,20 @@ def by_parameters(module: nn.Module) -> float:
 
 
 def _is_in_parts(module: nn.Module) -> bool:
-    """Whether this rank does not see the sizes of all parameters: FSDP1 and ZeRO-3 hold shards."""
+    """Whether this rank holds only shards of parameters, as with FSDP1 and ZeRO-3."""
     kinds = {base.__name__ for each in module.modules() for base in type(each).__mro__}
     empty = any(not each.numel() for each in module.parameters())
     return empty or "FullyShardedDataParallel" in kinds
 
 
 def _uses_tf32(device: torch.device) -> bool:
-    """Whether products of float32 go to the tensor cores."""
+    """Whether float32 products use TF32 tensor cores."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     backend = torch.backends.cuda.matmul
-    # Newer versions of torch have this setting, and raise for the older one where this one is set.
+    # Newer versions of torch have this setting; if it is set, reading the older one raises.
     precision = getattr(backend, "fp32_precision", None)
     return bool(backend.allow_tf32 if precision is None else precision == "tf32")
 
@@ -102,11 +102,11 @@ def _dtype_of(module: nn.Module) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# -- peaks, by the name of a device and a dtype, from its vendor's data sheet
+# -- peaks of devices per dtype, from the vendors' data sheets
 
 
 class _Peaks(NamedTuple):
-    """TFLOP/s without sparsity; where products are added up in another precision, in float32."""
+    """TFLOP/s without sparsity, with accumulation in float32 where there is a choice."""
 
     float32: float | None = None
     tf32: float | None = None
@@ -115,8 +115,8 @@ class _Peaks(NamedTuple):
     float8: float | None = None
 
 
-# Whole names and no patterns: a slice of a GPU (MIG), a laptop's GPU and a special edition all have
-# the name of the full GPU in theirs, and other peaks. What is not here is not known.
+# Full names only: a MIG slice, a laptop GPU or a special edition contains the name of the full GPU
+# and has another peak. The peak of any other name is unknown.
 _A100 = _Peaks(19.5, 156, 312, 312)
 _H100_SXM = _Peaks(67, 494.7, 989.4, 989.4, 1978.9)
 _HOPPER_NVL = _Peaks(60, 417.5, 835.5, 835.5, 1670.5)
@@ -146,7 +146,7 @@ _DEVICES: Final = {
     "GH200 120GB":              _H100_SXM,
     "GH200 144G HBM3e":         _H100_SXM,
     "GH200 480GB":              _H100_SXM,
-    # The sheets of Blackwell differ about float32.
+    # Data sheets of Blackwell disagree about float32.
     "B200":                     _Peaks(None,    1100,   2250,    2250,     4500),
     "GB200":                    _Peaks(None,    1250,   2500,    2500,     5000),
     "RTX 3090":                 _Peaks(35.6,    35.6,   71,      71),
@@ -154,18 +154,18 @@ _DEVICES: Final = {
     "RTX 5090":                 _Peaks(104.8,   104.8,  209.5,   209.5,    419),
     "RTX A6000":                _Peaks(38.7,    77.4,   154.8,   154.8),
     "RTX 6000 Ada Generation":  _Peaks(91.1,    182.1,  364.2,   364.2,    728.5),
-    # Two dies, each a device of its own to torch: half of what the sheet says of the package.
+    # Two dies, which torch shows as two devices: half of the package's peak.
     "AMD Instinct MI250X":      _Peaks(47.9,    None,   191.5,   191.5),
     "AMD Instinct MI300X":      _MI300X,
     "AMD Instinct MI325X":      _MI300X,
 }  # fmt: skip
 
-# It depends on the driver, not on the device, which of these a name begins with.
+# The prefix depends on the driver.
 _MAKERS: Final = ("NVIDIA ", "Tesla ", "GeForce ")
 
 
 def peak(device_name: str, dtype: str) -> float | None:
-    """FLOP/s at most, without sparsity; None where that is not known for sure."""
+    """Peak FLOP/s without sparsity; None if unknown."""
     name = device_name.strip()
     for maker in _MAKERS:
         name = name.removeprefix(maker)

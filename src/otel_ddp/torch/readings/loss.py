@@ -1,4 +1,4 @@
-"""Reads the loss of a step: the number at which its backward begins."""
+"""Reads the loss of a step, at the root of its backward."""
 
 from __future__ import annotations
 
@@ -11,58 +11,59 @@ import torch
 from otel_ddp import errors
 from otel_ddp.recording.recorder import Recorder
 
-# So long a loss that backward begins at is kept back: most loops log theirs by then, by that name.
+# The loss is withheld for so many steps: by then most loops have logged their own by that name.
 _STEPS_TO_KEEP_BACK = 200
-# At most so long: people look for a curve.
+# Withheld no longer than this, as people look for a curve.
 _NS_TO_KEEP_BACK = 120 * 10**9
-_MULTIPLIED, _DIVIDED = "MulBackward", "DivBackward"
-# Such a node makes one number of one number; so does one that was given a single one.
+_ADDED, _MULTIPLIED, _DIVIDED = "AddBackward", "MulBackward", "DivBackward"
+# These autograd nodes turn one number into one number; so does any node with a single input.
 _ONE_TO_ONE = {
-    *("AddBackward", "CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward"),
+    *(_ADDED, "CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward"),
     *(_MULTIPLIED, _DIVIDED),
 }
 _MOST_NODES = 16
-# This rank's part of a DTensor.
+# The local part of a DTensor.
 _LOCAL = "_ToTorchTensorBackward"
-# Why a root is no loss by itself: it was divided at last, and may be a share of one.
+# Why a root may be only a share of the loss: it is a quotient.
 _QUOTIENT = "quotient"
-# What a node knows of its begin, also once its tensors are freed.
+# The sizes of a node's input, also available after its tensors are freed.
 _SIZES = "_saved_self_sym_sizes"
 
 
 class StepLoss:
-    """What the backward of a step begins at."""
+    """The loss of a step, from the roots of its backwards."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._steps = recorder, recorder.steps
-        # Whether it was asked for at all, and why the last step that was asked gave none.
+        # Whether a loss was requested at all, and why the last request found none.
         self.asked, self.missing = False, ""
         self._loss: tuple[int, Any] | None = None
-        # The losses, their steps, and when they were read.
+        # Withheld losses, with their step and the time of reading.
         self._kept_back: list[tuple[Any, int, int]] = []
-        # The step of the forward that was asked.
+        # The step in which the loss was requested.
         self._asked_in = 0
-        # Whether gradients are those of one rank, or their mean over ranks.
+        # Whether gradients belong to one rank or are averaged, so that a sum of quotients is the
+        # loss.
         self._averages = False
-        # How many quotients were added up in this step, and in the last one of such.
+        # Number of quotients added up in this step, and in the last step that had some.
         self._shares = self._usual_shares = 0
 
     def ask(self, averages: bool) -> None:
-        """A forward of a step has ended whose loss is to be read. *averages*: as above."""
+        """A forward has ended whose loss is to be read. *averages*: see `_averages`."""
         self.asked, self.missing = True, "no_loss"
         self._asked_in, self._averages = self._steps.count, averages
         self._loss, self._shares = None, 0
 
     @property
     def is_of_step(self) -> bool:
-        """Whether the step of the forward that was asked is still open."""
+        """Whether the step with the request is still open."""
         return self._steps.count == self._asked_in
 
     def read_roots(self, roots: tuple[Any, ...]) -> bool:
-        """Keep what a backward begins at; true if that of the step's next one is to be added."""
+        """Read the loss of one backward; True if the step's next backward adds to it."""
         number, missing = _begun_at(roots[0] if len(roots) == 1 else None)
         if is_share := missing == _QUOTIENT and self._averages:
-            # Each batch contributes its quotient: their sum is the loss of the step.
+            # Each micro-batch contributes a quotient; the loss of the step is their sum.
             before = self._loss[1] if self._loss is not None else 0.0
             self._shares += 1
             self._keep(before + number)
@@ -80,14 +81,15 @@ class StepLoss:
         """The loss to record, and the number of steps before its own."""
         found, self._loss = self._loss, None
         if found is not None and self._shares:
-            # A step of fewer batches, as the last one of an epoch, has a part of a loss.
+            # A step with fewer micro-batches, as at the end of an epoch, has only a part of the
+            # loss.
             usual, self._usual_shares = self._usual_shares, self._shares
             return found if self._shares >= usual else None
         return found
 
     @errors.contained()
     def offer(self, several: bool) -> None:
-        """Between steps: record what was read, once that is due. *several*: a step has several."""
+        """Between steps: record withheld losses once due. *several*: a step has several losses."""
         found = self._pop()
         if several:
             self.missing = "several_losses"
@@ -101,31 +103,31 @@ class StepLoss:
             self.record()
 
     def record(self) -> None:
-        """Record what was kept back."""
+        """Record the withheld losses."""
         losses, self._kept_back = self._kept_back, []
         for loss, number, read_ns in losses:
             self._recorder.record_reading({"loss": loss}, number, read_ns)
 
 
 def _begun_at(root: Any) -> tuple[Any, str]:
-    """The number at this root of a backward, and why it is no loss.
+    """The number at this root of a backward, and why it is not the loss.
 
-    By how much it was multiplied is not known any more: autograd has freed what that node has kept.
+    The factor of a product cannot be read: autograd has freed it.
     """
-    # One of a subclass of tensors may be a part of a loss, or its copies a collective. One element
-    # of a vector may be anything: what a critic thinks of a state, say.
+    # A tensor subclass may be a part of the loss, and copying it a collective. An element of a
+    # vector may be anything, such as a critic's value.
     if type(root) is not torch.Tensor or root.dim() or not root.is_floating_point():
         return None, "no_loss"
     why, node, passed = "", root.grad_fn, 0
     while node is not None and passed < _MOST_NODES:
-        kind = node.name().rstrip("0123456789")
+        kind = _kind(node)
         if kind == _LOCAL:
             return None, "no_loss"
-        # `(loss / 4).mean()` is as scaled as `loss / 4`.
+        # `(loss / 4).mean()` is scaled like `loss / 4`.
         before = [each for each, _ in node.next_functions if each is not None]
         is_one = kind in _ONE_TO_ONE or math.prod(getattr(node, _SIZES, (0,))) == 1
         if len(before) != 1 or not is_one:
-            break
+            return _kept(root), why or (_QUOTIENT if _adds_quotients(node, _MOST_NODES) else "")
         if kind == _MULTIPLIED:
             why = "scaled_loss"
         elif kind == _DIVIDED:
@@ -135,8 +137,20 @@ def _begun_at(root: Any) -> tuple[Any, str]:
     return _kept(root), why
 
 
+def _kind(node: Any) -> str:
+    return str(node.name().rstrip("0123456789"))
+
+
+def _adds_quotients(node: Any, most: int) -> bool:
+    """Whether all inputs of a sum are quotients, as in `ce / 4 + aux / 4`."""
+    before = [each for each, _ in node.next_functions if each is not None]
+    if not most or _kind(node) != _ADDED or not before:
+        return False
+    return all(_kind(each) == _DIVIDED or _adds_quotients(each, most - 1) for each in before)
+
+
 def _kept(loss: torch.Tensor) -> Any:
-    """Its number, or a copy: the loop may change the loss in place, and a device has none yet."""
-    # Traced by `make_fx` it raises.
+    """The number, or a copy of a device's tensor: the loop may change the loss in place."""
+    # It raises under `make_fx`.
     number = errors.attempt(loss.item, None) if loss.device.type == "cpu" else None
     return loss.detach().clone() if number is None else number

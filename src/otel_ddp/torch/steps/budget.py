@@ -1,47 +1,50 @@
-"""Chooses the steps that are measured: as many as a share of the training thread's time pays for.
+"""Chooses the measured steps: as many as a share of the training thread's time pays for.
 
-A token bucket. The thread's time fills it, what we do on the thread empties it, and a step is
-measured only while it is not overdrawn. It holds a twentieth of what ten seconds may cost, and
-fills at the rest of the share: so no ten seconds cost more than the share, plus the one measured
-step that overdraws it.
+A token bucket. The thread's time fills it, our work on the thread empties it, and a step is
+measured only if the bucket is not overdrawn. It holds a twentieth of the cost allowed in ten
+seconds, and fills at the rest of the share. So no ten seconds cost more than the share, plus the
+one step that overdraws the bucket.
 
-Which steps: those whose hashed number is below a bound, one in `every`. The sets are nested for
-powers of two, so ranks with different bounds still share steps, without a message. A fixed
-distance would hit or miss the length of a user's loop.
+One step in `every` is chosen: those whose hashed number is below a bound. The sets are nested for
+powers of two, so ranks with different bounds still measure common steps, without a message. A fixed
+stride would resonate with the period of a user's loop.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
+from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.group_calls import GroupCalls
-from otel_ddp.torch.steps.sampled import SampledSteps
 
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
 _WINDOW_NS = 10 * 10**9
 _FILLS, _HOLDS = 0.95, 0.05
-# What was spent longer ago than this counts less, where `every` is found.
+# Time constant of the decayed cost from which `every` is chosen.
 _RECENT_NS = 4 * 10**9
 _LARGEST = 1024
-# `every` is halved where that would take less than this part of what flows in.
+# Halve `every` only if the cost would stay below this part of the refill.
 _ROOM = 0.9
-# So many measured steps tell what one costs.
+# Measured steps needed to estimate the cost of one.
 _ENOUGH = 16
 
 
 def in_sample(number: int, every: int) -> bool:
-    """Whether the step of this number is one of the one in *every* that all ranks measure."""
+    """Whether step *number* belongs to the sample of one in *every* that all ranks measure."""
     return (number * _GOLDEN) % _NUMBERS < _NUMBERS // every
 
 
 class Budget:
-    """The bucket of one training thread. All times are nanoseconds, from its own clock."""
+    """The bucket of one training thread. All times are in nanoseconds of the thread's clock."""
 
     def __init__(self, share: float) -> None:
-        """*share*: of the thread's time, at most."""
+        """*share*: the largest share of the thread's time."""
         self._fills = share * _FILLS
         self._holds_ns = self._credit_ns = share * _HOLDS * _WINDOW_NS
         self._every = self._least = 1
@@ -49,7 +52,7 @@ class Budget:
         self._forget()
 
     def _forget(self) -> None:
-        """`every` has changed: add up anew what we have taken since."""
+        """Reset the cost counters, as `every` has changed."""
         self._elapsed_ns = self._spent_ns = self._on_measured_ns = 0.0
         self._measured = 0
 
@@ -59,35 +62,36 @@ class Budget:
         return max(self._every, self._least)
 
     def measure_at_most_one_of(self, least: int) -> None:
-        """A bound beside the cost. *least*: a power of two; halving it once changes nothing."""
+        """Set another lower limit of `every`, a power of two. Hysteresis: a halved limit is
+        ignored."""
         if least > self._least or 2 * least < self._least:
             self._least = least
 
     @property
     def allows(self) -> bool:
-        """Whether a step may be measured now."""
+        """Whether the bucket pays for another measured step."""
         return self._credit_ns >= 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing is measured that need not be."""
+        """Whether only indispensable steps are measured."""
         return self._credit_ns <= -self._holds_ns
 
     @property
     def share(self) -> float:
-        """What we have taken of the thread since `every` changed."""
+        """The share of the thread's time that we took since `every` changed."""
         return self._spent_ns / self._elapsed_ns if self._elapsed_ns else 0.0
 
     def spend(self, took_ns: float, measured: bool) -> None:
-        """We took so long of the thread. *measured*: to measure a step, else beside one."""
-        # One step that costs very much is no reason to measure none for minutes.
+        """Charge time that we took on the thread. *measured*: for a measured step."""
+        # Bounded: one very expensive step must not disable measuring for minutes.
         self._credit_ns = max(self._credit_ns - took_ns, -self._holds_ns)
         self._spent_ns += took_ns
         if measured:
             self._on_measured_ns += took_ns
 
     def step_ended(self, took_ns: float, measured: bool) -> None:
-        """The step has ended after so long, our own work included."""
+        """A step has ended; *took_ns* includes our own work."""
         self._credit_ns = min(self._credit_ns + took_ns * self._fills, self._holds_ns)
         self._since_measured_ns = 0 if measured else self._since_measured_ns + took_ns
         self._elapsed_ns += took_ns
@@ -104,14 +108,14 @@ class Budget:
                 self._change(self._every // 2)
 
     def measures(self, number: int) -> bool:
-        """Whether the step of this number, which begins, is measured."""
+        """Whether to measure step *number*, which begins."""
         if self._since_measured_ns >= _WINDOW_NS:
             return True
         if not in_sample(number, self.every):
             return False
         if self._credit_ns >= 0:
             return True
-        # Ranks should leave out the same steps: so fewer are taken, unless this was a burst.
+        # Ranks should skip the same steps: so sample fewer, unless this was a burst.
         if self._spent_ns > self._elapsed_ns * self._fills and self._every < _LARGEST:
             self._change(self._every * 2)
         return False
@@ -121,107 +125,204 @@ class Budget:
         self._forget()
 
 
-# -- how much longer our hooks keep a training thread than they see themselves
+# -- how much longer hooks delay a training thread than they measure themselves
 
-# In place, torch calls a hook, and it and the code after it find caches that the other one has
-# filled. Before enough is known, and at most.
+# Torch's call of a hook is not measured, and hook and training evict each other's caches. The
+# initial factor, and the largest.
 _BEFORE, _MOST = 1.5, 4.0
 _EVERY, _KEPT = 8, 32
 
 
 class Calibration:
-    """Compares measured steps with the steps after them that were not, by the thread's clock."""
+    """Compares the thread time of measured steps with that of the unmeasured steps after them."""
 
     def __init__(self) -> None:
         self.factor = _BEFORE
-        """What a hook takes is this many times what it sees."""
+        """Real cost of a hook divided by its own measurement."""
         self._added = 0
         self._pairs: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def add(self, measured_ns: int, bare_ns: int, seen_ns: float) -> None:
-        """A measured step took so much of the thread, and the next one as much without hooks.
+        """Add the thread times of a measured step and of the next one, without hooks.
 
-        *seen_ns*: what the hooks of the measured step say that they took.
+        *seen_ns*: the time that the hooks of the measured step measured themselves.
         """
         self._pairs.append((measured_ns - bare_ns, seen_ns))
         self._added += 1
         if not self._added % _EVERY:
             more, seen = (median(each) for each in zip(*self._pairs, strict=True))
-            # The standard error of that median, by the deviation of the others from it.
+            # The standard error of the median, from the median absolute deviation.
             deviation = median(abs(each - more) for each, _ in self._pairs)
             error = 1.86 * deviation / len(self._pairs) ** 0.5
-            # On a busy machine steps differ by more than hooks take: that tells nothing of them.
+            # On a busy machine steps differ by more than the hooks cost: keep the factor.
             if error < seen:
                 self.factor = min(max(more / seen, 1.0), _MOST)
 
 
-# -- what is taken of the thread, and paid
+# -- sampled steps, in which more is read
 
-# So many steps are measured at the beginning, whatever they cost: they show what a loop is made of.
+_FAILURES_ALLOWED = 3
+_NEVER = 2**63
+# Fewer than the first steps, which are all measured.
+_FIRST_WITHIN = 32
+# The steps in which collectives are counted: some before the first verdict, then periodic ones. No
+# round numbers: every tenth or hundredth step may have an unusual collective.
+_COUNTED = (5, 11, 23, 47, 71)
+_THEN_EVERY = 101
+
+
+class SampledSteps:
+    """Chooses the steps that are sampled, and those in which collectives are counted."""
+
+    readings: Any
+    """The `Readings`; set before the first hook is called."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, int] = {}
+        self._every, self._rarely = 100, 1
+        self._counted = itertools.chain(_COUNTED, itertools.count(_THEN_EVERY, _THEN_EVERY))
+        # The first measured step from these numbers on is sampled or counted.
+        self._sample_at, self._count_at = _NEVER, next(self._counted)
+        self.sampling = self.counting = False
+        """Whether the current step is sampled; whether its collectives are counted."""
+        self.wants_loss = False
+        """Whether to read the loss of the next forward."""
+        self.wants_backward = False
+        """Whether to read the loss of the next backward."""
+        self._after_step: Callable[[], None] | None = None
+        self.next_change = 0
+        """The next step at whose start `begin` has something to do."""
+
+    def sample_every(self, every: int) -> None:
+        """Sample one step of so many; 0: none."""
+        self._every, self._sample_at = every, 0 if every > 0 else _NEVER
+        self.next_change = 0
+
+    def at_most_one_of(self, steps: int) -> None:
+        """Sample at most one of so many steps, from the next sampled one on."""
+        self._rarely = steps
+
+    def call_after_steps(self, act: Callable[[], None] | None) -> None:
+        """Call this after each step; None: stop. May be called in any thread."""
+        self._after_step = act
+        # Last: `begin` sets it before it looks for a function to call.
+        self.next_change = 0
+
+    @property
+    def acts(self) -> bool:
+        """Whether a function is called after each step, so that each must be measured."""
+        return self._after_step is not None
+
+    def begin(self, following: int, measured: bool = True) -> None:
+        """Step number *following* begins. *measured*: its phases are measured."""
+        counting = measured and following >= self._count_at
+        if self.counting:
+            self.run(self.readings.counted_step_ended)
+        if counting:
+            self._count_at = next(step for step in self._counted if step > following)
+            self.run(self.readings.counted_step_begins)
+        every = self._every
+        if not self._sample_at:
+            # The first sample comes soon, as its cost decides which later steps are measured.
+            self._sample_at = following + min(-following % every, _FIRST_WITHIN)
+        self.sampling = measured and following >= self._sample_at
+        if self.sampling:
+            # A multiple of `every`: ranks that sample less often share sampled steps with the
+            # others.
+            after = every * -(-self._rarely // every)
+            self._sample_at = following + after - following % every
+        self.counting = counting
+        self.next_change = min(self._sample_at, self._count_at)
+        if self.sampling or counting:
+            self.next_change = following + 1
+        if (act := self._after_step) is not None:
+            self.next_change = following + 1
+            self.run(act)
+
+    def run(self, act: Callable[..., None], *args: Any) -> None:
+        """Run something that is not done in every step.
+
+        After three failures it is skipped from then on; steps are still measured.
+        """
+        name = act.__name__
+        failures = self._failures.get(name, 0)
+        if failures >= _FAILURES_ALLOWED:
+            return
+        try:
+            act(*args)
+        except errors.ANY_ERROR:
+            errors.record_failure(name)
+            self._failures[name] = failures + 1
+
+
+# -- accounting
+
+# The first steps are all measured, whatever the cost: they show the structure of the loop.
 _FIRST_STEPS = 64
-# A step that took so many times as long as those before it is odd: the next one is measured.
+# After a step that took this many times the usual time, measure the next one.
 ODD = 4
-# If not all steps are measured, at most one of so many measured ones is sampled: that costs as
-# much as measuring five.
+# If not all steps are measured, sample at most one of so many measured ones: a sampled step costs
+# as much as five others.
 _SAMPLED = 16
-# How many steps are measured is recorded once that has not changed for so long, and not too often.
+# Record a new sampling rate once it is stable, and not too often.
 _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 
 
 class Cost:
-    """Accounts for the thread time of our hooks and `log`, and decides which steps are measured."""
+    """Accounts for the thread time of hooks and `log`, and decides which steps are measured."""
 
     def __init__(self, progress: Progress, sampled: SampledSteps, calls: GroupCalls) -> None:
         self._progress, self._sampled, self._calls = progress, sampled, calls
         self._steps, self._work = progress.steps, progress.work
         self._gate = progress.recorder.gate
         self.budget: Budget | None = None
-        """None: each step is measured, whatever that takes."""
+        """None: all steps are measured."""
         self.every = 1
         self._calibration = Calibration()
-        # End and number of the last step that was accounted for; the recent step time; when `every`
+        # End and number of the last step in the accounts; the recent step time; when `every`
         # changed.
         self.ended_ns = self._looked_at = self.usual_ns = self._changed_ns = 0
         self._reports, self._reported = 0, False
-        # Measured time of hooks and `log` that is not yet charged to the budget; and in this step.
+        # Time of hooks that is not charged yet; the same in this step; `log` time charged so far.
         self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
-        # Whether the step that a hook has ended was measured; None: no hook has ended one.
+        # Whether the step that the current hook ended was measured; None: it ended none.
         self._ended_measured: bool | None = None
-        # Thread time at the end of the last step; thread time of the last measured step, and of its
+        # Thread time at the end of the last step; thread time of the last measured step and of its
         # hooks. 0: unknown.
         self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
-        # Median cost of a hook that decides about the next step, and of one that only counts.
+        # Running medians: cost of a hook that decides about the next step, and of one that only
+        # counts.
         self._decide_ns, self._count_ns = 10_000, 2_500
 
     def keep_to(self, share: float) -> None:
-        """From now on take no more than this share of the thread's time."""
+        """Take at most this share of the thread's time from now on."""
         if share < math.inf and self.budget is None:
             self.budget = Budget(share)
             self.ended_ns = self._changed_ns = self._progress.phases.clock()
             self._looked_at = self._steps.count
 
     def took(self, took_ns: int) -> None:
-        """Add the time that a hook measured of itself."""
+        """Add the time that a hook measured itself."""
         self._work.hook_ns += took_ns
         self._seen_ns += took_ns
 
     def decided(self, took_ns: int) -> None:
-        """As `took`, for a hook that has decided about the next step."""
+        """Like `took`, for a hook that decided about the next step."""
         usual_ns = self._decide_ns
         self._decide_ns = _towards(usual_ns, took_ns)
-        # What takes twice as long was interrupted.
+        # Longer ones were interrupted.
         self.took(min(took_ns, 2 * usual_ns))
 
     def counted(self, took_ns: int) -> None:
-        """The last one of the hooks that only count took so long."""
+        """A hook that only counts took so long."""
         self._count_ns = _towards(self._count_ns, took_ns)
 
     def step_ends(self, now: int, measured: bool) -> tuple[bool, bool]:
-        """Whether the next step is one of those to be measured, and whether this one was odd."""
+        """Whether the next step is to be measured, and whether this one took unusually long."""
         budget, number = self.budget, self._steps.count + 1
         if budget is None:
             return True, False
-        # All steps since the last one that was looked at, and this one.
+        # Covers the steps since the last call, and this one.
         since_ns = now - self.ended_ns
         each_ns = since_ns // max(number - self._looked_at, 1)
         took_ns = now - max(self.ended_ns, self._progress.counted.ended_ns)
@@ -257,15 +358,15 @@ class Cost:
 
     @property
     def compares(self) -> bool:
-        """Whether this step, if it is not measured, is compared with the one before it."""
+        """Whether the current step, if unmeasured, calibrates the cost of the one before it."""
         return self._measured_cpu_ns > 0
 
     def step_ended(self, measured: bool) -> None:
-        """A hook has ended a step, and is not done yet."""
+        """The current hook has ended a step."""
         self._ended_measured = measured
 
     def hook_done(self, cpu_ns: int) -> None:
-        """A hook is done, at this time of its thread's clock."""
+        """A hook is done, at this thread time."""
         measured, self._ended_measured = self._ended_measured, None
         if measured is not None and self.budget is not None:
             if measured:
@@ -273,7 +374,7 @@ class Cost:
             self.step_over(cpu_ns, measured)
 
     def step_over(self, cpu_ns: int, measured: bool = False) -> None:
-        """The hook that has ended a step is done."""
+        """The hook that ended a step is done."""
         before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
         took_ns = cpu_ns - before_ns if before_ns else 0
         if measured:
@@ -285,7 +386,7 @@ class Cost:
         self._seen_in_step_ns = 0
 
     def report(self, now: int) -> None:
-        """Record how many steps are measured, once that has settled, and what it takes."""
+        """Record the sampling rate and its cost, once the rate is stable."""
         budget = self.budget
         if self._reported or self._reports >= _MOST_REPORTS or self._steps.count <= _FIRST_STEPS:
             return
@@ -300,5 +401,5 @@ class Cost:
 
 
 def _towards(median_ns: int, found_ns: int) -> int:
-    """A median after one more value."""
+    """A running median, moved by one value."""
     return median_ns + (250 if found_ns > median_ns else -250)

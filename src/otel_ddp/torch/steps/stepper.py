@@ -1,8 +1,8 @@
-"""Divides training steps into phases, from what hooks on models, optimizers and loaders report.
+"""Divides training steps into phases, from the events that hooks report.
 
-One stepper a process. Hooks call it at any moment, and hand to `failed` what it raises. They report
-beginnings and ends, but an exception in forward or backward leaves out ends: whatever begins next
-closes what is still open.
+One stepper per process. Hooks report begins and ends at any moment, and pass what they raise to
+`failed`. After an exception in forward or backward the end is missing: the next begin closes what
+is still open.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torch.autograd import Variable
 from torch.compiler import is_compiling
 
 from otel_ddp import errors
-from otel_ddp.recording.phases import Phase
-from otel_ddp.recording.progress import Progress
+from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.steps import Amounts
 from otel_ddp.torch.inspection import CALL_MODULE, times_called
-from otel_ddp.torch.steps.budget import ODD, Cost, in_sample
-from otel_ddp.torch.steps.ends import StepEnd, steps_made
+from otel_ddp.torch.steps.budget import ODD, Cost, SampledSteps, in_sample
 from otel_ddp.torch.steps.group_calls import GroupCalls
-from otel_ddp.torch.steps.open_calls import (
+from otel_ddp.torch.steps.open_step import (
     BackwardHook,
     OpenCalls,
+    StepEnd,
     current_backward,
     is_another_thread,
     outside_of_backward,
+    steps_made,
 )
-from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.watched_model import Batches, WatchedModel
 
 _FAILURES_ALLOWED = 3
-# A flush is looked for at every so many forwards, for where no step ends.
+# Check for a due flush every 16 forwards, in case no step ends.
 _OFTEN = 16
-# After so many backwards without a step, no optimizer that we see will make one.
+# After so many backwards without a step, assume that no optimizer we know ends one.
 _LONGEST_ACCUMULATION = 32 * _OFTEN
-# At most so many steps in a row are only counted.
+# Longest run of steps that are only counted.
 _MOST_COUNTED = 64
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
-# Other optimizers make no more steps than this in one of ours. After that our own may have gone.
+# If other optimizers make more steps than this within one training step, check whether its
+# optimizer is gone.
 _MOST_OTHERS = 20
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
@@ -52,36 +52,36 @@ _T = TypeVar("_T")
 
 
 class Search:
-    """The search for models, which follows what the hooks see. This one searches for none."""
+    """The search for models, which reacts to hook events. This base class does nothing."""
 
     on = False
 
     def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
-        """*begin*: begins one, where a model was named and steps never call it."""
+        """*begin*: starts a search if the model passed by the user is never called."""
         self._begin = begin
 
     def batch_wanted(self) -> None:
-        """A loader is asked for a batch, and no model is known."""
+        """A loader fetches a batch, and no model is known."""
 
     def compiling(self) -> None:
-        """A graph is about to be compiled."""
+        """A compilation begins."""
 
     def model_stepped(self) -> None:
-        """The optimizer of a watched model has made a step."""
+        """The optimizer of a watched model has stepped."""
 
     def model_not_called(self) -> None:
-        """A step has ended, and no call of a watched model was seen."""
+        """A step has ended without a call of a watched model."""
         self._begin()
 
     def unknown_optimizer_came(self) -> None:
-        """An optimizer has begun its first step, and trains no watched model."""
+        """An optimizer that trains no watched model begins its first step."""
 
     def unknown_optimizer_stepped(self) -> None:
-        """An optimizer that trains no watched model has made a step."""
+        """An optimizer that trains no watched model has stepped."""
 
 
 class Stepper:
-    """What hooks report to: it begins and ends the phases of a step, and the step."""
+    """Receives the events of all hooks, and begins and ends steps and their phases."""
 
     def __init__(self, progress: Progress) -> None:
         self.alive = True
@@ -100,51 +100,52 @@ class Stepper:
         self._compile = progress.phases.of_hooks("compile")
         self._graph = progress.phases.of_hooks("graph")
         self._queue_callback = Variable._execution_engine.queue_callback
-        # The optimizer whose step is open, by its id; and whether that step was given a closure,
-        # which calls the model.
+        # The id of the optimizer that is stepping, and whether it got a closure, which calls the
+        # model.
         self._optimizing: int | None = None
         self._closure = False
-        # Whether an optimizer has stepped inside the backward that is under way.
+        # Whether an optimizer has stepped inside the open backward.
         self._stepped_in_backward = False
-        # A model in evaluation mode that was called with gradients on, and none in training mode
-        # since. Where a step ends, it trains so.
+        # The last model called in evaluation mode with gradients enabled, if none was called in
+        # training mode since. If a step ends then, this model is being trained.
         self._evaluated: WatchedModel | None = None
-        # The line of ours mostly stands in the thread that trains.
+        # `instrument` is mostly called in the training thread.
         self._made_in = _get_ident()
         self.loads = self.loads_in = 0
-        """How many batches were asked for, and the thread that asked for the last one."""
+        """How many batches were fetched, and the thread of the last fetch."""
         self.compiles = False
         """Whether anything was compiled."""
         self.replays = False
-        """Whether the last step was replayed from a graph of the device."""
-        # Whether a graph is being captured, and how many of our steps it has so far.
+        """Whether the last step was replayed from a CUDA graph."""
+        # Whether a CUDA graph is being captured, and how many training steps it contains so far.
         self._is_capturing = False
         self._captured_steps = 0
-        # Nested optimizer steps in it: the step of a class may call that of its base.
+        # Depth of nested optimizer steps in the capture: a subclass may call `super().step()`.
         self._open_captured = 0
         self._failures = 0
         self.measured = True
-        """Whether the phases of the present step are measured. Where they are not, hooks are off
-        but for the one after an optimizer's step."""
+        """Whether the phases of the current step are measured. Otherwise only the hook after an
+        optimizer's step is on."""
         self.switch_hooks: Callable[[bool], None] = lambda on: None
         """Puts the hooks on and off between two steps."""
         self.cost = Cost(progress, self.sampled, self.group_calls)
-        # A style of training whose steps are not known by the ends of optimizers' steps alone.
+        # Whether training steps do not end with an optimizer's step alone, so that hooks must stay
+        # on.
         self._needs_hooks = False
-        # Whether the present step is measured from its beginning.
+        # Whether the current step is measured from its beginning.
         self._whole = False
-        # Of how many steps this one has the work, where hooks have not seen all of it.
+        # How many steps' work the current step contains, if hooks missed a part of it.
         self._missed = 0
-        # Of the last whole measured step; and since the beginning, at the end of a step.
+        # The work of the last fully measured step; the total work at the end of the previous step.
         self._each = self._before = Amounts(0, 0, 0.0, 0, 0)
-        # The nodes of autograd that a measured step makes, and those made when that one ended;
-        # whether steps differ in that, and whether a value was logged while the hooks were off.
+        # Autograd sequence numbers per measured step; the number when the previous step ended, and
+        # that step; whether steps differ in them; whether values are logged while hooks are off.
         self._nodes_each = self._nodes_before = self._nodes_at = 0
         self._nodes_vary = self._logs = False
         self._looks = self._look
 
     def failed(self, where: str) -> None:
-        """A hook of ours raised: after three times all of them are switched off."""
+        """A hook raised. After three failures all hooks are switched off."""
         errors.record_failure(where)
         self._failures += 1
         if self.alive and self._failures >= _FAILURES_ALLOWED:
@@ -156,7 +157,7 @@ class Stepper:
             )
 
     def act(self, where: str, act: Callable[..., _T], *given: Any) -> _T | None:
-        """Do what a hook is for, contain what it raises, and note what that took of its thread."""
+        """Run a hook's action: contain what it raises, and add its time to the cost."""
         if self._is_capturing and self.captures():
             return None
         began_ns = thread_time_ns()
@@ -173,15 +174,15 @@ class Stepper:
             self.cost.hook_done(ended_ns)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, and at the end: measure nothing more."""
+        """Stop measuring, in a forked child or at the end."""
         self.alive = False
         self.progress.counted.stop()
         self.group_calls.leave_to_parent()
-        # A graph that lives on has our hook: it may be of no later run.
+        # A graph that is still alive holds this hook, and must not report to a later run.
         self.backward_hook.take_off()
 
     def stop(self) -> None:
-        """Measure nothing more, and leave no phase open."""
+        """Stop measuring, and close all phases."""
         self.leave_to_parent()
         self.group_calls.give_up()
         self.progress.settle()
@@ -195,15 +196,15 @@ class Stepper:
         self.progress.flush()
 
     def let_go(self) -> None:
-        """Keep nothing of the user's: the hooks keep this stepper until there is another one."""
+        """Drop references to the user's objects: hooks hold this stepper until the next one."""
         self.end = StepEnd()
         self.search = Search()
 
     # -- steps
 
     def _begin(self) -> None:
-        """Work begins: of a new step, or more of the same."""
-        # An optimizer that raised has not reported its end.
+        """Work begins, either of a new step or of the current one."""
+        # An optimizer's step that raised has reported no end.
         if self._optimizing is not None:
             self._optimizing = None
             self._closure = False
@@ -219,7 +220,7 @@ class Stepper:
     def _finish(
         self, skipped: bool = False, phase: Phase | None = None, between: bool = False
     ) -> None:
-        """The step is over, and so is *phase*. *between*: no call of a model is open."""
+        """A step ends, together with *phase*. *between*: no call of a model is open."""
         if self._evaluated is not None:
             self._evaluated.trains_in_eval = True
         if not self.end.backwards:
@@ -242,7 +243,7 @@ class Stepper:
         self._measure_next(measures)
 
     def _flush(self, now: int) -> None:
-        """Write the words of the last steps, and read what is read now and then."""
+        """Flush the words of the last steps, and take the periodic readings."""
         sampled = self.sampled
         sampled.run(self.progress.flush)
         sampled.run(sampled.readings.step_ended)
@@ -251,7 +252,7 @@ class Stepper:
     # -- which steps are measured
 
     def _choose(self, now: int, between: bool) -> bool:
-        """A step ends: whether the next one is measured."""
+        """Decide at the end of a step whether the next one is measured."""
         budget, sampled = self.cost.budget, self.sampled
         measures, was_odd = self.cost.step_ends(now, self.measured)
         if budget is None:
@@ -265,13 +266,13 @@ class Stepper:
         return sampled.acts or (budget.allows and (due or was_odd))
 
     def _measure_next(self, measures: bool) -> None:
-        """The next step begins: its hooks are on, or they are off."""
+        """The next step begins: set its hooks accordingly."""
         steps, was, amounts = self._steps, self.measured, self._work.amounts()
-        # The first step of all has mostly been seen whole, and another one may never be.
+        # The first step is mostly seen whole, and a second measured one may never come.
         if was and (self._whole or not any(self._each)):
             pairs = zip(amounts, self._before, strict=True)
             self._each = Amounts._make(now - before for now, before in pairs)
-        # Each thread counts its own, and another one may have taken over.
+        # Sequence numbers are per thread, and another thread may have taken over.
         if was and self._whole and (nodes := _autograd_nodes() - self._nodes_before) > 0:
             self._nodes_each = nodes
         self._before = amounts
@@ -282,14 +283,15 @@ class Stepper:
             self.switch_hooks(measures)
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """In a step that is not measured, an optimizer has made its step; whether it ends ours.
+        """An optimizer has stepped in an unmeasured step; returns whether that ended a training
+        step.
 
-        This looks at one step of many: `CountedSteps` has counted those before it.
+        Called for one step of many: `CountedSteps` has counted those before it.
         """
         if id(optimizer) not in self.end.known:
             return False
         now, steps = self._phases.clock(), self._steps
-        # The thread's own clock takes longer to read than there is to measure, but for a flush.
+        # Reading the thread's clock takes longer than this hook, except for a flush.
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
@@ -306,11 +308,11 @@ class Stepper:
         return True
 
     def another_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """In a step that is not measured, another optimizer of a watched model has made a step."""
+        """In an unmeasured step, another optimizer of a watched model has stepped."""
         self.progress.settle()
         made = self.end.another_stepped(optimizer, self._steps.count)
         if not self.end.known:
-            # The one that ended our steps has gone.
+            # The optimizer that ended our steps is gone.
             self.go_on_measured()
             self.optimizer_began(optimizer, False)
             self.optimizer_ended(optimizer)
@@ -318,7 +320,7 @@ class Stepper:
             self.go_on_measured()
 
     def _end_unseen(self, now: int, skipped: bool) -> None:
-        """A step has ended whose hooks were off: it is taken to be like the last measured one."""
+        """An unmeasured step has ended: assume the work of the last measured one."""
         steps, counted = self._steps, self.progress.counted
         if took_ns := counted.took_ns:
             counted.took_ns = 0
@@ -345,16 +347,16 @@ class Stepper:
         self._work.add(self._each)
 
     def _add_missed(self, times: int) -> None:
-        """Hooks have not seen all of so many steps, which have ended: each was as usual."""
+        """That many steps have ended, partly unseen by hooks: assume the usual work for each."""
         found = zip(self._work.amounts(), self._before, self._each, strict=True)
         missed = (max(before + times * each - now, 0) for now, before, each in found)
         self._work.add(Amounts._make(missed))
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
-        """From this step on count those at whose ends there is nothing to decide."""
+        """From now on only count steps, up to the next one at whose end there is a decision."""
         if self.cost.compares or self.end.has_scaler or self.search.on:
             return
-        # Torch steps an optimizer without a state to have it made.
+        # Torch steps an optimizer without state to initialize the state.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
             self._logs and self._nodes_vary
         ):
@@ -373,7 +375,7 @@ class Stepper:
                 self.progress.count_steps(left, known, ODD * usual_ns, self._add_each)
 
     def scaler_updates(self, found: Any) -> None:
-        """The scaler is about to be updated: it may have let the optimizer make no step."""
+        """The scaler is about to be updated. It may have skipped the optimizer's step."""
         if not self.end.scaler_skips(found):
             return
         if not self.measured:
@@ -382,7 +384,7 @@ class Stepper:
             self.act("the scaler", self._finish, True, None, not self.calls.forwards)
 
     def go_on_measured(self) -> None:
-        """In the middle of a step that is not measured: from now on it is."""
+        """Measure the rest of the current, unmeasured step."""
         if self.measured:
             return
         self.progress.counted.stop()
@@ -393,7 +395,7 @@ class Stepper:
         self.switch_hooks(True)
 
     def model_comes(self) -> None:
-        """A model may be called for the first time, and the step is to have all of it."""
+        """A new model may be called for the first time; its first step should be measured whole."""
         if _get_ident() == self.progress.thread:
             self.go_on_measured()
 
@@ -406,15 +408,15 @@ class Stepper:
             self.go_on_measured()
 
     def _look(self) -> None:
-        """A value is logged while the hooks are off: whether a model was called in this step.
+        """A value is logged while hooks are off: find out whether this step has called a model.
 
-        Then there are nodes of autograd's. They are counted in each thread.
+        A forward creates autograd nodes, which advance the thread's sequence number.
         """
         self.progress.settle()
         if _get_ident() != self.progress.thread or not self._nodes_each:
             return
         self._logs = True
-        # A step may consist of several forwards: half of one is enough.
+        # Half a forward is enough, as a step may consist of several.
         if 2 * self._nodes_made() * max(self._each.forwards, 1) > self._nodes_each:
             self.progress.counted.stop()
             self._steps.look = None
@@ -425,28 +427,28 @@ class Stepper:
         self._nodes_before, self._nodes_at = _autograd_nodes(), self._steps.count
 
     def _nodes_made(self) -> int:
-        """The nodes of this step, if those that were counted before it have made as many each."""
+        """The nodes created in this step, assuming the usual number for counted steps before it."""
         others = self._steps.count - self._nodes_at
         return _autograd_nodes() - self._nodes_before - others * self._nodes_each
 
-    # -- loaders: a batch begins a step, or is the next one of the step that is open
+    # -- loaders: a batch begins a step, or is the next batch of the open one
 
     def load_began(self) -> None:
-        """A loader is asked for the next batch."""
+        """A loader fetches the next batch."""
         calls = self.calls
         if not self.end.has_model:
             self.search.batch_wanted()
             return
         thread, trains = _get_ident(), self.progress.thread
         if trains != thread and is_another_thread(trains or self._made_in, thread):
-            return  # a thread fetches ahead: training does not wait for that
+            return  # a thread that prefetches: training does not wait for it
         if calls.in_backward:
             calls.close_what_raised()
         in_forward = calls.forwards and not calls.in_backward
         if in_forward and not times_called(sys._getframe(), CALL_MODULE):
             calls.close_forward()
         if not calls.forwards:
-            # In a forward, it is a model that fetches its batches by itself.
+            # During a forward, the model fetches its batches itself.
             if calls.in_backward:
                 return
             if not self._steps.in_step or self.end.backwards:
@@ -456,11 +458,11 @@ class Stepper:
         self._phases.enter(calls.load)
 
     def load_ended(self) -> None:
-        """The batch is there."""
+        """The batch has arrived."""
         if _get_ident() == self.loads_in:
             self._phases.leave(self.calls.load)
 
-    # -- models: where a forward begins, no older one is open
+    # -- models: a forward that begins closes forwards left open
 
     def forward_began(
         self,
@@ -483,8 +485,8 @@ class Stepper:
         elif calls.forwards and thread != calls.forward_thread:
             calls.close_forward()
         if calls.in_backward or calls.forwards:
-            # A model inside a model, or one that is computed again for the backward under way. What
-            # is inside DDP begins once every rank has the same buffers.
+            # A nested model, or activation checkpointing recomputes one in the open backward. The
+            # module inside a DDP is called once all ranks have the same buffers.
             calls.forwards += 1
             self._phases.leave(self._buffers)
             return
@@ -497,8 +499,7 @@ class Stepper:
             return
         self._evaluated = None
         self.progress.thread = thread
-        # A forward inside an optimizer's step begins no other step: its closure has called the
-        # model, and may do so again (LBFGS).
+        # A forward in an optimizer's closure begins no step. LBFGS calls its closure several times.
         if self._closure:
             phases.leave(self._optimizer)
         elif not steps.in_step or self.end.backwards:
@@ -517,7 +518,8 @@ class Stepper:
         batches.forward_begins(watched)
 
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> bool:
-        """A watched model has returned, or raised; whether its outputs get the hook of backward."""
+        """A watched model has returned or raised; returns whether its outputs get the backward
+        hook."""
         calls, steps = self.calls, self._steps
         if _get_ident() != calls.forward_thread:
             return False
@@ -537,11 +539,11 @@ class Stepper:
         self._phases.leave(calls.eval)
         self.progress.flush_if_due()
         if _is_grad_enabled() and not steps.model_called:
-            # If a step ends before a model is called in training mode, this one is trained.
+            # If a step ends before any model is called in training mode, this one is being trained.
             self._evaluated = watched
         return False
 
-    # -- backward: autograd calls these, in whatever thread it works
+    # -- backward: autograd calls these in any of its threads
 
     def gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward."""
@@ -557,8 +559,8 @@ class Stepper:
         calls.in_backward = True
         calls.backward_id = current_backward()
         self._phases.enter(calls.backward)
-        # Runs when the local gradients are done, and before DDP's own finaliser, which is queued
-        # later; what that callback queues in turn runs after the finaliser.
+        # Runs when the local gradients are done, before DDP's finalizer, which is queued later. The
+        # callback that it queues in turn runs after the finalizer.
         self._queue_callback(partial(self._in_backward, "gradients done", self._gradients_done))
         if self.sampled.wants_backward:
             self.sampled.run(self.sampled.readings.backward_began)
@@ -568,14 +570,14 @@ class Stepper:
             self.act(where, act)
 
     def _gradients_done(self) -> None:
-        """The local gradients are there; DDP waits for those of the other ranks."""
+        """The local gradients are done; DDP waits for those of other ranks."""
         self._phases.enter(self.calls.wait)
         self._queue_callback(partial(self._in_backward, "backward ended", self._backward_ended))
 
     def _backward_ended(self) -> None:
-        """The gradients of all ranks are there."""
+        """The gradients of all ranks are reduced."""
         end = self.end
-        # Closes the wait inside it as well.
+        # Also closes the wait inside it.
         self.calls.close_backward()
         self._work.micro_batches += 1
         self.batches.backward_ended()
@@ -588,19 +590,19 @@ class Stepper:
             self._stepped_in_backward = False
             self._finish()
 
-    # -- optimizers: one at a time, and what another one does inside of a step is part of that step
+    # -- optimizers: one at a time; a step within another optimizer's step belongs to that one
 
     def optimizer_began(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        """An optimizer of a watched model begins its step. *closure*: which calls the model."""
+        """An optimizer of a watched model begins its step. *closure*: it calls the model."""
         calls, end = self.calls, self.end
-        # Asked only where something is open: Dynamo may trace this, and knows no threads.
+        # Only if something is open: Dynamo may trace this, and does not support threads.
         if calls.in_backward or calls.forwards:
             if calls.is_beside_step(_get_ident()):
                 return
             if calls.in_backward:
                 calls.close_what_raised()
-        # One optimizer a parameter, inside backward: that time stays backward. An optimizer inside
-        # another (ZeRO's) is part of that one's step.
+        # An optimizer per parameter, inside backward: its time counts for backward. An optimizer
+        # inside another one (ZeRO) belongs to that one's step.
         open_one = self._optimizing
         if calls.in_backward or (open_one is not None and open_one != id(optimizer)):
             return
@@ -608,12 +610,12 @@ class Stepper:
             return
         if calls.forwards:
             calls.close_forward()
-        # The same one again: the last time it has raised, or this is the step of a class above.
+        # The same optimizer again: its last step has raised, or a subclass calls `super().step()`.
         if open_one is not None or not self._steps.began:
             self._begin()
         self._optimizing = id(optimizer)
         self._closure = closure
-        # A closure has the loop's own work in it, up to the end of backward.
+        # A closure contains the loop's own work up to the end of backward.
         if not closure or end.backwards:
             self._phases.enter(self._optimizer)
         if not end.known:
@@ -622,18 +624,18 @@ class Stepper:
             self._sample_optimizer(optimizer)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer of a watched model has finished its step."""
+        """An optimizer of a watched model has stepped."""
         if self.calls.in_backward:
-            # Another thread's may end while this backward is under way.
+            # Another thread's optimizer may finish during this backward.
             if not outside_of_backward():
                 self._stepped_in_backward = self._needs_hooks = True
             return
         if self._optimizing != id(optimizer):
             if self._optimizing is None and self.end.is_of(optimizer):
-                # The step of a class above was a part of this one.
+                # The `super().step()` of this optimizer's subclass has ended the step already.
                 self._needs_hooks = self._needs_hooks or not _only_fills_its_state()
             return
-        # A closure has brought the gradients in the middle of the step.
+        # The closure computed the gradients during the step.
         if self._closure:
             self._sample_optimizer(optimizer)
         self._optimizing = None
@@ -655,29 +657,30 @@ class Stepper:
             self.sampled.run(self.sampled.readings.optimizer_steps, optimizer)
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first step is over: a run that was resumed has made others before."""
+        """The first step is over: a resumed run has made steps before."""
         self._steps.resume_from(steps_made(optimizer) - 1)
 
     # -- compilation
 
     def compile_began(self, thread: int) -> None:
-        """A graph is being compiled, in the middle of whatever needs it."""
+        """A compilation begins, at any point of a step."""
         self.compiles = True
         self.progress.go_on_uncounted()
         calls = self.calls
-        # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
+        # Backward may compile in an autograd thread. Compilations of other threads belong to no
+        # step.
         evaluates = calls.forwards and thread == calls.forward_thread
         if thread == self.progress.thread or calls.in_backward or evaluates:
             self._phases.enter(self._compile)
 
     def compile_ended(self) -> None:
-        """It is compiled."""
+        """The compilation is over."""
         self._phases.leave(self._compile)
 
-    # -- graphs of a device: what is captured does not run, and each replay runs all of it
+    # -- CUDA graphs: captured work does not run; each replay runs all of it
 
     def capture_began(self) -> None:
-        """From here on the training thread captures."""
+        """The training thread begins to capture."""
         if self.progress.thread not in (0, _get_ident()):
             return
         self.progress.go_on_uncounted()
@@ -686,17 +689,17 @@ class Stepper:
         self._is_capturing, self._captured_steps, self._open_captured = True, 0, 0
 
     def captures(self) -> bool:
-        """Whether what hooks see now is captured. A capture that fails may have no end."""
+        """Whether current calls are being captured. A capture that fails may report no end."""
         if self._is_capturing and not torch.cuda.is_current_stream_capturing():
             self.capture_ended()
         return self._is_capturing
 
     def optimizer_capture_began(self) -> None:
-        """An optimizer of a watched model begins its step, which is captured."""
+        """An optimizer of a watched model begins its step in a capture."""
         self._open_captured += 1
 
     def optimizer_capture_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step is captured, and a part of each replay."""
+        """Its step is captured, and becomes a part of each replay."""
         self._open_captured -= 1
         if not self._open_captured:
             self._captured_steps += self.end.is_of(optimizer) or not self.end.known
@@ -708,7 +711,7 @@ class Stepper:
         return steps
 
     def replay_began(self) -> None:
-        """A graph that contains a step is about to be launched."""
+        """A graph that contains training steps is about to be launched."""
         self.progress.thread = self.progress.thread or _get_ident()
         if self.progress.thread != _get_ident() or not self.measured:
             return
@@ -718,7 +721,7 @@ class Stepper:
         self._phases.enter(self._graph)
 
     def replay_ended(self, steps: int) -> None:
-        """It is launched. Its steps are taken to have the work of the last measured one."""
+        """The graph was launched. Each of its steps counts as the last measured one."""
         if _get_ident() != self.progress.thread:
             return
         self.replays = True
@@ -726,7 +729,7 @@ class Stepper:
             self.progress.go_on_uncounted()
             self.progress.count_missed(steps - 1)
         if not self.measured:
-            # At the last of its steps alone it is decided whether the next one is measured.
+            # Only its last step decides whether the next one is measured.
             for _ in range(steps - 1):
                 self._add_each()
             self._end_unseen(self._phases.clock(), False)
@@ -735,17 +738,17 @@ class Stepper:
         self._finish(False, self._graph, between=not self.calls.forwards)
 
 
-# Private, and looked up by name: a torch without it loses only what needs it.
+# Private, so looked up by name: without it, only the features that need it are missing.
 _autograd_nodes: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 
 def _only_fills_its_state() -> bool:
-    """Whether a checkpoint steps this optimizer, to have its state made.
+    """Whether a checkpoint is stepping this optimizer to initialize its state.
 
-    Torch gives it gradients of zero for that, and a learning rate of zero.
+    Torch does that with zero gradients and a learning rate of zero.
     """
     if is_compiling():
-        return False  # Dynamo knows no frames
+        return False  # Dynamo cannot trace frames
     checkpoints = sys.modules.get(_CHECKPOINTS)
     code = getattr(getattr(checkpoints, "_init_optim_state", None), "__code__", None)
     return code is not None and times_called(sys._getframe(), code) > 0

@@ -1,6 +1,6 @@
-"""What is known of one model whose steps are measured, and how much it is given to work on.
+"""A model whose steps are measured, and the samples and tokens that it works on.
 
-Samples and tokens come from the shapes of its inputs: never from values.
+They come from the shapes of inputs, never from values.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from otel_ddp.torch.inspection import outward
 
 
 class WatchedModel:
-    """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
+    """A watched model. It is found by its id, as a weak dictionary takes four times as long."""
 
     def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
-        # Never the model itself: most of a device's memory hangs on it. The callback is no function
-        # of Python's: what a signal handler raises in one is lost.
+        # Weakly: it holds most of a device's memory. The callback must not be a Python function: an
+        # exception of a signal handler in it would be lost.
         self.model = ref(model, partial(among.pop, id(model)))
         self.called = False
-        """Whether it was called, outside of compiled code: then its hook is."""
+        """Whether it was called outside of compiled code, so that its hooks run."""
         self.in_graph = False
-        """Whether it may be a part of compiled code: then its hooks stay as they are."""
+        """Whether it may be a part of a compiled graph, so that its hooks must not change."""
         self.syncs_buffers = False
-        """Whether it may give every rank the same buffers before a forward."""
-        # A wrapper works as the model inside of it does, and a loop may set the mode of that alone.
+        """Whether a forward may broadcast buffers to all ranks."""
+        # The model inside of wrappers: a loop may call `train()` or `eval()` on it alone.
         self.inside = ref(models.unwrapped(model))
-        # torch.compile and tasks that compute a loss wrap one, too.
+        # torch.compile and modules that compute a loss wrap a DDP, too.
         self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
-        """Whether gradients are averaged over ranks: it is a DDP, or has one inside."""
+        """Whether it is or contains a DDP, which averages gradients over ranks."""
         self.trains_in_eval = False
-        """Whether it trains in evaluation mode, as a model does that keeps its statistics."""
+        """Whether it is trained in evaluation mode, to freeze its batch statistics."""
         self.counted = True
-        """Whether the batch of its last forward may be the step's."""
-        # Forward and backward, for a token, or for a sample if the user passes that.
+        """Whether the batch of its last forward may be the step's batch."""
+        # Forward and backward, per token, or per sample if the user passes that.
         self.flops_per_unit: float | None = None
-        """None as long as it is not known, 0 where it never will be."""
+        """None: not known yet; 0: cannot be known."""
         self.by_samples = False
         self.shared = False
-        """Whether other ranks work on the same samples: none of them counts."""
-        # What the last forward worked on.
+        """Whether other ranks work on the same samples, so that none of them counts them."""
+        # Of the last forward.
         self.samples = self.tokens = 0
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
-        """A training forward begins: adds its FLOPs to the work."""
+        """A training forward begins: count its inputs, and add its FLOPs to the work."""
         self.samples, self.tokens = workload(args, kwargs)
         work.flops += self.flops
 
     @property
     def flops(self) -> float:
-        """Of the last forward and its backward; 0 where they are not known."""
+        """FLOPs of the last forward and its backward; 0 if unknown."""
         units = self.samples if self.by_samples else self.tokens
         return (self.flops_per_unit or 0.0) * units
 
 
-# The names of a language model's input, whose elements are tokens.
+# Argument names of language models' token tensors.
 _TOKEN_NAMES = ("input_ids", "tokens", "idx")
 _WHOLE = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -73,15 +73,15 @@ _WHOLE = frozenset(
 _MOST = 16
 _Tensor = torch.Tensor
 
-# Private, and looked up by name: a torch without one of them loses only what needs it.
+# Private, so looked up by name: without one, only the features that need it are missing.
 in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     """Samples and tokens of one forward; 0 for what the shapes do not show."""
     if in_functorch():
-        return 0, 0  # the batch of `vmap` is in no shape
-    # The two ways in which nearly every model is called need no search.
+        return 0, 0  # inside `vmap`, no shape shows the batch
+    # Most models are called in one of these two ways, which need no search.
     only: Any = None
     if kwargs:
         only = kwargs.get("input_ids")
@@ -93,17 +93,17 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         if not kwargs:
             return samples, 0
     samples, tokens = _searched(args, kwargs)
-    # In a trace, sizes are tensors, of no number.
+    # While tracing, sizes are tensors.
     return (samples, tokens) if type(samples) is type(tokens) is int else (0, 0)
 
 
 def shares_its_batch(module: nn.Module) -> bool:
-    """Whether other ranks work on the same samples; to be called where the forward begins."""
+    """Whether other ranks work on the same samples. To be called at the start of a forward."""
     return _in_a_pipeline() or _is_split(module)
 
 
 def _in_a_pipeline() -> bool:
-    """Whether this is called by a stage of one of torch's pipelines."""
+    """Whether the caller is a stage of a torch pipeline."""
     name = "torch.distributed.pipelining"
     if name not in sys.modules:
         return False
@@ -113,11 +113,11 @@ def _in_a_pipeline() -> bool:
 
 
 def _is_split(module: nn.Module) -> bool:
-    """Whether products of this model are computed by several ranks together."""
+    """Whether several ranks compute this model's products together."""
     distributed = [each for each in module.parameters() if hasattr(each, "placements")]
     if not distributed:
         return False
-    # By name: importing FSDP would cost programs that do not use it.
+    # By name, to avoid importing FSDP.
     sharded = {
         id(parameter)
         for each in module.modules()
@@ -133,7 +133,7 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
         return False
     if not sharded:
         return True
-    # FSDP uses one dimension of the mesh, or two of which the first keeps copies. Any other one
+    # FSDP uses one dimension of the mesh, or two of which the first replicates. Any other dimension
     # splits the products.
     if mesh.ndim == 2:
         return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
@@ -142,7 +142,7 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
 
 def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     given = [*args, *kwargs.values()] if kwargs else args
-    # A list of dictionaries holds columns of the same samples: a question, its answer, a wrong one.
+    # A list of dictionaries holds columns of the same samples, as in contrastive learning.
     columns = next((each for each in given[:_MOST] if _holds_columns(each)), None)
     if columns is not None:
         found = [_counted((each,), None) for each in columns[:_MOST]]
@@ -167,7 +167,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         if not shape:
             continue
         if dtype in _WHOLE and name in _TOKEN_NAMES:
-            # One dimension: sequences of any length, packed one behind the other.
+            # One dimension: packed sequences of any length.
             return (shape[0] if len(shape) > 1 else 0), shape.numel()
         if dtype.is_floating_point or dtype.is_complex:
             fractions = fractions or shape[0]
@@ -176,7 +176,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         else:
             others = others or shape[0]
     if fractions:
-        # Whole numbers beside them may as well be labels, or the edges of a graph.
+        # Integers beside floats may be labels, or the edges of a graph.
         return fractions, 0
     if words is None:
         return others, 0
@@ -184,7 +184,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
-    """The tensors among the inputs, and one level into the batch where it is a container."""
+    """The tensors among the inputs, and one level into containers."""
     given = [*(("", each) for each in args), *(kwargs.items() if kwargs else ())]
     for name, value in given[:_MOST]:
         kind = type(value)
@@ -200,26 +200,27 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterato
                     yield name, inner
 
 
-# -- the samples of a step: those of one batch for each backward
+# -- the samples of a step: one batch per backward
 
-# A pipeline has fewer micro-batches under way. What never has a backward must not grow.
+# More than the micro-batches in flight in a pipeline. Bounded, in case no backward follows.
 _MOST_UNDER_WAY = 1024
 
 
 class Batches:
-    """A siamese network and a critic are called several times before a backward, on one batch."""
+    """Counts the samples of a step: a siamese network or a critic is called several times per
+    batch."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self.model: WatchedModel | None = None
-        """The first model that the step calls: an encoder and its decoder work on one batch."""
+        """The first model called in the step: an encoder and its decoder work on one batch."""
         self.awaits = False
-        """Whether there was a forward since the last backward; its batch is that of the next."""
-        # The samples of further forwards: those of a pipeline have their backwards later.
+        """Whether a forward has run since the last backward; the next backward uses its batch."""
+        # Samples of further forwards: in a pipeline their backwards follow later.
         self._late: deque[int] = deque(maxlen=_MOST_UNDER_WAY)
 
     def forward_begins(self, watched: WatchedModel) -> None:
-        """A training forward, whose inputs were measured."""
+        """A training forward begins, whose inputs are counted."""
         if not watched.counted:
             self.awaits = True
             return
@@ -238,11 +239,11 @@ class Batches:
             self._work.samples += self._late.popleft()
 
     def no_backward_seen(self) -> None:
-        """The step is about to end, and its backwards were not to be seen: each forward counts."""
+        """A step ends without a backward that hooks could see: count each forward."""
         self._work.samples += sum(self._late)
 
     def step_ended(self) -> None:
-        """Our step has ended."""
+        """A training step has ended."""
         self.model = None
         self.awaits = False
         self._late.clear()

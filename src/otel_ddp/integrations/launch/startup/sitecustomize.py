@@ -1,14 +1,13 @@
-"""Python imports this file at its start: it waits for torch, and steps out of the way.
+"""Imported by Python at its start: waits for the import of torch, and gives way to others.
 
-Every Python below `otel-ddp run` comes here, whatever its version, so this file runs on all of
-them. It imports nothing of otel_ddp before there is something to measure. Where otel_ddp cannot be
-imported, nothing happens.
+Every Python below `otel-ddp run` imports this, so it must work in all versions. It imports otel_ddp
+only once there is something to measure. Without otel_ddp, nothing happens.
 """
 
 import os
 import sys
 
-# Once one of these has been imported, `launch` calls this function of the integrations.
+# Module -> function of the integrations that `launch` calls after its import.
 NAMES = {
     "torch": "launch.wait_for_training",
     "torch.utils.tensorboard": "trackers.listen",
@@ -26,7 +25,7 @@ NAMES = {
 
 
 class Finder(object):
-    """Finds no module by itself, and learns when one of the names has been imported."""
+    """Finds no module itself, but notices when one of these has been imported."""
 
     is_of_otel_ddp = True
 
@@ -35,13 +34,13 @@ class Finder(object):
         self._imported = imported
 
     def add(self, names):
-        """Wait for these as well, but for those that have been imported."""
+        """Also wait for these, unless they are imported already."""
         self._names.update(set(names).difference(sys.modules))
 
     def find_spec(self, name, path=None, target=None):
         if name not in self._names:
             return None
-        # Those before this one have found nothing.
+        # The finders before this one have found nothing.
         reached = False
         for each in list(sys.meta_path):
             find = getattr(each, "find_spec", None) if reached else None
@@ -53,7 +52,7 @@ class Finder(object):
         return None
 
     def _watch(self, name, loader):
-        """Have this loader of one module call us: it stays the module's loader."""
+        """Wrap the loader of one module, which stays the module's loader."""
         execute = getattr(loader, "exec_module", None)
         if execute is None:
             return
@@ -68,21 +67,21 @@ class Finder(object):
         try:
             loader.exec_module = exec_module
         except (AttributeError, TypeError):
-            pass  # A loader that cannot be watched, as one of a frozen program.
+            pass  # a loader that cannot be wrapped, as in a frozen program
 
 
 def imported(name):
-    """Say that a module has been imported, where otel_ddp can be."""
+    """Report an import, if otel_ddp is available."""
     try:
         from otel_ddp.integrations import launch
 
         launch.imported(name, NAMES[name])
-    except Exception:  # An installation that is broken, or too old for this file.
+    except Exception:  # a broken installation, or one too old for this file
         pass
 
 
 def install(names=NAMES):
-    """Wait for these modules, by one finder: one `otel-ddp run` may start another one."""
+    """Wait for these modules with a single finder, as `otel-ddp run` may be nested."""
     found = [each for each in sys.meta_path if getattr(each, "is_of_otel_ddp", False)]
     if found:
         found[0].add(names)  # type: ignore[attr-defined]
@@ -95,7 +94,7 @@ def give_way():
     here = os.path.dirname(__file__)
     sys.path[:] = [each for each in sys.path if each != here]
     sys.modules.pop("sitecustomize", None)
-    # Where there is none, this raises what Python expects from there being none.
+    # Without another one, this raises the error that Python expects.
     __import__("sitecustomize")
 
 
