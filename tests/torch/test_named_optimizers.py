@@ -128,6 +128,12 @@ def test_what_wraps_no_optimizer_of_torch_gets_one_warning_and_training_goes_on(
     assert place.only().total(catalog.TRAINING_STEPS) == 3
 
 
+def test_what_is_no_scaler_gets_a_warning(place: Here, caplog: pytest.LogCaptureFixture) -> None:
+    otel_ddp.instrument(nn.Linear(4, 1), scaler=3)
+
+    assert caplog.messages == ["scaler=int has no update(): it is ignored."]
+
+
 def test_an_optimizer_whose_own_step_calls_hooks_is_not_looked_into() -> None:
     inner = SGD([torch.ones(1, requires_grad=True)], lr=0.1)
 

@@ -105,15 +105,6 @@ class Identity:
         """The `rank` label. Two processes with unknown ranks must not share a series."""
         return f"p{self.pid}" if self.global_rank is None else str(self.global_rank)
 
-    def within_run_of(self, other: Identity) -> Identity:
-        """The same process in the other's run, as an invented name must be invented once."""
-        return dataclasses.replace(
-            self,
-            run=other.run,
-            run_from=other.run_from,
-            proposal=other.proposal,
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**dataclasses.asdict(self), "given": sorted(self.given)}

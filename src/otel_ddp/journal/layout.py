@@ -22,10 +22,7 @@ ANSWER_SUFFIX = ".answer"
 # The answer to a request for a profile.
 PROFILE_SUFFIX = ".profile"
 MOST_PROFILED_STEPS = 50
-COMPANION_SUFFIXES = (
-    *(TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half"),
-    *(PROFILE_SUFFIX, f"{PROFILE_SUFFIX}.half"),
-)
+COMPANION_SUFFIXES = (".taken", ".ask", ".answer", ".answer.half", ".profile", ".profile.half")
 
 # The fixed part of the head, without its checksum.
 FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")

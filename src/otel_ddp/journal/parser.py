@@ -23,17 +23,10 @@ _MOST_TOTALS = 4 * 1024 * 1024
 # Control characters except line breaks and tabs, and lone surrogates.
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 # The types of an identity's fields.
-_COUNTS = frozenset(
-    {
-        *("pid", "global_rank", "local_rank", "world_size", "local_world_size", "node_rank"),
-        *("nodes", "restarts"),
-    }
-)
-_WORDS = frozenset(
-    {
-        *("group", "run", "job_type", "project", "name", "description", "tags", "node", "host"),
-        *("launcher", "strategy", "run_from", "launched_by", "proposal"),
-    }
+_COUNTS = re.compile("pid|(global|local|node)_rank|(local_)?world_size|nodes|restarts")
+_TEXTS = re.compile(
+    "group|run|job_type|project|name|description|tags|node|host|launcher|strategy|run_from|"
+    "launched_by|proposal"
 )
 _MOST_RANKS = 2**31
 # The offsets of the payload in a record.
@@ -518,9 +511,9 @@ def _shared(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_its_kind(key: str, value: Any) -> bool:
-    if key in _COUNTS:
+    if _COUNTS.fullmatch(key):
         return type(value) is int and 0 <= value < _MOST_RANKS
-    return isinstance(value, str) or key not in _WORDS
+    return isinstance(value, str) or not _TEXTS.fullmatch(key)
 
 
 def _printable(content: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -285,18 +286,14 @@ def _is_read(path: Path) -> bool:
 
 # -- the agent's variables
 
-_BEGINNINGS = (
-    *("OTEL_EXPORTER_", "OTEL_METRIC", "OTEL_METRICS_", "OTEL_TRACES_", "OTEL_LOGS_"),
-    *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME"),
-    *("OTEL_DDP_LINGER_S", "OTEL_DDP_NODE", "OTEL_DDP_SPOOL_", "OTEL_DDP_SOURCES"),
-    *("OTEL_DDP_STALL_TIMEOUT_S", "OTEL_DDP_SCRAPE_TOKEN_FILE"),
-    *("OTEL_DDP_HISTORY_DIR", "OTEL_DDP_HISTORY_BYTES"),
-    *("OTEL_DDP_ARTIFACTS", "OTEL_DDP_NOTIFY"),
+_OF_AGENT = re.compile(
+    "OTEL_(EXPORTER_|METRIC|TRACES_|LOGS_|RESOURCE_ATTRIBUTES|SERVICE_NAME|DDP_(LINGER_S|NODE|"
+    "SPOOL_|SOURCES|STALL_TIMEOUT_S|SCRAPE_TOKEN_FILE|HISTORY_|ARTIFACTS|NOTIFY))"
 )
 
 
 def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
     """A digest of the agent's variables, as these may contain tokens."""
-    variables = sorted(pair for pair in env.items() if pair[0].startswith(_BEGINNINGS))
+    variables = sorted(pair for pair in env.items() if _OF_AGENT.match(pair[0]))
     content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()

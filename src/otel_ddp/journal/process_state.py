@@ -211,6 +211,8 @@ class ProcessState:
             local_rank=identity.get("local_rank"),
             world_size=identity.get("world_size"),
             node_rank=identity.get("node_rank"),
+            launcher=plain.text(identity.get("launcher")),
+            strategy=plain.text(identity.get("strategy")),
             trains=bool(identity.get("restarts")) or made_steps(reader),
             exported=bool(identity.get("exported")),
             settled=bool(identity.get("settled")),
@@ -234,10 +236,7 @@ class ProcessState:
         return {key: v for key, v in found.items() if v is not None or key not in _IN_STATUS}
 
 
-_TEXTS = (
-    *("run", "group", "job_type", "project", "name", "tags", "node", "host"),
-    *("launcher", "strategy"),
-)
+_TEXTS = ("run", "group", "job_type", "project", "name", "tags", "node", "host")
 _IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summary")
 
 

@@ -87,23 +87,19 @@ class Gate:
             if self.closed:
                 return default
             if self.inside:
-                self.note_reentry()
+                # A signal handler interrupts its own thread's write. The lock is reentrant, but a
+                # second write would damage the first. The call is counted later.
+                self.interrupted += 1
+                self.check_due_ns = 0
                 return default
             self.inside = True
             try:
                 return act()
             finally:
                 self.inside = False
-                if self.deferred is not None:
-                    self.run_deferred()
-
-    def note_reentry(self) -> None:
-        """Note a call of a signal handler that interrupted a write of its own thread.
-
-        The lock is reentrant, but a second write would damage the first. The call is counted later.
-        """
-        self.interrupted += 1
-        self.check_due_ns = 0
+                if (deferred := self.deferred) is not None:
+                    self.deferred = None
+                    deferred()
 
     def defer(self, act: Callable[[], None]) -> bool:
         """Whether this call interrupts a write; if so, *act* runs right after that."""
@@ -111,12 +107,6 @@ class Gate:
             if self.inside:
                 self.deferred = act
             return self.inside
-
-    def run_deferred(self) -> None:
-        """Run what was deferred to the end of a write."""
-        act, self.deferred = self.deferred, None
-        if act is not None:
-            act()
 
 
 class Shape:

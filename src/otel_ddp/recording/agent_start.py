@@ -68,7 +68,8 @@ def _start_once(place: Place) -> bool:
                 "agent",
                 "the node agent was ended by an error and is started again (%s; %s): what is "
                 "logged waits in the journal. It lives under the limits of this process (ulimit).",
-                *(error, place.agent_log),
+                error,
+                place.agent_log,
             )
         _started.add(place.directory)
         return _start(place)

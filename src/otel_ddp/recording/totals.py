@@ -72,10 +72,6 @@ class Totals:
 
 # -- steps and their work
 
-_COUNTED = (
-    *(catalog.TRAINING_STEPS, catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS),
-    *(catalog.TRAINING_MICRO_BATCHES, catalog.OTEL_DDP_HOOK_TIME),
-)
 _BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
 
 
@@ -129,8 +125,13 @@ class StepTotals:
 
     def count(self, work: Work) -> None:
         """Write the work so far, and interruptions."""
-        counts = (self.steps, work.samples, work.tokens, work.micro_batches, work.hook_ns / 1e9)
-        for metric, value in zip(_COUNTED, counts, strict=True):
+        for metric, value in (
+            (catalog.TRAINING_STEPS, self.steps),
+            (catalog.TRAINING_SAMPLES, work.samples),
+            (catalog.TRAINING_TOKENS, work.tokens),
+            (catalog.TRAINING_MICRO_BATCHES, work.micro_batches),
+            (catalog.OTEL_DDP_HOOK_TIME, work.hook_ns / 1e9),
+        ):
             place = self._of_process.place(metric) if value else -1
             # A flushing thread may have an older count than a step that ended meanwhile.
             if place >= 0 and value > self.store[place]:

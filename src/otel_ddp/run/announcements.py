@@ -53,7 +53,9 @@ def where_it_is_kept(conf: Settings) -> None:
         "offline",
         "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s, %d MiB at "
         "most on each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.",
-        *(where, conf.spool_bytes // settings.MIB, where),
+        where,
+        conf.spool_bytes // settings.MIB,
+        where,
     )
 
 
@@ -89,7 +91,10 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
         f"again {name}",
         "A run is open in this process, with %s=%r: %s=%r comes too late and is ignored. Say it "
         "in the first call of init or instrument, or call finish() before this one.",
-        *(name, known, name, asked),
+        name,
+        known,
+        name,
+        asked,
     )
 
 

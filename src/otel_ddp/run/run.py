@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import sys
@@ -163,7 +164,9 @@ class Run:
         choice = Choice(named["strategy"]) if "strategy" in named else self._choice
         process = self._resolve(asked)
         if "run" not in named:
-            process = process.within_run_of(before)
+            # A name that was made up stays.
+            kept = {name: getattr(before, name) for name in ("run", "run_from", "proposal")}
+            process = dataclasses.replace(process, **kept)
         self.was_automatic = False
         self._origin, self._choice = self._origin._replace(arguments=asked), choice
         self._change_identity(records, self._ask_group(process))

@@ -26,7 +26,7 @@ from otel_ddp.torch.hooks import runtime
 from otel_ddp.torch.hooks.called import Called, backwards
 from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_step import outside_of_backward
-from otel_ddp.torch.steps.stepper import Search, Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
 # A model in training is called in one of so many steps; a GAN's critic may make several steps
 # before the generator makes one.
@@ -64,6 +64,7 @@ def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
     if not isinstance(search, _Search) or search.stepper is not stepper:
         detach()
         stepper.search = _search = search = _Search(stepper, found)
+        stepper.model_not_called = _nothing
     search.begin()
 
 
@@ -122,7 +123,7 @@ class _Announced:
         runtime.compiling()
 
 
-class _Search(Search):
+class _Search:
     """Searches from the beginning, and again when another optimizer is created or steps.
 
     The hook on all modules is off while any thread is in a module: inner modules are not
@@ -130,7 +131,6 @@ class _Search(Search):
     """
 
     def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
-        super().__init__()
         self.stepper = stepper
         self._found = found
         self._reported = False
@@ -150,21 +150,21 @@ class _Search(Search):
         self._reported = False
         if self._in_vain >= 2 * _MOST_IN_VAIN:
             return
-        if not self.on:
-            self.on = True
+        if not self.stepper.searching:
+            self.stepper.searching = True
             model_hooks.set_global_hook(before_any)
         self.between_calls()
 
     def pause(self) -> None:
         """Stop searching until another optimizer appears."""
-        self.on = False
+        self.stepper.searching = False
         model_hooks.set_global_hook(None)
         self._inside = 0
         self._let_go()
 
     def end(self) -> None:
         """Stop searching for good."""
-        self.stepper.search = Search()
+        self.stepper.search = None
         self._optimizer_made.take_off()
         self.pause()
 
@@ -176,14 +176,14 @@ class _Search(Search):
     def _optimizer_came(self, *_: Any, **__: Any) -> None:
         if self.next_begins is not None:
             self.next_begins()
-        elif self.stepper.alive and not self.on and self._in_vain < _MOST_IN_VAIN:
+        elif self.stepper.alive and not self.stepper.searching and self._in_vain < _MOST_IN_VAIN:
             # In a cross-validation, for example, the next model is about to be called.
             self.stepper.model_comes()
             self.begin()
 
     def between_calls(self) -> None:
         """This thread is in no module: put the hook on, unless another thread is in one."""
-        if not self.on:
+        if not self.stepper.searching:
             return
         runtime.attach(self.stepper)
         # After Ctrl-C or sys.exit, torch calls no hook at the end of a forward. No local variable
@@ -192,10 +192,6 @@ class _Search(Search):
         if not (inside and times_called(sys._current_frames().get(inside), CALL_MODULE)):
             self._inside = 0
             model_hooks.put_on_all()
-
-    def batch_wanted(self) -> None:
-        """A batch is fetched, and no model is known."""
-        self.between_calls()
 
     # -- calls
 
@@ -290,7 +286,7 @@ class _Search(Search):
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer of no watched model begins a step: a trainer may have built a new model."""
-        if not self.on:
+        if not self.stepper.searching:
             self.begin()
 
     def unknown_optimizer_stepped(self) -> None:
@@ -298,7 +294,7 @@ class _Search(Search):
         if not self.stepper.end.has_model:
             self._unknown_steps += 1
             # Very many calls without a step may have ended the search.
-            if not self.on and self._unknown_steps < _STEPS_WITHOUT_MODEL:
+            if not self.stepper.searching and self._unknown_steps < _STEPS_WITHOUT_MODEL:
                 self.begin()
             if self._unknown_steps == _STEPS_WITHOUT_MODEL:
                 self._warn()

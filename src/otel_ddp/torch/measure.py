@@ -19,7 +19,7 @@ from otel_ddp.torch.hooks import runtime
 from otel_ddp.torch.hooks.called import Called, ignore_training
 from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings
-from otel_ddp.torch.steps.stepper import Search, Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
 
 class _Measuring:
@@ -80,7 +80,7 @@ def start(
     model_hooks.attach(model, stepper)
     stepper.end.model_came()
     # If it is never called, its methods are, or a module inside it.
-    stepper.search = Search(partial(discovery.attach, stepper, found))
+    stepper.model_not_called = partial(discovery.attach, stepper, found)
     model_hooks.watch_compiled_in_place()
 
 

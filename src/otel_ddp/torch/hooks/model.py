@@ -105,8 +105,10 @@ def switch(on: bool) -> None:
             _put_on(model)
         else:
             for hooks in (
-                *(model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
-                *(model._forward_hooks, model._forward_hooks_always_called),
+                model._forward_pre_hooks,
+                model._forward_pre_hooks_with_kwargs,
+                model._forward_hooks,
+                model._forward_hooks_always_called,
             ):
                 hooks.pop(_HOOK, None)
 

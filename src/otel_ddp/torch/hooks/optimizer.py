@@ -105,7 +105,8 @@ def _is_ours(optimizer: Optimizer) -> bool:
     # DeepSpeed's engine holds an optimizer of copied parameters.
     owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
-    if not owned and (stepper := _stepper) is not None:
+    stepper = _stepper
+    if not owned and stepper is not None and stepper.search is not None:
         stepper.search.unknown_optimizer_came()
     return owned
 
@@ -165,7 +166,8 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
 def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
     known = id(optimizer) in _known
     if not _owned(optimizer):
-        stepper.search.unknown_optimizer_stepped()
+        if stepper.search is not None:
+            stepper.search.unknown_optimizer_stepped()
         return
     if not stepper.measured:
         stepper.another_stepped(optimizer)
@@ -174,7 +176,7 @@ def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
         # The closure made the first call of its model.
         stepper.optimizer_began(optimizer, False)
     stepper.optimizer_ended(optimizer)
-    if stepper.search.on:
+    if stepper.searching:
         stepper.search.model_stepped()
 
 

@@ -85,7 +85,8 @@ def compiling(*_: Any) -> None:
 
 
 def _begin(stepper: Stepper) -> None:
-    stepper.search.compiling()
+    if stepper.searching:
+        stepper.search.compiling()
     stepper.compile_began(threading.get_ident())
     model_hooks.compiling(stepper)
     # The compiled code may be an optimizer's step. It has a guard on its hooks, so they stay.

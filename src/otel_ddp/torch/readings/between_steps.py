@@ -210,7 +210,7 @@ class Readings:
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
         # Calls in compiled code are not seen, and a search would cause another compilation.
         if not stepper.progress.work.forwards and not stepper.compiles:
-            stepper.search.model_not_called()
+            stepper.model_not_called()
         model_hooks.watch_compiled_in_place()
         runtime.attach(stepper)
         self._settle_identity()

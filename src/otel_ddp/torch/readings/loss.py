@@ -17,10 +17,8 @@ _STEPS_TO_KEEP_BACK = 200
 _NS_TO_KEEP_BACK = 120 * 10**9
 _ADDED, _MULTIPLIED, _DIVIDED = "AddBackward", "MulBackward", "DivBackward"
 # These autograd nodes turn one number into one number; so does any node with a single input.
-_ONE_TO_ONE = {
-    *(_ADDED, "CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward"),
-    *(_MULTIPLIED, _DIVIDED),
-}
+_OTHERS = ("CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward")
+_ONE_TO_ONE = {_ADDED, _MULTIPLIED, _DIVIDED, *_OTHERS}
 _MOST_NODES = 16
 # The local part of a DTensor.
 _LOCAL = "_ToTorchTensorBackward"

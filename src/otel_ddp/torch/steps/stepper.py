@@ -51,35 +51,6 @@ _get_ident = threading.get_ident
 _T = TypeVar("_T")
 
 
-class Search:
-    """The search for models, which reacts to hook events. This base class does nothing."""
-
-    on = False
-
-    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
-        """*begin*: starts a search if the model passed by the user is never called."""
-        self._begin = begin
-
-    def batch_wanted(self) -> None:
-        """A loader fetches a batch, and no model is known."""
-
-    def compiling(self) -> None:
-        """A compilation begins."""
-
-    def model_stepped(self) -> None:
-        """The optimizer of a watched model has stepped."""
-
-    def model_not_called(self) -> None:
-        """A step has ended without a call of a watched model."""
-        self._begin()
-
-    def unknown_optimizer_came(self) -> None:
-        """An optimizer that trains no watched model begins its first step."""
-
-    def unknown_optimizer_stepped(self) -> None:
-        """An optimizer that trains no watched model has stepped."""
-
-
 class Stepper:
     """Receives the events of all hooks, and begins and ends steps and their phases."""
 
@@ -91,7 +62,12 @@ class Stepper:
         self.group_calls = GroupCalls(progress)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
-        self.search = Search()
+        self.search: Any = None
+        """The search for models, which discovery begins and ends."""
+        self.searching = False
+        """Whether the search is looking for models now."""
+        self.model_not_called: Callable[[], None] = lambda: None
+        """Called if steps do not call the model that the user has passed."""
         self.backward_hook = BackwardHook()
         self.backward_hook.call(self.gradient_arrived)
         self._steps, self._phases, self._work = progress.steps, progress.phases, progress.work
@@ -198,7 +174,7 @@ class Stepper:
     def let_go(self) -> None:
         """Drop references to the user's objects: hooks hold this stepper until the next one."""
         self.end = StepEnd()
-        self.search = Search()
+        self.search, self.model_not_called = None, lambda: None
 
     # -- steps
 
@@ -259,7 +235,7 @@ class Stepper:
             return True
         if not between:
             return self.measured
-        if measures or self.search.on or self._needs_hooks:
+        if measures or self.searching or self._needs_hooks:
             return True
         changes = self._steps.count + 2 >= sampled.next_change
         due = changes and not (sampled.sampling or sampled.counting)
@@ -316,7 +292,7 @@ class Stepper:
             self.go_on_measured()
             self.optimizer_began(optimizer, False)
             self.optimizer_ended(optimizer)
-        elif self.search.on or made > _MOST_OTHERS:
+        elif self.searching or made > _MOST_OTHERS:
             self.go_on_measured()
 
     def _end_unseen(self, now: int, skipped: bool) -> None:
@@ -354,7 +330,7 @@ class Stepper:
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
         """From now on only count steps, up to the next one at whose end there is a decision."""
-        if self.cost.compares or self.end.has_scaler or self.search.on:
+        if self.cost.compares or self.end.has_scaler or self.searching:
             return
         # Torch steps an optimizer without state to initialize the state.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
@@ -437,7 +413,8 @@ class Stepper:
         """A loader fetches the next batch."""
         calls = self.calls
         if not self.end.has_model:
-            self.search.batch_wanted()
+            if self.searching:
+                self.search.between_calls()
             return
         thread, trains = _get_ident(), self.progress.thread
         if trains != thread and is_another_thread(trains or self._made_in, thread):
