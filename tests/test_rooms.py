@@ -57,7 +57,7 @@ KNOWS = {
 EVERYBODYS = {"vocabulary", "errors", "files", "plain", "shown"}
 # A third-party package, and the only places that may name it.
 HOMES = {
-    "torch": "torch/ recording/device_scalars.py cli/demo/",
+    "torch": "torch/ recording/device_scalars.py cli/demo_training.py",
     "pynvml": "agent/node/gpu/nvml.py",
     "opentelemetry": "agent/export/otlp/",
     "grpc": "agent/export/otlp/",

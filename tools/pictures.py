@@ -56,7 +56,7 @@ def train(browser: Any, run: str, injected: str, root: Path) -> None:
     }
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *(f"--nproc-per-node={RANKS}", "-m", "otel_ddp.cli.demo.training"),
+        *(f"--nproc-per-node={RANKS}", "-m", "otel_ddp.cli.demo_training"),
         *(str(SECONDS), injected),
     ]
     with subprocess.Popen(command, env={**os.environ, **own}) as training:

@@ -12,7 +12,7 @@ import pytest
 import warm
 from node import Node, until
 from otel_ddp.cli import main
-from otel_ddp.cli.demo.injection import Injection, parse
+from otel_ddp.cli.demo import Injection, parse
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey
 

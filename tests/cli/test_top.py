@@ -1,4 +1,4 @@
-"""The live picture of otel-ddp top in a real terminal: what it draws, and how it leaves."""
+"""The picture of `otel-ddp status --watch` in a real terminal: what it draws, and how it leaves."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def terminal(ranks: str) -> Iterator[Terminal]:
-    with Terminal("-m", "otel_ddp", "top", "--dir", ranks) as found:
+    with Terminal("-m", "otel_ddp", "status", "--watch", "--dir", ranks) as found:
         until(lambda: found.shows("run r"), "the first picture")
         yield found
 
@@ -167,5 +167,5 @@ def test_however_it_ends_the_terminal_is_as_it_was(
 def test_without_a_terminal_the_command_says_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["top"]) == 2
+    assert main(["status", "--watch"]) == 2
     assert "needs a terminal; `otel-ddp status` prints it once" in capsys.readouterr().err

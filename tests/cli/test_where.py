@@ -72,4 +72,4 @@ def test_the_name_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) 
     # A script that lost its arguments must see that it failed.
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert all(f"\n    {name} " in said for name in ("status", "top", "run", "doctor", "demo"))
+    assert all(f"\n    {name} " in said for name in ("status", "run", "doctor", "demo"))

@@ -16,7 +16,7 @@ from tools.json_page import ASKED
 from documents import check
 from extras import needed
 from node import Node, finished, until
-from otel_ddp.history.page.exchange import Refused
+from otel_ddp.history.page.http import Refused
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import Unreadable
 from trainings import as_launched

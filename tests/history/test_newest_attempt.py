@@ -16,7 +16,7 @@ from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.newest_attempt import OfNode, are_told_by_others, newest_attempt
 from otel_ddp.history.page import columns, runs
 from otel_ddp.history.page.answers import ANSWERS
-from otel_ddp.history.page.exchange import Question
+from otel_ddp.history.page.http import Question
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.journal.process_state import ProcessState

@@ -16,7 +16,7 @@ from otel_ddp.journal import place
 COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
     "compare": ("compare", "compare two runs, and fail a job if one is worse"),
-    "demo": ("demo.play", "train a small model with a fault, and show what was recorded"),
+    "demo": ("demo", "train a small model with a fault, and show what was recorded"),
     "doctor": ("doctor", "check the installation, and suggest fixes"),
     "goodput": ("goodput", "show where the time of a run went, over all its attempts"),
     "mcp": ("mcp", "answer an assistant's questions on the runs of this node, over MCP"),
@@ -29,7 +29,6 @@ COMMANDS = {
     "runs": ("runs", "list the runs of this node, newest first"),
     "stacks": ("stacks", "show the Python stacks of ranks"),
     "status": ("status", "show what runs on this node: what is wrong, who waits, GPUs"),
-    "top": ("top", "show the same live, until Ctrl-C: `otel-ddp status --watch`"),
 }
 
 

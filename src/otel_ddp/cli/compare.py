@@ -1,4 +1,4 @@
-"""otel-ddp compare: tells what differs between two runs, and fails a job if one is worse."""
+"""otel-ddp compare: shows what differs between two runs, and fails a job if one is worse."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
-    """Two runs by the words of a user; raises NotFound or reader.Unreadable.
-
-    *paths*: as in find_run.
-    """
+    """Compare two runs by their names or paths; arguments and errors are those of find_run."""
     folder = history_directory()
     found = compare.compare(*(compare.load(words, folder, paths=paths) for words in (a, b)))
     if not found.rows:
@@ -56,7 +53,7 @@ def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
 
 
 def lines(found: Comparison) -> Iterator[str]:
-    """For a terminal."""
+    """The comparison as lines for a terminal."""
     for letter, side in (("A", found.before), ("B", found.after)):
         yield f"{letter}  {printable(side.title)}"
     for title, differing in (

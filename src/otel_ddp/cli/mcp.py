@@ -24,7 +24,7 @@ from otel_ddp.errors import OtelDdpError
 from otel_ddp.history import report
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page import columns
-from otel_ddp.history.page.exchange import Question, json_text
+from otel_ddp.history.page.http import Question, json_text
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import of_run, survey
 

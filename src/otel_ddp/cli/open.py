@@ -16,7 +16,7 @@ from otel_ddp.cli.options import add_directory_option, find_places, history_dire
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.app import App
-from otel_ddp.history.page.exchange import Answer
+from otel_ddp.history.page.http import Answer
 from otel_ddp.identity import addresses
 from otel_ddp.journal.survey import told_by_agent
 

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.card import lines
     from otel_ddp.history.directory import find_run
     from otel_ddp.history.page import answers
-    from otel_ddp.history.page.exchange import as_json
+    from otel_ddp.history.page.http import as_json
 
     # All of it before the history is closed, which says so if it is damaged.
     with find_run(options.which, history_directory()) as run:
@@ -71,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def postmortems_of(run: WholeRun) -> list[dict[str, Any]]:
-    """Those beside the histories of this node; raises ConfigError."""
-    from otel_ddp.history import beside
+    """The post-mortems on this node; raises ConfigError."""
+    from otel_ddp.history.directory import postmortems
 
     folder = history_directory()
-    return beside.postmortems([*filter(files.is_kept, [folder])], run.group, run.name)
+    return postmortems(folder, run.group, run.name) if files.is_kept(folder) else []

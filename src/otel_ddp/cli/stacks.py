@@ -17,7 +17,7 @@ from otel_ddp.agent.scrape import access
 from otel_ddp.agent.verdicts.answers import AskedProcess, ask
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer, print_json
-from otel_ddp.history.page.guard import ASKED
+from otel_ddp.history.page.http import ASKED
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState

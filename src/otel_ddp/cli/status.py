@@ -25,9 +25,7 @@ _STYLES = {"": "", "bold": "\x1b[1m", "trouble": "\x1b[1;31m", "dim": "\x1b[2m"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="the same as JSON, for programs")
-    how.add_argument(
-        "--watch", action="store_true", help="the same live, until Ctrl-C; also `otel-ddp top`"
-    )
+    how.add_argument("--watch", action="store_true", help="the same live, until Ctrl-C")
     add_directory_option(parser)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from otel_ddp import plain
-from otel_ddp.history.page.exchange import json_text
+from otel_ddp.history.page.http import json_text
 from otel_ddp.history.terminal import printable, when
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 

@@ -1,6 +1,6 @@
-"""Tests whether chance explains the difference of two means, for comparisons of runs.
+"""Tests whether chance explains the difference of two means, to compare runs.
 
-Samples are means of blocks of steps, since neighbouring steps depend on each other.
+Samples are means of blocks of steps, since neighbouring steps are correlated.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-# A block must be longer than steps depend on each other.
+# A block must be longer than the correlation of its steps.
 _BLOCKS = 12
-# Of these so many of the lowest and of the highest count as their neighbours do: a run may be late
-# from some step on, and its first steps are slow.
+# Winsorize this many of the lowest and of the highest blocks: a run may be late from some step on,
+# and its first steps are slow.
 _OUTLIERS = 2
 _FEWEST_STEPS = 40
-# Logged values are few, and further from each other.
+# Logged values are few, and further apart.
 _FEWEST_VALUES = 5
-# Runs of the same code, on a machine that others share, differed by 4 % to 6 % from each other, and
-# their blocks by 3 %. So the variance between runs is that between blocks, times this.
+# Runs of the same code on a shared machine differed by 4 % to 6 %, their blocks by 3 %. So the
+# variance between runs is this many times the variance between blocks.
 _RUNS_VARY = 3.0
-# A value that wanders over a run would begin elsewhere in another one.
+# The same for values: one that drifts during a run would start elsewhere in another run.
 _VALUES_VARY = 0.1
-# A step this far from the median, in units of the usual distance, is a pause and no step...
+# A step is a pause if it is this many standard deviations above the median...
 _FAR = 10.0
-# ... unless they are many: then they belong to the training.
+# ... unless pauses are more frequent than this: then they belong to the training.
 _MOST_PAUSES = 0.03
-# Of an integral: p is then right to a thousandth of itself.
+# Panels of the numeric integral: the relative error of p is below 0.1 %.
 _PANELS = 200
 
 
 def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """How probable a difference as that of two runs' steps is by chance; None: there are too few.
+    """The p value for the steps of two runs; None if there are too few.
 
-    A machine has another pace in each run, and that counts as chance too. By how much its pace may
-    differ is told by how it changes within these.
+    The pace of a machine differs from run to run, which counts as chance too. The variation within
+    the runs tells by how much.
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
@@ -44,7 +44,7 @@ def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def of_values(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The same of logged values; a few stand for themselves, without blocks."""
+    """The same for logged values; each of a few values is a block."""
     fewest = min(len(first), len(second))
     if fewest < _FEWEST_VALUES:
         return None
@@ -53,13 +53,13 @@ def of_values(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The same of values at the same steps: what both have in common drops out."""
+    """The same for values at the same steps: a paired test."""
     apart = [other - one for one, other in zip(first, second, strict=True)]
     return of_values([0.0] * len(first), apart)
 
 
 def without_pauses(values: Sequence[float]) -> list[int]:
-    """The positions of all values but a few that are far above the others."""
+    """The positions of all values except a few far above the others."""
     middle = median(values)
     spread = median(abs(value - middle) for value in values)
     limit = middle + _FAR * max(1.4826 * spread, 0.01 * abs(middle))
@@ -68,7 +68,7 @@ def without_pauses(values: Sequence[float]) -> list[int]:
 
 
 def _means(values: Sequence[float], blocks: int) -> list[float]:
-    """Of so many parts of almost the same length."""
+    """The means of blocks of almost the same length."""
     edges = [at * len(values) // blocks for at in range(blocks + 1)]
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
@@ -76,10 +76,10 @@ def _means(values: Sequence[float], blocks: int) -> list[float]:
 def _of_means(
     first: Sequence[float], second: Sequence[float], runs_vary: float, outliers: int = 0
 ) -> float:
-    """By Student's t test, with one variance for both sides.
+    """Student's t test with a pooled variance.
 
-    *runs_vary*: the variance between runs, as a multiple of that between these means. *outliers*:
-    so many at each end are left out of their mean, and are as far from it as the next one (Yuen).
+    *runs_vary*: the variance between runs, as a multiple of the variance between these means.
+    *outliers*: how many at each end to trim for the mean and winsorize for the variance (Yuen).
     """
     sides = [sorted(first), sorted(second)]
     inner = [side[outliers : len(side) - outliers] for side in sides]
@@ -89,7 +89,7 @@ def _of_means(
     variance = squares / freedom
     error = math.sqrt(variance * (1 / len(inner[0]) + 1 / len(inner[1]) + 2 * runs_vary))
     if not math.isfinite(error):
-        return 1.0  # beyond what a number holds
+        return 1.0  # overflow
     if not error:
         return 0.0 if apart else 1.0
     return two_sided(apart / error, freedom)
@@ -97,14 +97,15 @@ def _of_means(
 
 def _squares(means: Sequence[float]) -> float:
     middle = fmean(means)
-    # A power that is too large for a number is an error, a product is infinite.
+    # `**` raises OverflowError for large numbers, a product becomes infinite.
     return sum((each - middle) * (each - middle) for each in means)
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """The probability of a larger |t|, by Student's distribution.
+    """The two-sided p value of Student's t distribution.
 
-    With t the tangent of an angle, its density is a power of the cosine (Simpson's rule).
+    Substituting the tangent of an angle for t makes the density a power of the cosine, which is
+    integrated by Simpson's rule.
     """
     first = math.atan(t / math.sqrt(freedom))
     width = (math.pi / 2 - first) / _PANELS
@@ -116,7 +117,7 @@ def two_sided(t: float, freedom: float) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction of p for several tests: all together err as rarely as one."""
+    """Holm's correction of p for multiple tests."""
     order = sorted(range(len(ps)), key=lambda at: ps[at])
     adjusted, least = [0.0] * len(ps), 0.0
     for rank, at in enumerate(order):

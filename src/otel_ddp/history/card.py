@@ -1,4 +1,4 @@
-"""The card of a run, which it shows at its end, in twenty lines or fewer."""
+"""The card that a run shows at its end: at most twenty lines."""
 
 from __future__ import annotations
 
@@ -37,36 +37,33 @@ class CardValue(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What is known at the end of a run; what is not known is empty."""
+    """The end of a run. Unknown fields are empty."""
 
     title: str
     state: str
     duration_s: float | None
     reason: str = ""
     where: str = ""
-    """On how many ranks and nodes."""
+    """The number of ranks and nodes."""
     steps: int = 0
     last_step: int | None = None
-    """By the program's number: a process that goes on has made fewer."""
+    """The program's number, which may exceed `steps` after a restart."""
     step_s: float | None = None
-    """The mean of all of these."""
     phases_s: Mapping[str, float] = {}
-    """Of one rank, or of all on average."""
     goodput: str = ""
-    """What moved the run on, of all its time."""
     of_rank: str = ""
-    """Whose phases these are, if they are not those of all."""
+    """The rank of `phases_s`; empty if it is the mean of all."""
     values: Sequence[CardValue] = ()
     sentences: Sequence[str] = ()
-    """Verdicts."""
+    """Those of verdicts."""
     gpus: Sequence[str] = ()
     cost: str = ""
     look: Sequence[str] = ()
-    """Where there is more to see."""
+    """Hints where to look next."""
 
 
 def lines(card: Card) -> Iterator[str]:
-    """Twenty lines at most."""
+    """At most twenty lines."""
     took = "" if card.duration_s is None else f" after {shown.seconds(card.duration_s)}"
     yield _cut(f"otel_ddp: {card.title} {card.state}{took}{_after(', ', card.where)}")
     if card.reason:
@@ -122,7 +119,7 @@ def _after(before: str, words: str) -> str:
     return f"{before}{words}" if words else ""
 
 
-# -- out of the journal of its first rank
+# -- from the journal of its first rank
 
 
 def card_of(
@@ -133,7 +130,7 @@ def card_of(
     sentences: Sequence[str] = (),
     look: Sequence[str] = (),
 ) -> Card | None:
-    """What is known of a run when it ends; None of one without a step."""
+    """The card of a run that ends; None without a step."""
     steps = round(_sum_of(reader, catalog.TRAINING_STEPS))
     values, last_step = _values(reader, extremes)
     if not steps and last_step < 0:
@@ -142,7 +139,7 @@ def card_of(
     group, run = process.group, process.run or "?"
     world, rank = process.world_size, process.rank
     hook_s = _sum_of(reader, catalog.OTEL_DDP_HOOK_TIME)
-    # Of each its sum, then the count of each bucket.
+    # A histogram's values: the sum, then the count of each bucket.
     durations = [each.values for each in reader.totals(catalog.TRAINING_STEP_DURATION.name)]
     timed = sum(sum(each[1:]) for each in durations)
     return Card(
@@ -164,12 +161,11 @@ def card_of(
 
 
 def _sum_of(reader: Journal, metric: catalog.Metric) -> float:
-    """Over all its attributes."""
     return sum(each.values[0] for each in reader.totals(metric.name))
 
 
 def _phases_s(reader: Journal) -> dict[str, float]:
-    """By the device's clock where it has counted: the host's phases only launch there."""
+    """By the device's clock if there is one: the host's phases only launch work."""
     by_clock: dict[str, dict[str, float]] = {}
     for each in reader.totals(catalog.TRAINING_PHASE_TIME.name):
         phases = by_clock.setdefault(each.attributes.get("clock", ""), {})
@@ -179,7 +175,7 @@ def _phases_s(reader: Journal) -> dict[str, float]:
 
 
 def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[CardValue], int]:
-    """The logged values, those with a best one first; and the last step of any of them."""
+    """The logged values, those with a best value first; and the last logged step."""
     chosen, values, last_step = chosen_directions(reader), [], -1
     for name, last in last_values(reader).items():
         way = direction(name.text, chosen)
@@ -191,7 +187,7 @@ def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[Ca
 
 
 def _with(last: Point, extremes: Extremes) -> Extremes:
-    """The agent may have written its document before the last value."""
+    """The extremes with the last value, which the agent may have written later."""
     points = [*extremes, *([last] if isfinite(last.value) else [])]
     by_value = operator.attrgetter("value")
     return Extremes(min(points, key=by_value), max(points, key=by_value))

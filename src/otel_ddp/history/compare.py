@@ -1,11 +1,10 @@
-"""Compares two runs: what differs, and whether chance explains it."""
+"""Compares two runs: which measures differ, and whether chance explains it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -18,16 +17,15 @@ from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
 SCHEMA = 5
-"""The number of its JSON."""
+"""The version of the JSON."""
 _SIGNIFICANT_P = 0.01
-# Below it a change is not worth a word, however certain it is.
+# A smaller change is not reported, however certain it is.
 _LEAST_CHANGE = 0.01
-# A phase that changes by less than this share of a step is not told of.
+# A phase is not reported if its change is a smaller share of the step.
 _LEAST_OF_STEP = 0.005
-# Of the steps that both runs have: the part whose values are compared.
+# Values are compared over the last part of the steps that both runs have.
 _LAST_PART = 0.2
-# What people call the catalogue's words.
-_CALLED = {"comm_wait": "wait"}
+_SHOWN_AS = {"comm_wait": "wait"}
 
 # The first steps fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
@@ -35,45 +33,40 @@ _LARGEST_CHANGE = 9.99
 _HEADS = ("per step", "A", "B", "change", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
 _BATCH = re.compile(r"batch|accumul", re.IGNORECASE)
-_CONDITIONS = (
-    *("nodes", "gpus", "model", "backend", "precision", "strategy"),
-    *("torch", "device_runtime"),
-)
+_CONDITIONS = "nodes gpus model backend precision strategy torch device_runtime"
 
 
 # -- the runs
 
 
 class Value(NamedTuple):
-    """A logged value: the means of its buckets, each by its first step."""
+    """A logged value."""
 
     name: str
     split: str
     direction: str
-    """Where its best value lies: `min`, `max`, or empty."""
+    """`min` or `max`, whichever is best; else empty."""
     means: dict[int, float]
+    """The mean of each bucket, by its first step."""
     last: float | None
     best: float | None
 
 
 class Side(NamedTuple):
-    """A run as far as it is compared."""
+    """One of the two runs."""
 
     title: str
     conditions: dict[str, str]
-    """Under which its steps were made: number of ranks, batch, device."""
+    """What affects the steps: number of ranks, batch size, device."""
     config: dict[str, str]
     cells: list[Cell]
     values: list[Value]
     look: str = ""
-    """Where all of its ranks are shown; empty: here."""
+    """Where all ranks are shown; empty if here."""
 
 
 def load(words: str, folder: Path, *, paths: bool = True) -> Side:
-    """One run by the words of a user.
-
-    *paths*: as in find_run. Raises NotFound or reader.Unreadable.
-    """
+    """A run by its name or path; arguments and errors are those of find_run."""
     with find_run(words, folder, paths=paths) as run:
         return of_run(run)
 
@@ -85,7 +78,7 @@ def of_run(run: WholeRun) -> Side:
     work = sorted(each.work for each in cells if each.work)
     conditions = {
         "ranks": str(run.world_size or len(run.ranks)),
-        **{key: str(environment.get(key) or "") for key in _CONDITIONS},
+        **{key: str(environment.get(key) or "") for key in _CONDITIONS.split()},
         **{key: value for key, value in config.items() if _BATCH.search(key)},
         "work a step": shown.number(float(f"{work[len(work) // 2]:.6g}")) if work else "",
         "clock": ", ".join(sorted({one.key.name for _, one in run.step_series()})),
@@ -104,22 +97,18 @@ def _value(run: WholeRun, name: str, split: str, buckets: Sequence[Bucket]) -> V
     own = (row for row in run.summary if (row.get("name"), row.get("split")) == (name, split))
     summary = next(own, {})
     direction = str(summary.get("direction") or "")
-    point = summary.get(direction)
-    best = plain.number(plain.mapping(point).get("value"))
+    best = plain.number(plain.mapping(summary.get(direction)).get("value"))
+    means = {int(each.first): each.total / each.finite for each in buckets if each.finite}
     newest = max(buckets, key=lambda each: each.last_ns, default=None)
-    return Value(
-        *(name, split, direction),
-        {int(each.first): each.total / each.finite for each in buckets if each.finite},
-        None if newest is None else math.nan if newest.last is None else float(newest.last),
-        best,
-    )
+    last = None if newest is None else math.nan if newest.last is None else float(newest.last)
+    return Value(name, split, direction, means, last, best)
 
 
 # -- rows
 
 
 class Row(NamedTuple):
-    """One measure of both sides, and what is told of it."""
+    """One measure of both runs."""
 
     name: str
     unit: str
@@ -128,14 +117,14 @@ class Row(NamedTuple):
     before: float | None = None
     after: float | None = None
     p: float | None = None
-    """Corrected for the number of tests; None: there was none, and `untested` says why."""
+    """Corrected for multiple tests; None if not tested: `untested` says why."""
     untested: str = ""
     split: str = ""
     of_value: bool = False
     last: tuple[float | None, float | None] = (None, None)
     best: tuple[float | None, float | None] = (None, None)
     matters: bool = True
-    """False: a change of this phase is hardly any part of a step."""
+    """False for a phase whose change is a negligible share of the step."""
 
     @property
     def shown(self) -> str:
@@ -143,26 +132,22 @@ class Row(NamedTuple):
 
     @property
     def apart(self) -> float | None:
-        """By how much the second differs from the first."""
+        """After minus before."""
         if self.before is None or self.after is None:
             return None
         return self.after - self.before
 
     @property
     def change(self) -> float | None:
-        """As a share of before; None if that is unknown or 0."""
+        """`apart` as a share of before; None if either is unknown or before is 0."""
         return self.apart / abs(self.before) if self.before and self.apart is not None else None
 
     @property
-    def significant(self) -> bool:
-        """Whether chance does not explain the difference."""
-        return self.p is not None and self.p < _SIGNIFICANT_P
-
-    @property
     def verdict(self) -> str:
-        """`better`, `worse`, `differs`, or empty if there is nothing to say."""
+        """`better`, `worse`, `differs`, or empty if there is nothing to report."""
+        significant = self.p is not None and self.p < _SIGNIFICANT_P
         changed = self.change is None or abs(self.change) >= _LEAST_CHANGE
-        if not (self.significant and changed and self.matters):
+        if not (significant and changed and self.matters):
             return ""
         if not self.better or self.apart is None:
             return "differs"
@@ -170,7 +155,7 @@ class Row(NamedTuple):
 
 
 def _corrected(rows: Sequence[Row]) -> list[Row]:
-    """With a p that is larger the more tests there are."""
+    """The rows with p corrected for multiple tests."""
     adjusted = iter(blocks.holm([row.p for row in rows if row.p is not None]))
     return [row if row.p is None else row._replace(p=next(adjusted)) for row in rows]
 
@@ -185,77 +170,59 @@ def _tested(
 # -- steps
 
 
-def _of_phase(word: str, cell: Cell) -> float:
-    return cell.phases_s.get(word, 0.0)
-
-
-# By name: the unit, which end is better, and the number of a step.
-_MEASURES: dict[str, tuple[str, str, Callable[[Cell], float]]] = {
-    "step_time": ("s", "min", lambda cell: cell.took_s),
-    "throughput": ("1/s", "max", lambda cell: cell.work / cell.took_s if cell.took_s else 0.0),
-    **{
-        _CALLED.get(word, word): ("s", "min", partial(_of_phase, word))
-        for word in MEASURED_PHASES
-        if word not in UNUSUAL_PHASES
-    },
-}
-
-
-def step_rows(first: Sequence[Cell], second: Sequence[Cell]) -> list[Row]:
-    """A row for each measure that both sides have; of usual steps."""
-    sides = {
-        name: [[of(cell) for cell in cells] for cells in (first, second)]
-        for name, (_, _, of) in _MEASURES.items()
+def _measures(cells: Sequence[Cell]) -> dict[str, list[float]]:
+    """Each measure of a step, by name."""
+    throughput = [cell.work / cell.took_s if cell.took_s else 0.0 for cell in cells]
+    return {
+        "step_time": [cell.took_s for cell in cells],
+        "throughput": throughput,
+        **{
+            _SHOWN_AS.get(word, word): [cell.phases_s.get(word, 0.0) for cell in cells]
+            for word in MEASURED_PHASES
+            if word not in UNUSUAL_PHASES
+        },
     }
 
-    def is_known(name: str) -> bool:
-        known = map(any, sides[name])
-        return name == "step_time" or (all(known) if name == "throughput" else any(known))
 
-    whole, *parts = (_step_row(name, *sides[name]) for name in filter(is_known, sides))
-    return _corrected([whole, *(_weighed(row, whole.before or 0.0) for row in parts)])
-
-
-def _step_row(name: str, first: list[float], second: list[float]) -> Row:
-    unit, better, _ = _MEASURES[name]
-    tested = first, second
-    if name == "throughput":
-        # By the time that a unit takes, so that it says what the time of a step says: a few quick
-        # steps outweigh all others in a mean of units a second.
-        tested = _inverse(first), _inverse(second)
-    p = blocks.of_steps(*tested)
-    return _tested(Row(name, unit, better), first, second, p, "too few steps")
+def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
+    """A row for each measure that the runs have; of usual steps."""
+    rows, others = [], _measures(after)
+    for name, first in _measures(before).items():
+        second = others[name]
+        if name == "throughput" and any(first) and any(second):
+            # A mean of rates is dominated by a few quick steps, so the test compares times.
+            p = blocks.of_steps(_inverse(first), _inverse(second))
+            rows.append(_tested(Row(name, "1/s", "max"), first, second, p, "too few steps"))
+        elif name == "step_time" or (name != "throughput" and (any(first) or any(second))):
+            p = blocks.of_steps(first, second)
+            row = _tested(Row(name, "s", "min"), first, second, p, "too few steps")
+            step_s = (rows[0] if rows else row).before or 0.0
+            rows.append(row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s))
+    return _corrected(rows)
 
 
 def _inverse(values: Sequence[float]) -> list[float]:
     return [1 / each if each else 0.0 for each in values]
 
 
-def _weighed(row: Row, step_s: float) -> Row:
-    """Whether the change of this phase is a part of the step that is worth a word."""
-    is_small = row.unit == "s" and abs(row.apart or 0.0) < _LEAST_OF_STEP * step_s
-    return row._replace(matters=not is_small)
-
-
-def special_rows(before: Side, after: Side) -> Iterator[Row]:
-    """What comes now and then: its share of all steps, without a test."""
+def _unusual_rows(before: Side, after: Side) -> Iterator[Row]:
+    """Phases that few steps have: the mean over all steps, without a test."""
     for word in UNUSUAL_PHASES:
-        one, other = (_share_of_all(each.cells, word) for each in (before, after))
+        one, other = (_mean(each.cells, word) for each in (before, after))
         if one or other:
             why = "not in every step"
             yield Row(word, "s", "min", one, other, untested=why, matters=False)
 
 
-def _share_of_all(cells: Sequence[Cell], word: str) -> float:
-    steps = sum(each.steps for each in cells)
-    return sum(each.phases_s.get(word, 0.0) * each.steps for each in cells) / (steps or 1)
+def _mean(cells: Sequence[Cell], word: str) -> float:
+    return sum(each.phases_s.get(word, 0.0) * each.steps for each in cells) / (_steps(cells) or 1)
 
 
 # -- values
 
 
-def value_rows(before: Side, after: Side) -> list[Row]:
-    """What both runs have logged."""
+def _value_rows(before: Side, after: Side) -> list[Row]:
+    """A row for each value that both runs have logged."""
     others = {(each.name, each.split): each for each in after.values}
     return _corrected(
         [
@@ -283,27 +250,20 @@ def _value_row(before: Value, after: Value) -> Row:
         last=(before.last, after.last),
         best=(before.best, after.best),
     )
-    return _tested(
-        row,
-        [*first.values()],
-        [*second.values()],
-        _test_values(first, second),
-        f"only {few} value{'' if few == 1 else 's'} in the last part",
-    )
+    too_few = f"only {few} value{'' if few == 1 else 's'} in the last part"
+    means = [*first.values()], [*second.values()]
+    p = blocks.of_values(*means)
+    paired = [step for step in first if step in second]
+    if 2 * len(paired) >= max(len(first), len(second)):
+        p = blocks.of_pairs([first[step] for step in paired], [second[step] for step in paired])
+    return _tested(row, *means, p, too_few)
 
 
-def _test_values(one: dict[int, float], other: dict[int, float]) -> float | None:
-    paired = [step for step in one if step in other]
-    if 2 * len(paired) >= max(len(one), len(other)):
-        return blocks.of_pairs([one[step] for step in paired], [other[step] for step in paired])
-    return blocks.of_values([*one.values()], [*other.values()])
-
-
-# -- all of it
+# -- the comparison
 
 
 class Used(NamedTuple):
-    """How many steps of a run went into the test, and how many did not."""
+    """How many steps of a run were compared, and how many were excluded."""
 
     used: int
     warm_up: int
@@ -312,7 +272,7 @@ class Used(NamedTuple):
 
 
 class Differing(NamedTuple):
-    """A setting that is not the same."""
+    """A setting that differs."""
 
     name: str
     a: str
@@ -320,14 +280,14 @@ class Differing(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Two runs beside each other."""
+    """Two runs side by side."""
 
     before: Side
     after: Side
     used: tuple[Used, Used]
     rows: list[Row]
     conditions: list[Differing]
-    """What makes the steps differ by itself."""
+    """Differences that affect the steps by themselves."""
     config: list[Differing]
     """Other settings that differ."""
 
@@ -336,9 +296,9 @@ class Comparison(NamedTuple):
         """One sentence: what differs."""
         parts = []
         for verdict in ("worse", "better", "differs"):
-            told = [row for row in self.rows if row.verdict == verdict]
-            changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
-            parts += [f"{verdict}: {changes}"] if told else []
+            rows = [row for row in self.rows if row.verdict == verdict]
+            changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in rows)
+            parts += [f"{verdict}: {changes}"] if rows else []
         if parts:
             return "; ".join(parts)
         tested = any(row.p is not None for row in self.rows)
@@ -346,7 +306,7 @@ class Comparison(NamedTuple):
 
     @property
     def is_worse(self) -> bool:
-        """Whether any measure is worse by more than chance explains."""
+        """Whether any measure is significantly worse."""
         return any(row.verdict == "worse" for row in self.rows)
 
     def notes(self) -> Iterator[str]:
@@ -404,14 +364,13 @@ def _json_row(row: Row) -> dict[str, Any]:
 def percent(share: float | None) -> str:
     if share is None:
         return "-"
-    # Of what was near 0 a share says nothing.
+    # The share of a value near 0 means nothing.
     if abs(share) > _LARGEST_CHANGE:
         return "> +999 %" if share > 0 else "< -999 %"
     return f"{round(share * 100, 1) + 0.0:+.1f} %"
 
 
 def compare(before: Side, after: Side) -> Comparison:
-    """All that both runs have."""
     first, first_used = _usual(before.cells)
     second, second_used = _usual(after.cells)
     others = before.conditions.keys() | after.conditions.keys()
@@ -420,7 +379,7 @@ def compare(before: Side, after: Side) -> Comparison:
         before,
         after,
         (first_used, second_used),
-        [*step_rows(first, second), *special_rows(before, after), *value_rows(before, after)],
+        [*_step_rows(first, second), *_unusual_rows(before, after), *_value_rows(before, after)],
         _differing(before.conditions, after.conditions),
         [each for each in config if each.name not in others],
     )
@@ -433,7 +392,7 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> list[Differing]
 
 
 def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:
-    """The steps that are like most: after the warm-up, without special ones and pauses."""
+    """The usual steps: no warm-up, unusual phases or pauses."""
     warm_up = min(max(int(_steps(cells) * _WARM_UP_SHARE), _FEWEST_WARM_UP), _MOST_WARM_UP)
     passed, warm = 0.0, list(cells)
     while warm and passed < warm_up:
@@ -458,7 +417,7 @@ class Table(NamedTuple):
 
 
 def tables(found: Comparison) -> Iterator[Table]:
-    """Of the steps and of the values, in words."""
+    """The rows of steps and of values, as text."""
     if steps := [_step_cells(row) for row in found.rows if not row.of_value]:
         yield Table(_HEADS, steps)
     if values := [_value_cells(row) for row in found.rows if row.of_value]:
@@ -466,9 +425,7 @@ def tables(found: Comparison) -> Iterator[Table]:
 
 
 def _step_cells(row: Row) -> list[str]:
-    def show(value: float | None) -> str:
-        return shown.seconds(value) if row.unit == "s" else shown.number(value)
-
+    show = shown.seconds if row.unit == "s" else shown.number
     cells = [row.name, show(row.before), show(row.after), percent(row.change)]
     return [*cells, _p(row), row.verdict]
 

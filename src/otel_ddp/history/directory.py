@@ -1,4 +1,4 @@
-"""The directory of histories: which there are, which run a user means, and which of them go."""
+"""The directory of histories: finds the run that a user means, changes and deletes histories."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
+from typing import Any
 
 from otel_ddp import errors, files, plain
 from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import SUFFIX, RunKey, beside, is_history
 from otel_ddp.history.whole_run import WholeRun
 
@@ -21,24 +23,27 @@ log = logging.getLogger("otel_ddp.history")
 _LONGEST_NAME = 100
 # As `file_name` makes them.
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
-# So many histories of one run are many open files.
+# With more histories than this in one run, the limit of open files is raised.
 _MANY = 16
+_POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
+_LARGEST_POSTMORTEM = 16 * 1024 * 1024
+_MOST_POSTMORTEMS = 200
 
 
 def default_directory(named: str) -> Path:
-    """The directory of histories: on a disk, so that they survive a reboot."""
+    """The directory of histories, on a disk."""
     return Path(named) if named else files.default_root() / "history"
 
 
 def file_name(group: str, run: str, node: str) -> str:
-    """The same whenever the run goes on; readable, and different for every run and node."""
+    """A readable name that is unique to the run and node."""
     word = re.sub(r"[^\w.-]+", "_", run).encode()[:_LONGEST_NAME].decode(errors="ignore")
     digest = blake2s(repr((group, run, node)).encode("utf-8", "replace"), digest_size=5)
     return f"{word.lstrip('.') or 'run'}-{digest.hexdigest()}{SUFFIX}"
 
 
 def histories(directory: Path) -> Iterator[Path]:
-    """The histories in a directory; a link is none."""
+    """The histories in a directory, without links."""
     with contextlib.suppress(OSError):
         yield from filter(_is_file, directory.glob(f"*{SUFFIX}"))
 
@@ -47,11 +52,11 @@ def _is_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
-        return False  # deleted meanwhile: the others are still there
+        return False  # just deleted
 
 
 def why_not_ours(directory: Path) -> str:
-    """What another user may have put where our own histories lie; empty if nothing."""
+    """Why another user may have written the histories in our directory; empty if none can have."""
     try:
         files.check_kept(directory)
         for path in histories(directory):
@@ -63,9 +68,9 @@ def why_not_ours(directory: Path) -> str:
 
 
 def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> None:
-    """Delete our histories, the oldest first, until the rest fits; those of *keep* stay.
+    """Delete the oldest histories until the rest fits, except those of *keep*.
 
-    The user may have named a directory with databases of their own: these neither count nor go.
+    Other databases in the directory are neither counted nor deleted.
     """
     found = []
     for path in histories(directory):
@@ -100,20 +105,38 @@ def _size(path: Path) -> int:
     return sum(each.stat().st_size for each in (path, *beside(path)) if each.exists())
 
 
+# -- what a user changes of a run that is over
+
+
+def change(paths: Iterable[Path], texts: Mapping[str, str]) -> None:
+    """Set texts that replace the program's own. Raises OSError or sqlite3.Error."""
+    for each in paths:
+        # SQLite opens paths by itself: nobody else may write beside them.
+        with files.own_directory(each.parent), contextlib.closing(RunFile(each)) as file:
+            file.change(texts)
+
+
+def delete(paths: Iterable[Path]) -> None:
+    """Delete the histories of a run. Raises OSError."""
+    for each in paths:
+        with files.own_directory(each.parent):
+            files.check_own(each)
+            each.unlink()
+            files.remove(*beside(each))
+
+
 # -- the run that a user means
 
 
 class NotFound(errors.OtelDdpError):
-    """No history is meant by these words, or several are; the text is for the user."""
+    """No history or several match; the text is for the user."""
 
 
 def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
-    """The run of this name (`run` or `group/run`), of this file, or of this folder.
+    """The run of a name (`run` or `group/run`), else of a file or folder; the newest if empty.
 
-    Without words it is the run that was written to last. A name counts before a path. Names are
-    looked up in *folder* only where no other user could have put a file.
-
-    *paths*: False where whoever asks may know the runs in *folder*, and not the files of its user.
+    Names are looked up in *folder*, if no other user can have put a file there. *paths*: False to
+    allow only names, for a caller that may not read the user's files.
     """
     why = why_not_ours(folder)
     known = {} if why else _known(folder)
@@ -139,7 +162,7 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
 
 
 def _path(words: str) -> Path | None:
-    """The file or folder of this name; None if there is none, or none can have this name."""
+    """The existing file or folder of this name, or None."""
     path = os.path.expanduser(words)
     return Path(path) if words and os.path.exists(path) else None
 
@@ -149,7 +172,7 @@ def _run_of(folder: Path) -> WholeRun:
     found = _known(folder)
     if not found:
         for each in histories(folder):
-            # Raises Unreadable, which says why.
+            # Raises Unreadable with the reason.
             History(each).close()
         raise NotFound(f"{folder} has no history of a run.")
     if len(found) > 1:
@@ -163,9 +186,9 @@ def _newest(found: Mapping[RunKey, Mapping[Path, int]]) -> Collection[Path]:
 
 
 def open_run(paths: Collection[Path]) -> WholeRun:
-    """The run of which these are the histories; raises Unreadable."""
+    """The run with these histories; raises Unreadable."""
     if len(paths) > _MANY:
-        # With SQLite's own beside them, they may be more than a process may have open by default.
+        # SQLite opens up to three files for each.
         files.raise_file_limit()
     with contextlib.ExitStack() as opened:
         run = WholeRun([opened.enter_context(History(each)) for each in paths])
@@ -174,7 +197,7 @@ def open_run(paths: Collection[Path]) -> WholeRun:
 
 
 def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
-    """By group and run: its files, and when each was last written to."""
+    """The files of each run, and when each was last written."""
     found: dict[RunKey, dict[Path, int]] = {}
     for path in sorted(histories(folder)):
         with contextlib.suppress(Unreadable), History(path) as history:
@@ -187,3 +210,38 @@ def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
 def _few(names: Iterable[str]) -> str:
     found = sorted(set(names))
     return ", ".join(found[:5]) + (", and more" if len(found) > 5 else "")
+
+
+# -- post-mortems, which agents write beside the histories
+
+
+def postmortems(folder: Path, group: str, run: str) -> list[dict[str, Any]]:
+    """The post-mortems of a run, latest first. Unreadable files are skipped."""
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):
+        paths = sorted(folder.glob("postmortem-*.json"), key=lambda path: -path.stat().st_mtime)
+    found = []
+    for path in paths[:_MOST_POSTMORTEMS]:
+        report = files.read_mapping(path, _LARGEST_POSTMORTEM)
+        verdict = plain.mapping(report.get("verdict"))
+        its_group = plain.mapping(verdict.get("who")).get("group")
+        if report.get("run") == run and its_group in (None, group):
+            found.append(
+                {
+                    "name": path.stem,
+                    "path": str(path),
+                    "written_ns": plain.whole(report.get("written_ns")) or 0,
+                    "sentence": str(verdict.get("sentence") or ""),
+                }
+            )
+    return sorted(found, key=lambda each: -each["written_ns"])
+
+
+def postmortem(folder: Path, name: str) -> str | None:
+    """The text of one post-mortem; None if there is none of this name."""
+    if not _POSTMORTEM_NAME.fullmatch(name):
+        return None
+    try:
+        return files.read(folder / f"{name}.json", _LARGEST_POSTMORTEM).decode("utf-8", "replace")
+    except OSError:
+        return None

@@ -1,4 +1,4 @@
-"""What the time of a run went to, of all its ranks and attempts, from its histories."""
+"""Goodput: the time of all ranks and attempts of a run by cause, from its histories."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 
 
 class Goodput(NamedTuple):
-    """Seconds are those of all ranks, added up."""
+    """Seconds are sums over all ranks."""
 
     seconds: Mapping[str, float]
     """By cause, in the order of TIME_CAUSES."""
     late: Mapping[str, float]
-    """Of `late_rank`: by whom the others waited for."""
+    """The seconds of `late_rank` by the rank or node that was late."""
     attempts: Sequence[Mapping[str, Any]]
 
     @property
@@ -26,7 +26,7 @@ class Goodput(NamedTuple):
         return sum(self.seconds.values())
 
     def share(self, cause: str) -> float:
-        """Of all time."""
+        """The share of a cause."""
         return self.seconds.get(cause, 0.0) / self.total_s if self.total_s else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -41,16 +41,16 @@ class Goodput(NamedTuple):
 
 
 def goodput_of(run: WholeRun) -> Goodput | None:
-    """None where no node has counted: a run without steps, or one of an earlier version."""
+    """None if nothing was counted: a run without steps, or of an earlier version."""
     of_nodes: dict[str, Mapping[str, Any]] = {}
     attempts: Sequence[Mapping[str, Any]] = ()
     for history in run.histories:
         time = plain.mapping(history.about.get("time"))
         own = {str(history.about.get("node")): time}
-        for node, told in {**plain.mapping(time.get("nodes")), **own}.items():
-            # A node that another one leads may be told of by both.
-            of_nodes[node] = max(of_nodes.get(node, {}), plain.mapping(told), key=_total_s)
-        # The node with rank 0 speaks for all.
+        for node, counted in {**plain.mapping(time.get("nodes")), **own}.items():
+            # Both a node and its lead may have counted its time.
+            of_nodes[node] = max(of_nodes.get(node, {}), plain.mapping(counted), key=_total_s)
+        # The first history is that of rank 0's node.
         attempts = attempts or plain.list_of(dict, history.about.get("attempts"))
     seconds, late = (_summed(of_nodes.values(), key) for key in ("seconds", "late"))
     if not seconds:
@@ -73,9 +73,9 @@ def _summed(of_nodes: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]
 
 
 def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What people and programs are told of it; the rest is for the agent that goes on.
+    """The public fields of an attempt. The private ones serve an agent that resumes this history.
 
-    *before*: the one before it.
+    *before*: the previous attempt.
     """
     keys = ("attempt", "began_ns", "ended_ns", "state", "why", "first_step", "last_step")
     found = {key: attempt[key] for key in keys if key in attempt}
@@ -85,7 +85,7 @@ def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
 
 
 def in_words(told: Mapping[str, Any]) -> str:
-    """One line for a card, of `to_json`: what moved the run on, and what took most of the rest."""
+    """One line for a card, from `to_json`: goodput, and the largest other causes."""
     total_s, many = told["rank_s"], len(told["attempts"])
     shares = {each: s / total_s for each, s in told["seconds"].items() if each != "productive"}
     most = sorted(shares, key=lambda each: -shares[each])[:_MOST_SHOWN]

@@ -1,7 +1,6 @@
-"""Decides which processes are the newest attempt of a run, and what state it is in.
+"""Finds the processes of a run's newest attempt, and its state.
 
-A run that is started again may have fewer ranks, and other nodes: what an earlier attempt has left
-is no part of it.
+A restarted run may have fewer ranks and other nodes than its earlier attempts.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any, NamedTuple
 from otel_ddp import plain
 from otel_ddp.vocabulary.words import ENDED_STATES, NOT_HEARD
 
-# A history whose agent was killed says "running" for ever.
+# A history whose agent was killed stays "running". After this time, it is silent.
 _SILENT_S = 60.0
-# What goes on before what has ended, and of that the worst first.
+# The state of several processes is the first of these.
 _STATES = ("running", "starting", "killed", "failed", "finished")
-# The clocks of two nodes, and two looks at one process.
+# Tolerance for the clocks of two nodes.
 _SAME_NS, _NEVER_NS = 60 * 10**9, 2**63
-# In digits: Python refuses to read numbers of thousands.
+# In digits: Python refuses to parse huge numbers.
 _LONGEST_RANK = 20
 
 Rank = Mapping[str, Any]
@@ -27,20 +26,20 @@ Rank = Mapping[str, Any]
 
 
 class OfNode(NamedTuple):
-    """What the agent of one node says of a run."""
+    """A run as one node's agent knows it."""
 
     ranks: Mapping[str, Rank]
-    """Of each rank the newest process that it knows."""
+    """The newest process of each rank."""
     seen_ns: int
-    """When it was written of last."""
+    """When it was last written."""
     began_ns: int = 0
-    """When its newest attempt began; 0 where it knows of one alone."""
+    """The start of its newest attempt; 0 if it knows only one."""
     node: str = ""
     run_began_ns: int = 0
     led_by: str = ""
-    """The node whose agent has the ranks of all nodes, if that is another one."""
+    """The node that leads the run, if another one does."""
     others: Mapping[str, int] = {}
-    """Of the other nodes whose ranks it has: since when."""
+    """The other nodes whose ranks it has, and since when."""
 
 
 class Newest(NamedTuple):
@@ -48,13 +47,13 @@ class Newest(NamedTuple):
 
     ranks: dict[str, Rank]
     state: str
-    """`running`, or the worst end of its ranks: `finished`, `failed`, `killed`."""
+    """`running`, or the worst end of its ranks."""
     began_ns: int
-    """0 where no earlier one is known."""
+    """0 if there is no earlier attempt."""
 
 
 def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
-    """What the history of one node has in its table `about`."""
+    """From the tables `about` and `ranks` of a history."""
     _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
     began_ns = plain.whole(later[-1].get("began_ns")) if later else 0
     seen_ns, run_began_ns = (plain.whole(about.get(key)) or 0 for key in ("seen_ns", "began_ns"))
@@ -71,10 +70,10 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
 
 
 def are_told_by_others(nodes: Sequence[OfNode]) -> list[bool]:
-    """Of each, whether the others have all that it has: nodes may write into one folder.
+    """For each history, whether the lead's history includes it: nodes may share one folder.
 
-    A lead has all ranks, from when its link was there until it is gone. A node that led once has
-    ranks of others.
+    The lead has all ranks while they are linked. A history with ranks of other nodes is never
+    redundant.
     """
     since: dict[str, list[int]] = {}
     for each in nodes:
@@ -90,7 +89,7 @@ def are_told_by_others(nodes: Sequence[OfNode]) -> list[bool]:
 
 
 def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
-    """Of all nodes; where two know one process, the later of them describes it."""
+    """The newest attempt over all nodes; of two descriptions of a process the later one counts."""
     began_ns = max((each.began_ns for each in nodes), default=0)
     found: dict[str, tuple[Rank, int]] = {}
     for node in nodes:
@@ -99,7 +98,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
             started_ns, is_same = _started_ns(each), _are_one(each, before)
             seen_ns = _seen_ns(each, node.seen_ns)
             if before and not is_same:
-                # Another node has taken it over.
+                # The rank has moved to another node.
                 began_ns = max(began_ns, started_ns, _started_ns(before))
             if seen_ns >= before_seen_ns if is_same else started_ns >= _started_ns(before):
                 found[rank] = each, seen_ns
@@ -115,7 +114,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
 
 
 def _trained_again_ns(ranks: Iterable[Rank]) -> int:
-    """When the last rank started that trained after all before it had ended; 0: none did."""
+    """The start of the last training rank that began after all earlier ones had ended; else 0."""
     again_ns = last_end_ns = 0
     for each in sorted(ranks, key=_started_ns):
         started_ns = _started_ns(each)
@@ -127,7 +126,7 @@ def _trained_again_ns(ranks: Iterable[Rank]) -> int:
 
 
 def first_rank(newest: Newest, node: OfNode) -> tuple[bool, int, str]:
-    """Sorts nodes by the first rank that they have of it; those without one come last."""
+    """Sort key: nodes by their first rank; nodes without ranks come last."""
     own = (rank for rank, each in node.ranks.items() if newest.ranks.get(rank) is each)
     return min(map(rank_order, own), default=(True, 0, ""))
 
@@ -137,33 +136,33 @@ def _started_ns(rank: Rank) -> int:
 
 
 def _are_one(one: Rank, other: Rank) -> bool:
-    """Whether both are one process. The clock of another node is measured again and again."""
+    """Whether both are one process. Its start may differ: clock offsets are measured repeatedly."""
     names = [(each.get("node"), each.get("journal")) for each in (one, other)]
     return _started_ns(one) == _started_ns(other) or (bool(names[0][1]) and names[0] == names[1])
 
 
 def _state_of(rank: Rank) -> str:
-    """One that is not heard was running when it was."""
+    """The state; a process on a silent node counts as running."""
     state = str(rank.get("state"))
     return "running" if state == NOT_HEARD else state
 
 
 def _seen_ns(rank: Rank, seen_ns: int) -> int:
-    """When it was written of last; of a process whose node is not heard, when that was heard."""
+    """When it was last known: of a process on a silent node, when that node was last heard."""
     return (
         plain.whole(rank.get("seen_alive_ns")) or 0 if rank.get("state") == NOT_HEARD else seen_ns
     )
 
 
 def _ended_ns(rank: Rank) -> int:
-    """When it was last seen alive; it may have started only after that."""
+    """When it was last seen alive, or its start if that is later."""
     return max(plain.whole(rank.get("seen_alive_ns")) or 0, _started_ns(rank))
 
 
 def _state(ranks: Iterable[tuple[str, int]]) -> str:
-    """Of several, by the state of each and when its node was written of last.
+    """The state of several processes, from the state of each and when it was last known.
 
-    A node that has vanished says "running" for ever: it does not count while others were seen.
+    A vanished node stays "running", so it counts only if no other node was seen later.
     """
     ranks = list(ranks)
     latest_ns = max((seen_ns for _, seen_ns in ranks), default=0)
@@ -175,18 +174,18 @@ def _state(ranks: Iterable[tuple[str, int]]) -> str:
 
 
 def worst_state(states: Iterable[str]) -> str:
-    """Of several processes: `running`, or the worst end."""
+    """The state of several processes: `running`, or the worst end."""
     return min(
         states, key=lambda each: _STATES.index(each) if each in _STATES else 0, default="starting"
     )
 
 
 def is_silent(state: str, seen_ns: int) -> bool:
-    """Whether a run that has not ended was last seen long ago."""
+    """Whether a run has not ended, but was last seen long ago."""
     return state in ("running", "starting") and time.time_ns() - seen_ns > _SILENT_S * 1e9
 
 
 def rank_order(rank: str) -> tuple[bool, int, str]:
-    """Numbers by their value, then what is no number."""
+    """Sort key: numbers by value, then other texts."""
     is_number = rank.isdecimal() and len(rank) < _LONGEST_RANK
     return (not is_number, int(rank) if is_number else 0, rank)

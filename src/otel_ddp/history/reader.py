@@ -1,4 +1,4 @@
-"""Reads histories: of a run that goes on, of one that has ended, of a folder from elsewhere."""
+"""Reads one history: a SQLite file of a run, which may be running, over, or from elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, 
 from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES
 
-# No write takes this long. A file system without locks answers as if another process had one.
+# Longer than any write. On a file system without locks, SQLite always reports a lock.
 _BUSY_S = 0.5
 
 log = logging.getLogger("otel_ddp.history")
@@ -43,15 +43,14 @@ class Unreadable(errors.OtelDdpError):
     """The file is no history, or damaged, or of another version; the text says which."""
 
 
-# The step of these is the one at which they began, by the program's number.
+# The step of these verdicts is the program's number of the step at which they began.
 _AT_A_STEP = ("nonfinite", "death", "stall")
-# What code meets that reads what no agent has written. A file may come from elsewhere, and SQLite
-# takes a text where a number is declared.
+# Errors when reading a file that no agent has written: SQLite does not enforce types.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class Series(NamedTuple):
-    """One series of a history, and how wide its buckets are."""
+    """One series of a history, and the width of its buckets in steps."""
 
     id: int
     key: SeriesKey
@@ -59,12 +58,11 @@ class Series(NamedTuple):
 
     @property
     def form(self) -> Form:
-        """What its buckets consist of."""
         return form_of(self.key.kind)
 
 
 class History:
-    """One file, of one run on one node. Opened for one question or a few; not for threads."""
+    """One file, of one run on one node. Opened for a request; not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +81,7 @@ class History:
             raise
 
     def _check_kind(self) -> None:
-        """SQLite opens what has a name, and would wait for a fifo."""
+        """Refuse other files: SQLite opens anything, and would block on a fifo."""
         try:
             is_ours = tables.is_history(self.path)
             for each in tables.beside(self.path):
@@ -95,7 +93,6 @@ class History:
             raise Unreadable(f"{self.path} is no history of a run")
 
     def _open(self) -> sqlite3.Connection:
-        # Never makes or changes a file.
         try:
             address = f"file:{quote(str(self.path.absolute()))}?mode=ro"
             database = sqlite3.connect(address, uri=True, timeout=_BUSY_S)
@@ -121,10 +118,10 @@ class History:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Raises Unreadable for an error of SQLite."""
+        """Convert errors of SQLite to Unreadable."""
         try:
             yield
-        # SQLite quotes what it found, which may be no text.
+        # The message may quote content that is not valid UTF-8.
         except (sqlite3.Error, UnicodeError) as error:
             raise Unreadable(f"{self.path} cannot be read: {error}") from error
 
@@ -132,12 +129,12 @@ class History:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What is known of the run; docs/history.md lists the keys."""
+        """The properties of the run; docs/history.md lists the keys."""
         return {key: _loaded(value) for key, value in self._rows("SELECT key, value FROM about")}
 
     @cached_property
     def ranks(self) -> dict[str, dict[str, Any]]:
-        """Each process by its rank, as `otel-ddp status --json` describes it."""
+        """The processes by rank, as in `otel-ddp status --json`."""
         rows = self._rows("SELECT rank, about FROM ranks")
         found = {str(rank): _loaded(about) for rank, about in rows}
         found = {rank: each for rank, each in found.items() if isinstance(each, dict)}
@@ -145,14 +142,14 @@ class History:
 
     @cached_property
     def shift(self) -> int:
-        """The program's number of a step less ours: we count from 1, as its first attempt began.
+        """The program's number of a step minus ours, which counts from 1 in the first attempt.
 
-        0 of a program that counts nothing, or parts of steps.
+        0 if the program does not count, or counts parts of steps.
         """
         return self._shift_at(0)
 
     def _shift_at(self, time_ns: int) -> int:
-        """The same of the attempt of this time: each counts from 1."""
+        """The shift of the attempt at this time: each attempt counts from 1."""
         attempts = plain.list_of(dict, self.about.get("attempts"))
         begun = [each for each in attempts if (plain.whole(each.get("began_ns")) or 0) <= time_ns]
         last = (begun or attempts[:1] or [{}])[-1]
@@ -160,13 +157,13 @@ class History:
 
     @property
     def state(self) -> str:
-        """That of the newest attempt."""
+        """The state of the newest attempt."""
         return newest_attempt([of_node(self.about, self.ranks)]).state
 
     # -- values
 
     def series(self, kind: str = "", name: str = "") -> list[Series]:
-        """Those of a kind and of a name, in the order of their ranks; others are left unread."""
+        """The series of a kind and name, by rank; all if empty."""
         wanted = {column: word for column, word in (("kind", kind), ("name", name)) if word}
         where = " AND ".join(f"{column} = ?" for column in wanted) or "true"
         rows = self._rows(
@@ -176,7 +173,7 @@ class History:
         return sorted(map(_series, rows), key=lambda each: rank_order(each.key.rank))
 
     def names(self, kind: str) -> list[str]:
-        """The names of a kind, in the order in which they were first written."""
+        """The names of a kind, in the order of their first values."""
         rows = self._rows(
             "SELECT name FROM series WHERE kind = ? GROUP BY name ORDER BY min(id)", (kind,)
         )
@@ -185,9 +182,9 @@ class History:
     def columns(
         self, series: Series, first: int = -FAR, until: int = FAR, only: Sequence[int] = ()
     ) -> list[list[Any]]:
-        """The buckets of a series from *first* to *until*, in the order of its form's columns.
+        """The buckets of a series from *first* to *until*, in columns of its form.
 
-        *only*: the first column, and what others are wanted.
+        *only*: the indices of the wanted columns, beginning with the first column.
         """
         with self._told():
             key = series.id, series.width
@@ -206,9 +203,9 @@ class History:
         most: int = FAR,
         before: int = FAR,
     ) -> list[Bucket]:
-        """The buckets of a series from *first* to *until*, neighbours as one beyond *most*.
+        """The buckets of a series from *first* to *until*, joined to at most *most*.
 
-        *before*: only those that end before this step.
+        *before*: only buckets that end before this step.
         """
         found = self.columns(series, first, until)
         end = bisect_left(found[UNTIL], before)
@@ -217,12 +214,12 @@ class History:
         return [*map(Bucket.of, VALUES.in_pieces(found, many))]
 
     def newest(self, series: Series) -> Bucket | None:
-        """The last bucket of a series. It reads one block: thousands may be asked for theirs."""
+        """The last bucket of a series; reads one block."""
         rows = self._block(series, "ORDER BY start DESC")
         return Bucket.of(rows[-1]) if rows else None
 
     def _block(self, series: Series, which: str, *arguments: Any) -> list[Row]:
-        """The buckets of the first block of a series that is found like this."""
+        """The buckets of the first block that this SQL selects."""
         query = f"SELECT count, content FROM blocks WHERE series = ? {which} LIMIT 1"
         found = self._rows(query, (series.id, *arguments))
         return [row for block in found for row in zip(*series.form.unpack(*block), strict=True)]
@@ -234,15 +231,15 @@ class History:
 
     @cached_property
     def step_series(self) -> dict[str, Series]:
-        """The steps of each rank, by the device's clock where it has counted them."""
+        """The steps of each rank, by the device's clock if there is one."""
         found = self.series("steps")
         by_device = {each.key.rank: each for each in found if each.key.name == "device"}
         return {each.key.rank: by_device.get(each.key.rank, each) for each in found}
 
-    # -- what was said
+    # -- events and verdicts
 
     def events(self, most: int = 1000, before_ns: int = 2**63 - 1, like: str = "") -> list[Event]:
-        """The latest events before a time, the latest first, with *like* in them."""
+        """The events before a time that contain *like*, latest first."""
         rows = self._rows(
             "SELECT time_ns, step, rank, name, severity, body, attributes FROM events "
             "WHERE time_ns < ? AND instr(lower(body || ' ' || name), ?) "
@@ -252,10 +249,10 @@ class History:
         return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Every verdict in the order of beginning; one that is over has `until_ns`.
+        """The verdicts by their start; past ones have `until_ns`.
 
-        None outlasts its run, nor an agent that was killed and could not write its end. `step` is
-        where it was found, `since_step` where it began, `until_step` what ran when it ended.
+        A verdict still open when its run ended, or when the agent was killed, ends there. It was
+        found at `step`, and lasted from `since_step` to `until_step`.
         """
         rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
         end_ns = self._end_ns()
@@ -276,10 +273,7 @@ class History:
         return found
 
     def _step_at(self, time_ns: int, rank: str) -> int | None:
-        """What this rank trained then, or the first one if that is not known; None without steps.
-
-        What a time ends, it is a part of; before the first step it is that one.
-        """
+        """The step of this rank (or the first rank) at a time; None without steps."""
         found = self.step_series
         series = found.get(rank) or next(iter(found.values()), None)
         if series is None:
@@ -290,13 +284,13 @@ class History:
         if not rows:
             return None
         first, until, first_ns, last_ns = map(int, rows[0][: LAST_NS + 1])
-        # In a bucket of several steps each has taken the same.
+        # Interpolate within a bucket of several steps.
         share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
         step = min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
         return step + self.shift
 
     def _end_ns(self) -> int:
-        """When the run ended here, or was last written of; 0 while it goes on."""
+        """When the run ended, or was last written before it became silent; 0 while it runs."""
         seen_ns = plain.whole(self.about.get("seen_ns")) or 0
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
@@ -307,7 +301,7 @@ def _series(row: tuple[Any, ...]) -> Series:
 
 
 def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
-    """What is told of an error among DAMAGE."""
+    """The exception for an error of DAMAGE."""
     paths = ", ".join(str(each.path) for each in histories)
     log.debug("reading %s", paths, exc_info=error)
     return Unreadable(f"{paths} cannot be read ({error!r}): it is damaged, or otel_ddp has a fault")

@@ -1,4 +1,4 @@
-"""Gathers what a report says of a run, as plain JSON. docs/json.md describes each key."""
+"""The report of a run as plain JSON, and as a card. docs/json.md describes each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
 
 FORMAT, SCHEMA = "otel_ddp report", 8
-"""How report.json calls itself."""
+"""The format and version of report.json."""
 _MOST_FILES = 5
 _GPU = {
     catalog.HW_GPU_UTILIZATION.name: "busy_ratio",
@@ -26,10 +26,7 @@ _GPU = {
 
 
 def gather(run: WholeRun, postmortems: Sequence[Any] = ()) -> dict[str, Any]:
-    """All of it; only the newest step of a run that goes on may be missing.
-
-    *postmortems*: as `beside` tells of them.
-    """
+    """The report. *postmortems*: from `directory.postmortems`."""
     about, cells = run.about, run.cells()
     found = goodput.goodput_of(run)
     return {
@@ -77,7 +74,7 @@ def _rank(rank: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _time(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Where the time of a rank went, on average over the ranks."""
+    """The time by phase, as a mean over the ranks."""
     usual = [each for each in cells if each.usual]
     total_s = {
         word: sum(each.phases_s[word] * each.steps for each in cells) for word in MEASURED_PHASES
@@ -97,7 +94,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
     for history, series in run.series("node"):
         labels = dict(series.key.labels)
         device, key = labels.get("hw.id"), _GPU.get(series.key.name)
-        # An encoder's work is not the device's.
+        # Without encoders and decoders.
         if device is None or key is None or labels.get("hw.gpu.task", "general") != "general":
             continue
         node = labels.get("node", "?")
@@ -109,7 +106,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
         highs = [each.high for each in buckets if each.high is not None]
         if highs and (count := sum(each.finite for each in buckets)):
             mean = sum(each.total for each in buckets) / count
-            # A device has several sensors: the warmest counts.
+            # Of several sensors of a device, the highest counts.
             for name, number in ((f"{key}_mean", mean), (f"{key}_max", max(highs))):
                 row[name] = max(number, row.get(name, number))
     yield from found.values()
@@ -119,7 +116,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
 
 
 def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
-    """The same lines that a run shows at its end, with what only a history knows."""
+    """The card of a report: as a run shows it at its end, with more data."""
     run, time = report["run"], report["time"]
     ranks, nodes = run["world_size"] or len(report["ranks"]), len(run["nodes"])
     return Card(
@@ -157,7 +154,7 @@ def _card_value(row: Mapping[str, Any]) -> CardValue:
 
 
 def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """All GPUs in one line."""
+    """One line on all GPUs."""
     if not gpus:
         return
     busy = [each["busy_ratio_mean"] for each in gpus if "busy_ratio_mean" in each]
@@ -174,7 +171,7 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
-    """Telemetry's own; empty where it is not known."""
+    """The cost of telemetry; empty if unknown."""
     if not cost["hook_s"]:
         return ""
     share = cost["hook_share"]

@@ -1,4 +1,4 @@
-"""Writes the history of one run. One thread at a time; several processes may have the file open."""
+"""Writes the history of one run. Not thread-safe; several processes may have the file open."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from otel_ddp.history import tables
 from otel_ddp.history.buckets import BLOCK, FAR, FIRST, LAST_NS, UNTIL, Form, Row, form_of
 from otel_ddp.history.tables import Event, SeriesKey
 
-# Buckets of all series of a run together, about 200 MB; each series has a share, within bounds.
+# Limit of the buckets of all series of a run, about 200 MB. Each series has a share, within bounds.
 _MOST_BUCKETS = 2_000_000
 MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 40_000
 _MOST_EVENTS = 20_000
-# A file system without locks answers as if another process had one.
+# On a file system without locks, SQLite always reports a lock.
 _BUSY_S = 1.0
 _SERIES = "kind = ? AND name = ? AND rank = ? AND labels = ?"
 
 
 class Unusable(ValueError):
-    """The file is of another version, or another program's."""
+    """The file is of another version or another program."""
 
 
 @dataclass(slots=True)
 class OpenSeries:
-    """A series as it is while its file is open."""
+    """The state of a series while its file is open."""
 
     id: int
     form: Form
@@ -41,18 +41,18 @@ class OpenSeries:
 
 
 class RunFile:
-    """Opened for one run; `write` is one transaction."""
+    """The history file of one run."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable.
+        """Create or open the file; raises sqlite3.Error, OSError or Unusable.
 
-        SQLite opens paths by itself, so no other user may be able to write into the directory.
+        SQLite opens by path, so no other user may have write access to the directory.
         """
         self.path = path
         self._series: dict[SeriesKey, OpenSeries] = {}
         with contextlib.suppress(FileExistsError):
-            # Closed to others from its first moment. Not opened where it is there already: closing
-            # it would take the locks that SQLite holds for a thread that reads it.
+            # Private from the start. An existing file must not be opened here: closing it would
+            # release the locks that SQLite holds for a reading thread.
             os.close(files.create(path))
         self._status = files.check_own(path)
         self._db = sqlite3.connect(
@@ -67,9 +67,9 @@ class RunFile:
     def _prepare(self) -> None:
         execute = self._db.execute
         self._check_version()
-        # A killed agent or a full disk cannot damage it; a power cut may cost the last seconds.
+        # Safe against a killed agent and a full disk; a power cut may lose the last seconds.
         execute("PRAGMA synchronous = NORMAL")
-        # Blocks at the end of each series alone are read again: 256 KiB instead of 2 MiB.
+        # Only the last blocks of each series are read again: 256 KiB instead of 2 MiB.
         execute("PRAGMA cache_size = -256")
         execute("BEGIN IMMEDIATE")
         try:
@@ -82,8 +82,8 @@ class RunFile:
             execute("ROLLBACK")
             raise
         execute("COMMIT")
-        # Readers then never make us wait. Where a file system lacks what it needs, it stays as is.
-        # Only now: in a write-ahead log the mark of a new file would stand beside it at first.
+        # With a write-ahead log, readers do not block us. Ignored by file systems that cannot.
+        # After the commit, else the application id would not be in the file yet.
         execute("PRAGMA journal_mode = WAL")
 
     def _check_version(self) -> int:
@@ -96,48 +96,48 @@ class RunFile:
         return version
 
     def is_there(self) -> bool:
-        """Whether its name leads to it: else what is written goes with the last open file."""
+        """Whether its path still leads to it: a removed file is lost when it is closed."""
         try:
             return os.path.samestat(os.lstat(self.path), self._status)
         except FileNotFoundError:
             return False
 
     def put_back(self) -> None:
-        """Make the file again whose name was removed, unless another one is there by now."""
+        """Restore the removed file, unless there is another one by now."""
         with contextlib.suppress(FileExistsError):
             os.close(files.create(self.path))
             with contextlib.closing(sqlite3.connect(self.path)) as new:
                 self._db.backup(new)
 
     def close(self) -> None:
-        """Leave one file that can be copied."""
+        """Close, and leave a single file that can be copied."""
         try:
             self._db.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.Error:
-            pass  # somebody reads it: the other files stay beside it, and belong to it
+            pass  # being read: the write-ahead log stays beside it
         finally:
             self._db.close()
 
     def read_positions(self) -> dict[str, tuple[int, int, int]]:
-        """How far each journal was read: records, and steps by the host's and device's clock."""
+        """The offset in each journal, and the ends of the last host and device steps."""
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
     def gaps(self) -> list[dict[str, Any]]:
-        """When nothing could be kept."""
+        """Times without recording."""
         return list(self._about("gaps") or [])
 
     def began_ns(self) -> int:
-        """When the first process began that is in it; 0 if none is."""
+        """When its first process began; 0 if there is none."""
         found = self._about("began_ns")
         return found if isinstance(found, int) else 0
 
     def kept_nodes(self) -> dict[str, int]:
-        """Of the other nodes with ranks in it: when the first process of each began."""
+        """The other nodes with ranks in it, and when the first process of each began."""
         return dict(self._about("nodes") or {})
 
     def kept_time(self) -> dict[str, Any]:
-        """What its attempts were, and what their time went to."""
+        """The attempts, and the time by cause."""
         return {key: self._about(key) for key in ("time", "attempts")}
 
     def kept_ranks(self) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class RunFile:
         return [files.parse_json(text) for (text,) in rows]
 
     def change(self, texts: Mapping[str, str]) -> None:
-        """Of a person: beside what the program has said, which an agent may write again."""
+        """Store texts of a user separately: an agent may write the program's again."""
         self.write(about={"changed": {**(self._about("changed") or {}), **texts}})
 
     def _about(self, key: str) -> Any:
@@ -154,7 +154,7 @@ class RunFile:
         return files.parse_json(row[0]) if row else None
 
     def last(self, key: SeriesKey) -> int:
-        """The highest step of a logged name; -1 if it has none."""
+        """The highest step of a series; -1 if empty."""
         series = self._find(key)
         rows = [] if series is None else self._load(series)
         return max((row[UNTIL] for row in rows), default=-1)
@@ -170,11 +170,10 @@ class RunFile:
         positions: Mapping[str, tuple[int, int, int]] = {},
         attempt_ns: int = 0,
     ) -> None:
-        """Add all this, or nothing: raises sqlite3.Error, or OverflowError.
+        """Write in one transaction; raises sqlite3.Error or OverflowError.
 
-        *rows*: of each series, buckets of a value or a step each, or of several.
-        *attempt_ns*: when the newest attempt began; what earlier ones did from its first step on
-        goes, or is not added.
+        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt; steps of
+        earlier attempts from its first step on are deleted.
         """
         with self._transaction():
             for key, of_series in rows.items():
@@ -195,7 +194,7 @@ class RunFile:
         try:
             yield
         except BaseException:
-            # The disk may be so full that SQLite has rolled back by itself.
+            # On a full disk SQLite may have rolled back by itself.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self._series.clear()
@@ -214,7 +213,7 @@ class RunFile:
         old = self._load(series, first, until)
         kept = [*old, *rows]
         if attempt_ns:
-            # A wide bucket may hold steps before those that are done again.
+            # A wide bucket may include steps before the repeated ones.
             new = (row[FIRST] for row in kept if row[LAST_NS] >= attempt_ns)
             again_from = min(new, default=FAR)
             kept = [row for row in kept if row[FIRST] < again_from or row[LAST_NS] >= attempt_ns]
@@ -226,12 +225,12 @@ class RunFile:
             self._widen(series, most * 3 // 4)
 
     def _load(self, series: OpenSeries, first: int = -FAR, until: int = FAR) -> list[Row]:
-        """The buckets in the blocks from *first* to *until*."""
+        """The buckets of the blocks from *first* to *until*."""
         columns = series.form.load(self._db, (series.id, series.width), first, until)
         return [*zip(*columns, strict=True)]
 
     def _store(self, series: OpenSeries, rows: list[Row]) -> int:
-        """Write all buckets of some blocks; how many there are."""
+        """Write all buckets of some blocks; returns their number."""
         merged = series.form.merged(rows, series.width)
         self._db.executemany(
             "INSERT INTO blocks (series, start, count, first_ns, content) VALUES (?, ?, ?, ?, ?) "
@@ -247,7 +246,7 @@ class RunFile:
         self._db.execute("DELETE FROM blocks WHERE series = ? AND start >= ?", (series.id, start))
 
     def _widen(self, series: OpenSeries, most: int) -> None:
-        """Sum up neighbours until no more than *most* buckets are left."""
+        """Double the width until at most *most* buckets are left."""
         rows = self._load(series)
         self._delete(series)
         while len({row[FIRST] // series.width for row in rows}) > most:
@@ -256,7 +255,7 @@ class RunFile:
         self._db.execute("UPDATE series SET width = ? WHERE id = ?", (series.width, series.id))
 
     def _count_series(self) -> int:
-        # None is ever deleted.
+        # Series are never deleted.
         (count,) = self._db.execute("SELECT max(id) FROM series").fetchone()
         return int(count or 0)
 
@@ -317,5 +316,5 @@ class RunFile:
 
 
 def _named(key: SeriesKey) -> tuple[str, str, str, str]:
-    """Its columns in the table of series."""
+    """The columns that identify a series."""
     return key.kind, key.name, key.rank, json.dumps(key.labels)

@@ -1,8 +1,8 @@
 """The tables of a history: one SQLite file of a run on a node.
 
-Nothing is kept of single steps or values for ever: neighbours are summed up into buckets, each with
-its lowest, its highest and its last value. A series that outgrows its share gets buckets twice as
-wide, so a file stays small however long its run is. docs/history.md describes the tables.
+Neighbouring steps or values are aggregated into buckets, each with its lowest, highest and last
+value. A series that outgrows its share gets buckets twice as wide, so a file stays small however
+long its run is. docs/history.md describes the tables.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ VERSION: Final = 2
 # SQLite's application_id: "oddp".
 APPLICATION: Final = 0x6F646470
 SUFFIX: Final = ".sqlite"
-# SQLite's files beside a database that is open.
+# SQLite's files beside an open database.
 _BESIDE = ("-wal", "-shm", "-journal")
-# What a database begins with, and where it has the id of its application.
+# The header of a database, and the offset of its application id.
 _MAGIC, _APPLICATION_AT = b"SQLite format 3\0", 68
 
 TABLES: Final = """
@@ -53,21 +53,21 @@ CREATE TABLE verdicts (
 
 
 def is_history(path: Path) -> bool:
-    """Whether a file is marked as one of ours. SQLite is not asked: it leaves files beside others.
+    """Whether the application id of a file is ours. Raises OSError.
 
-    Raises OSError; a link is not followed, nor a fifo waited for.
+    Without SQLite, which would create files beside it. Links are not followed, fifos not opened.
     """
     head = files.read(path, _APPLICATION_AT + 4)
     return head.startswith(_MAGIC) and head[_APPLICATION_AT:] == APPLICATION.to_bytes(4, "big")
 
 
 def beside(path: Path) -> Iterator[Path]:
-    """The names that SQLite opens with a database of this name, whatever they lead to."""
+    """The paths that SQLite opens together with a database."""
     return (path.with_name(path.name + suffix) for suffix in _BESIDE)
 
 
 def is_as_we_made_it(database: sqlite3.Connection) -> bool:
-    """Whether it has our tables and nothing else: what stands in a table's place may run for ever.
+    """Whether it has our tables and nothing else: a view in place of a table may run forever.
 
     Raises sqlite3.Error.
     """
@@ -75,7 +75,7 @@ def is_as_we_made_it(database: sqlite3.Connection) -> bool:
 
 
 def _schema(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    # One more than we have is enough to see that it is not ours.
+    # The limit bounds the time for a foreign database.
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"
     return sorted(database.execute(query).fetchall(), key=repr)
 
@@ -95,11 +95,11 @@ RunKey = tuple[str, str]
 
 
 class SeriesKey(NamedTuple):
-    """What a series is."""
+    """Identifies a series."""
 
     kind: str
-    """`value`: logged; `steps`: of a rank, `name` is the clock; `node`: a gauge of the node, of a
-    device or of a process; `counter`: the same of what only grows."""
+    """`value`: logged; `steps`: of a rank, `name` is the clock; `node`: a gauge of the node, a
+    device or a process; `counter`: the same for counters."""
     name: str
     rank: str = ""
     labels: tuple[tuple[str, str], ...] = ()

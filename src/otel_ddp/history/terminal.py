@@ -1,4 +1,4 @@
-"""Times and tables, in words that can do nothing to a terminal."""
+"""Times and tables as text that is safe for a terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _MENTION = re.compile(r"[@<!](?=[\w@!#&/])")
 
 
 def shown_time(time_ns: int, now_ns: int) -> str:
-    """The time of day here, with the date where that is another one."""
+    """The local time of day, with the date if it is not today."""
     at, now = time.localtime(time_ns / 1e9), time.localtime(now_ns / 1e9)
     same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", at)
 
 
 def when(verdict: Mapping[str, Any], now_ns: int) -> str:
-    """What stands before a verdict's sentence, as an agent's file describes it.
+    """The time before a verdict's sentence.
 
-    `since 16:45:10: ` while it holds, `16:45:10 to 16:47:02: ` later, `16:45:10: ` for a death.
+    `since 16:45:10: ` while open, `16:45:10 to 16:47:02: ` later, `16:45:10: ` for a death.
     """
     since, until = (
         shown_time(at_ns, now_ns) if isinstance(at_ns, int) and 0 < at_ns < 2**63 else ""
@@ -34,12 +34,12 @@ def when(verdict: Mapping[str, Any], now_ns: int) -> str:
 
 
 def where_to_look(led_by: str) -> str:
-    """What each view says on a node of a run that the agent of another node leads."""
+    """The hint that another node, which leads the run, shows all ranks."""
     return f"all ranks of this run are shown on {printable(led_by)}" if led_by else ""
 
 
 def printable(words: str, *, most: int = 1000) -> str:
-    """One line: ESC and newlines are written out."""
+    """One line, with control characters escaped."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in words[:most]
@@ -55,7 +55,7 @@ def without_mentions(words: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> Iterator[str]:
-    """The lines of a table, whose first row holds the heads. *right*: those of numbers."""
+    """The lines of a table; the first row has the heads. *right*: heads of columns of numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (

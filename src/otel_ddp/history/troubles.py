@@ -1,4 +1,4 @@
-"""Which verdicts of a run are shown first: the worst one, and the costliest."""
+"""Orders the verdicts of a run: the worst and the costliest first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ Verdict = Mapping[str, Any]
 
 
 def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]:
-    """Those that go on before those that are over; harmless ones come last.
+    """Open verdicts before past ones, harmless ones last.
 
-    Without those of earlier attempts that are over, if the newest attempt began at *began_ns*: the
-    list of attempts shows why each ended.
+    Without past verdicts of earlier attempts. *began_ns*: the start of the newest attempt.
     """
     return sorted(
         (
@@ -28,7 +27,7 @@ def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]
 
 
 def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
-    """The worst trouble and the costliest one, which may be the same."""
+    """The worst verdict and the costliest one, which may be the same."""
     found = [
         each
         for each in worst_first(verdicts, began_ns)
@@ -40,14 +39,14 @@ def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
 
 
 def named_ranks(verdict: Verdict) -> Sequence[str]:
-    """The ranks that a verdict names: one, or all of a node."""
+    """The ranks that a verdict is about: one, or those of a late node."""
     rank = plain.mapping(verdict.get("who")).get("rank")
     of_node = plain.mapping(verdict.get("evidence")).get("ranks")
     return [str(rank)] if rank else [*map(str, of_node)] if isinstance(of_node, list) else []
 
 
 def is_late(verdict: Verdict) -> bool:
-    """Whether it says by how much somebody is late."""
+    """Whether it is about lateness."""
     return "excess_s" in plain.mapping(verdict.get("evidence"))
 
 

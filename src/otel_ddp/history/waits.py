@@ -1,4 +1,4 @@
-"""Who waits for whom: the suspect ranks, all others as one bar, and lateness over steps."""
+"""Who waits for whom: bars of the suspect ranks and of all others, and lateness over steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
-# Steps that the bars are the mean of, and those that the strip shows of a run that goes on.
+# The steps of the bars; the steps of the strip in a running run.
 _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
-# Rows and columns of the strip, and the numbers that may be read for it.
+# Limits of the strip.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
-# A rank that is late by less than this share of a step is no suspect.
+# The least lateness of a suspect, as a share of a step.
 _LATE = 0.05
 _STRIP = [STEPS.names.index(each) for each in ("first", "steps", *(f"{w}_ns" for w in WORK_PHASES))]
 _Series = Mapping[str, tuple[History, Series]]
@@ -35,14 +35,12 @@ class _Rank(NamedTuple):
     node: str
     step_s: float
     work_per_s: float
-    """Tokens, or samples where tokens are not known."""
+    # Without waits and unusual phases.
     work_s: float
-    """Without waiting, and without what one rank alone does in a step: saving, evaluating."""
     phases: Mapping[str, float]
 
     @classmethod
     def of(cls, rank: str, node: str, found: StepBucket) -> _Rank:
-        """The mean of these steps."""
         phases = {word: ns / found.steps / 1e9 for word, ns in found.phases_ns.items()}
         return cls(
             rank,
@@ -55,11 +53,10 @@ class _Rank(NamedTuple):
 
 
 def waits(run: WholeRun) -> dict[str, Any]:
-    """Bars over the steps of the trouble that is shown first, or the last ones; a strip over more.
+    """Bars for the steps of the first verdict on lateness, or the last steps; a strip for more.
 
-    A rank that a verdict names is among the suspects, however late it is.
+    The ranks of the verdict are always among the suspects.
     """
-    # Of two ranks the quicker one is the median: else each would be half as late as it is.
     series = {one.key.rank: (history, one) for history, one in reversed(run.step_series())}
     spans = [span for each, one in series.values() if (span := each.step_range(one))]
     if not spans:
@@ -96,7 +93,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
 
 
 def _work_s(columns: Columns, wide: int) -> dict[int, float]:
-    """How long a step works, by the number of *wide* steps; of columns as _STRIP has them."""
+    """The mean work of each *wide* steps, by number. *columns*: those of _STRIP."""
     steps, work_ns = Counter[int](), Counter[int]()
     for first, many, *parts_ns in zip(*columns, strict=True):
         steps[first // wide] += many
@@ -105,7 +102,7 @@ def _work_s(columns: Columns, wide: int) -> dict[int, float]:
 
 
 def _suspects(found: Sequence[_Rank], usual_s: float, named: Sequence[str]) -> list[_Rank]:
-    """The first of these that are late or named; all where there are few."""
+    """The late ranks and those of the verdict; all ranks if there are few."""
     return [
         each
         for each in found[:_MOST_SUSPECTS]
@@ -124,10 +121,10 @@ def _together(others: Sequence[_Rank]) -> dict[str, Any] | None:
 
 
 def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any]:
-    """By how much each rank works longer than the median one, in columns of steps.
+    """The excess work of each rank over the median, in columns of steps.
 
-    *shift*: what makes our numbers those of the program.
-    Of many ranks a row has several: the latest of them counts.
+    With many ranks, a row shows the latest of several. *shift*: from our step numbers to the
+    program's.
     """
     kept = math.lcm(*(one.width for _, one in series.values()))
     most = max(min(_MOST_COLUMNS, _MOST_CELLS // len(series)), 2)
@@ -165,11 +162,10 @@ def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any
 
 
 def _checkpoint(run: WholeRun) -> dict[str, Any] | None:
-    """The last one that any rank has saved."""
+    """The last checkpoint of any rank."""
     found = [
         event
         for each in run.histories
-        # Another event's text may have the word as well.
         for event in each.events(10, like=CHECKPOINT_EVENT)
         if event.name == CHECKPOINT_EVENT
     ]

@@ -1,4 +1,4 @@
-"""A run as a whole: what its histories of all nodes, and the steps of all its ranks, say."""
+"""A run: joins its histories of all nodes and the steps of all ranks."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Cell(NamedTuple):
 
     steps: float
     took_s: float
-    """Of one step, on average; so are the phases."""
+    """The mean of a step; so are the phases."""
     work: float
-    """Of all ranks together, in one step."""
+    """Of all ranks, per step."""
     usual: bool
     phases_s: dict[str, float]
 
 
 class WholeRun:
-    """One run on all nodes whose histories are here."""
+    """One run, from the histories of its nodes that are here."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         found = [of_node(each.about, each.ranks) for each in histories]
@@ -55,7 +55,7 @@ class WholeRun:
         }
         self.of_nodes = [*nodes.values()]
         self.newest = newest_attempt(self.of_nodes)
-        # The node with rank 0 speaks for all.
+        # The first is that of rank 0's node.
         self.histories = sorted(nodes, key=lambda each: first_rank(self.newest, nodes[each]))
         self._opened = histories
         self.paths = [each.path for each in histories]
@@ -79,31 +79,31 @@ class WholeRun:
 
     @property
     def began_ns(self) -> int:
-        """0 where it is not known; so is the next."""
+        """0 if unknown."""
         return plain.whole(self.about.get("began_ns")) or 0
 
     @property
     def seen_ns(self) -> int:
-        """When it was written of last."""
+        """When it was last written; 0 if unknown."""
         return plain.whole(self.about.get("seen_ns")) or 0
 
     @property
     def shift(self) -> int:
-        """As of its first node."""
+        """See `History.shift`."""
         return self.histories[0].shift
 
     def word(self, key: str) -> str:
-        """Such as `project`; empty where it is not known."""
+        """A text of `about`, such as `project`; empty if unknown."""
         return str(self.about.get(key) or "")
 
     def told(self, key: str) -> Mapping[str, Any]:
-        """`config`, `texts` or `environment`; a person's name and tags replace the program's."""
+        """`config`, `texts` or `environment`; texts that a user changed replace the program's."""
         changed = plain.mapping(self.about.get("changed")) if key == "texts" else {}
         return {**plain.mapping(self.about.get(key)), **changed}
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What is known of the run: of the first node, and of others what that one lacks."""
+        """The properties of the run: the first node's, completed by those of others."""
         found: dict[str, Any] = {}
         for each in reversed(self.histories):
             found |= {key: value for key, value in each.about.items() if value not in _EMPTY}
@@ -114,13 +114,13 @@ class WholeRun:
 
     @property
     def own_summary(self) -> list[dict[str, Any]]:
-        """The same of the names that rank 0 has."""
+        """The summary of the values that the agents summarize."""
         rows = [plain.list_of(dict, each.about.get("summary")) for each in self.histories]
         return _merged(chain(*rows))
 
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
-        """Last and best values, of all nodes; of a name that rank 0 has not, the last one alone."""
+        """Last and best values of all nodes; only the last for values without a summary."""
         found = {(str(row.get("name")), str(row.get("split"))): row for row in self.own_summary}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
@@ -132,7 +132,7 @@ class WholeRun:
 
     @property
     def cost(self) -> dict[str, float | None]:
-        """Telemetry's own: of the hooks of the newest attempt, and their share of its steps."""
+        """The time of the hooks in the newest attempt, and its share of the steps."""
         totals = [plain.mapping(each.get("totals")) for each in self.ranks.values()]
         hook_s, steps_s = (
             sum(plain.number(each.get(metric.name)) or 0.0 for each in totals)
@@ -142,18 +142,18 @@ class WholeRun:
 
     @property
     def ranks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Each process by its rank, of the newest attempt."""
+        """The processes of the newest attempt, by rank."""
         return self.newest.ranks
 
     @property
     def world_size(self) -> Any:
-        """None where no rank has said it."""
-        told = [self.told("environment"), *self.ranks.values()]
-        return next(filter(None, (each.get("world_size") for each in told)), None)
+        """None if unknown."""
+        known = [self.told("environment"), *self.ranks.values()]
+        return next(filter(None, (each.get("world_size") for each in known)), None)
 
     @property
     def step(self) -> int | None:
-        """The last one of any rank."""
+        """The last step of any rank."""
         steps = [plain.whole(each.get("step")) for each in self.ranks.values()]
         return max((step for step in steps if step is not None), default=None)
 
@@ -168,24 +168,23 @@ class WholeRun:
         return [*dict.fromkeys([*own, *others])]
 
     def node_of(self, history: History, rank: str) -> str:
-        """Where a rank is, by one of the histories."""
+        """The node of a rank, by one of the histories."""
         return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
     def tells_events(self, history: History, rank: str) -> bool:
-        """Whether events of a rank count as this history has them: its own node has them all."""
+        """Whether this history has the events of a rank: preferably that of its own node."""
         node = self.node_of(history, rank)
         return all(node != _node(each) for each in self.histories if each is not history)
 
     @property
     def look(self) -> str:
-        """Where all of its ranks are shown; empty: here."""
+        """The hint where all ranks are shown; empty if here."""
         led_by = self.word("led_by")
-        # What this node has of the ranks of others may be of an attempt that it has led.
         own = {_node(each) for each in self.histories}
         return "" if led_by in own else where_to_look(led_by)
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Of all nodes, in the order of their beginning; once, what each node keeps of its lead."""
+        """The verdicts of all nodes by their start, without duplicates."""
         found: dict[str, dict[str, Any]] = {}
         for each in self.histories:
             for verdict in each.verdicts():
@@ -195,13 +194,13 @@ class WholeRun:
     # -- series
 
     def series(self, kind: str) -> Iterator[tuple[History, Series]]:
-        """The series of a kind on every node."""
+        """The series of a kind on all nodes."""
         for each in self.histories:
             for series in each.series(kind):
                 yield each, series
 
     def by_rank(self, found: Iterable[_Of]) -> list[_Of]:
-        """These, by rank; of a rank that has moved, that of its newest process first."""
+        """Sorted by rank; of a rank that has moved, the newest process first."""
 
         def order(one: _Of) -> Any:
             history, rank = one[0], one[1].key.rank
@@ -211,7 +210,7 @@ class WholeRun:
 
     @cached_property
     def values(self) -> dict[tuple[str, str], list[Bucket]]:
-        """What was logged, by name and split: of the lowest rank that logged it."""
+        """Logged values by name and split, of the lowest rank that logged each."""
         found: dict[tuple[str, str], tuple[str, list[Bucket]]] = {}
         for each, series in self.by_rank(self.series("value")):
             key, rank = _name_and_split(series), series.key.rank
@@ -223,7 +222,7 @@ class WholeRun:
         return {key: buckets for key, (_, buckets) in found.items()}
 
     def step_series(self) -> list[_Of]:
-        """The steps of each rank on every node, as `by_rank`."""
+        """The steps of each rank on every node, sorted by `by_rank`."""
         return self.by_rank(
             (each, one) for each in self.histories for one in each.step_series.values()
         )
@@ -231,9 +230,9 @@ class WholeRun:
     def steps(
         self, wide: int, first: int = -FAR, until: int = FAR, rank: str = ""
     ) -> dict[int, StepBucket]:
-        """The steps of all ranks, or of one, *wide* of them together, by their number.
+        """Buckets of *wide* steps over all ranks, or of one, by number.
 
-        Of a rank that has moved: what it did again on the other node counts there.
+        Steps that a rank repeated on another node count there.
         """
         found: dict[int, list[Row]] = {}
         begins: dict[str, int] = {}
@@ -248,18 +247,18 @@ class WholeRun:
         return {at: StepBucket.of(STEPS.together(rows), len(rows)) for at, rows in found.items()}
 
     def cells(self) -> list[Cell]:
-        """The steps of all ranks: means over the ranks, and the work of all together."""
+        """The steps of all ranks: means over the ranks, and the sum of their work."""
         wide = max((one.width for _, one in self.step_series()), default=1)
         steps = self.steps(wide)
         found = [_cell(steps[at]) for at in sorted(steps)]
         if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
-            # Each has some unusual step in it: only the time of its special phases is taken out.
+            # Most buckets include an unusual step. So remove only the time of unusual phases.
             found = [_without_special(each) for each in found]
         return found
 
 
 def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What a run is judged by: a loss of training, and one of validation; name and split."""
+    """Name and split of the main values: a training loss, and a validation loss."""
     rows = [(str(row.get("name")), str(row.get("split") or "")) for row in summary]
     words = {row: {*_WORDS.split(row[0].lower())} for row in rows}
     losses = [row for row in rows if "loss" in words[row]] or rows
@@ -286,7 +285,7 @@ def _name_and_split(series: Series) -> tuple[str, str]:
 
 
 def _node(history: History) -> str:
-    """Whose agent has written it."""
+    """The node that wrote it."""
     return str(history.about.get("node") or "?")
 
 
@@ -295,14 +294,14 @@ def _identity(verdict: Mapping[str, Any]) -> str:
 
 
 def _without_special(cell: Cell) -> Cell:
-    """The steps without the time of their special phases."""
+    """The steps without the time of unusual phases."""
     special_s = sum(cell.phases_s[word] for word in UNUSUAL_PHASES)
     phases_s = {**cell.phases_s, **dict.fromkeys(UNUSUAL_PHASES, 0.0)}
     return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)
 
 
 def _merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a summary, of each name and split one: the first says the last value."""
+    """One row for each name and split; the first one has the last value."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = plain.text(row.get("name")), plain.text(row.get("split"))
@@ -320,6 +319,6 @@ def _has_value(point: Any) -> bool:
 
 
 def _joined(earlier: list[Bucket], later: list[Bucket]) -> list[Bucket]:
-    """Of a rank that has moved: what it did again on the other node counts there."""
+    """The values of a rank that moved: repeated ones count on the later node."""
     from_step = min((each.first for each in later), default=2**63)
     return [each for each in earlier if each.until < from_step] + later

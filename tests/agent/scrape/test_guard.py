@@ -11,7 +11,7 @@ import pytest
 
 from agent.scrape.serving import serving
 from history.page.serving import Served
-from otel_ddp.history.page import guard
+from otel_ddp.history.page import http
 from otel_ddp.history.page.app import App
 
 PATHS = ("/", "/metrics", "/healthz", "/api/runs", "/run/r", "/nothing")
@@ -80,13 +80,13 @@ def test_only_paths_are_answered(port: int, target: str) -> None:
 
 def test_every_answer_has_the_headers_of_the_guard(port: int) -> None:
     asked = (["Host: localhost"], ["Host: evil.com"], ["Host: localhost", "x" * 70000])
-    policy = {("Content-Security-Policy", guard.HEADERS["Content-Security-Policy"])}
+    policy = {("Content-Security-Policy", http.HEADERS["Content-Security-Policy"])}
     for path, lines in itertools.product(PATHS, asked):
         _, text = ask(port, path, *lines)
 
         # The page has a policy of its own, as strict.
         assert text.count("\r\nContent-Security-Policy: default-src 'none'; ") == 1
-        for name, value in guard.HEADERS.items() - policy:
+        for name, value in http.HEADERS.items() - policy:
             assert text.count(f"\r\n{name}: {value}\r\n") == 1
 
 

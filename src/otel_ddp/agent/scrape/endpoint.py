@@ -19,7 +19,7 @@ from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
 from otel_ddp.agent.scrape import access
 from otel_ddp.agent.scrape.server import Handler, bind
 from otel_ddp.history.page.app import App
-from otel_ddp.history.page.exchange import Answer, as_text
+from otel_ddp.history.page.http import Answer, as_text
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 

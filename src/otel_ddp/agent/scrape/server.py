@@ -15,9 +15,9 @@ from typing import Any
 from weakref import WeakSet
 
 from otel_ddp.agent.scrape import access
-from otel_ddp.history.page import guard
+from otel_ddp.history.page import http
 from otel_ddp.history.page.app import App
-from otel_ddp.history.page.exchange import Answer, Question, Refused, as_text
+from otel_ddp.history.page.http import Answer, Question, Refused, as_text
 
 _PORTS_TO_TRY = 64
 CLIENT_TIMEOUT_S = 5.0
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            guard.check(self.path, self.headers, any_name=self.server.any_name)
+            http.check_request(self.path, self.headers, any_name=self.server.any_name)
             given = self.server.answer(self)
         except Refused as why:
             given = as_text(why.status, f"{why}\n")
@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def end_headers(self) -> None:
         # The library's own answers to what is no request at all end here as well.
-        for name, value in {**guard.HEADERS, **self.given}.items():
+        for name, value in {**http.HEADERS, **self.given}.items():
             self.send_header(name, value)
         super().end_headers()
 

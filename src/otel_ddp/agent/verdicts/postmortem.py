@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
-from otel_ddp.history.page.exchange import json_text
+from otel_ddp.history.page.http import json_text
 
 Plain = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""What the page asks about one run, answered out of its histories; a saved page has it inside."""
+"""Answers the page's questions on one run from its histories, and saves a page with its answers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.history import beside
+from otel_ddp.history import directory
 from otel_ddp.history.page import columns, runs, static_files
-from otel_ddp.history.page.exchange import Question, as_json
+from otel_ddp.history.page.http import Question, as_json
 from otel_ddp.history.waits import waits
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 
 _MOST_EVENTS = 500
-# In a saved page: pictures, the points of all lines in one, and the characters of a post-mortem.
+# Limits of a saved page: charts, points of all lines in a chart, characters of a post-mortem.
 _SAVED_NAMES, _SAVED_POINTS, _SAVED_TEXT = 60, 8192, 256 * 1024
 _SAVED_COLUMNS, _FEWEST_COLUMNS = 512, 32
 _SAVED_FILES = 5
@@ -29,13 +29,13 @@ def _names(run: WholeRun, question: Question) -> dict[str, Any]:
 
 
 def _events(run: WholeRun, question: Question) -> dict[str, Any]:
-    """Events, exceptions and checkpoints, the latest first. `more`: there are older ones."""
+    """Events, exceptions and checkpoints, latest first. `more`: whether there are older ones."""
     most = question.whole("most", 100, 1, _MOST_EVENTS)
     before_ns = question.whole("before_ns", 2**62, 0, 2**62)
     found: list[dict[str, Any]] = [
         {
             **each._asdict(),
-            # A browser's numbers are too short for it.
+            # JavaScript numbers lose digits.
             "time_exact": str(each.time_ns),
             "node": run.node_of(history, each.rank),
         }
@@ -51,7 +51,6 @@ def _waits(run: WholeRun) -> dict[str, Any]:
     return {"phases": columns.SHOWN_PHASES, **waits(run)}
 
 
-# Of the histories alone.
 ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
     "names": _names,
     "values": lambda run, question: columns.columns_of(run, question, "value"),
@@ -65,10 +64,10 @@ ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
 
 
 def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
-    """The page of a run as HTML: what its scripts would ask for lies in it."""
+    """The page of a run as HTML that includes the answers to its scripts."""
     names, reports = _names(run, Question("names")), reports[:_SAVED_FILES]
     texts = {
-        each["name"]: beside.postmortem([Path(each["path"]).parent], each["name"]) or ""
+        each["name"]: directory.postmortem(Path(each["path"]).parent, each["name"]) or ""
         for each in reports
     }
     shown = {kind: each[:_SAVED_NAMES] for kind, each in names.items()}
@@ -89,7 +88,7 @@ def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
 
 
 def _pictures(run: WholeRun, names: Sequence[str], *kinds: str) -> dict[str, Any]:
-    """The answer on each name. The more lines a picture has, the fewer points has each."""
+    """The answer for each name. The more lines, the fewer points each has."""
     found = {}
     for name in names:
         lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)

@@ -1,4 +1,4 @@
-"""Answers a browser: the page's files, and what they ask for as JSON or CSV. Knows no server."""
+"""Answers the requests of a browser: the page, and its data as JSON or CSV. Without a server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, files
-from otel_ddp.history import beside, changes, compare
+from otel_ddp.history import compare, directory
 from otel_ddp.history.newest_attempt import is_silent
-from otel_ddp.history.page import answers, guard, runs, static_files
-from otel_ddp.history.page.exchange import (
+from otel_ddp.history.page import answers, http, runs, static_files
+from otel_ddp.history.page.http import (
     Answer,
     Question,
     Refused,
@@ -28,9 +28,9 @@ from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import ENDED_STATES
 
-# The views of the page: which one it is, its script reads from the address.
+# Paths of the page; its script reads the view from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
-# Asked of the agent alone; all else lies on the disk of the histories.
+# Requests that do not read histories.
 _WITHOUT_DISK = ("now", "stacks")
 _PACKED_FROM = 4096
 HIDDEN = (
@@ -41,18 +41,18 @@ NO_TOKEN = (
     "Runs are changed with the token of OTEL_DDP_SCRAPE_TOKEN_FILE alone: type it, or set the "
     "variable for the agent."
 )
-# The texts of a run that a person may change, and their longest length.
+# The texts of a run that a user may change, and their longest length.
 _TEXTS, _LONGEST = ("name", "tags"), 500
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
-# In one table.
+# In one CSV table.
 _MOST_RUNS = 50
 _NOTHING = Survey()
 
 
 class App:
-    """Of one folder of histories. Called from several threads."""
+    """The page of one folder of histories. Thread-safe."""
 
     def __init__(
         self,
@@ -63,22 +63,22 @@ class App:
         live: Callable[[], Survey] | None = None,
         ask_stacks: AskStacks | None = None,
     ) -> None:
-        """*live*: None where there is no agent, but a folder alone.
+        """*ours*: read the folder only while no other user can write there.
 
-        *ours*: the folder is read only while it is closed to other users; else whatever is there.
-        *disk_hangs*: whether a thread that reads the folder may wait for long.
+        *disk_hangs*: whether reading the folder may block for long. *live*: the agent's state; None
+        without an agent.
         """
         self._runs = Runs(folder, ours)
         self._disk_hangs = disk_hangs
         self._live = live
         self._ask_stacks = ask_stacks
-        self._folder, self._ours = folder, ours
+        self._ours = ours
 
     def answer(self, question: Question) -> Answer:
-        """The answer, whatever is asked; raises nothing."""
+        """Never raises."""
         path = question.path
         of_disk = path.startswith("/api/") and path.removeprefix("/api/") not in _WITHOUT_DISK
-        # What is being read as a disk begins to hang waits in its thread; no more does.
+        # Do not block further threads while a disk hangs.
         if of_disk and self._disk_hangs is not None and self._disk_hangs():
             if path == "/api/runs":
                 return as_json(200, self._list([], []))
@@ -93,7 +93,7 @@ class App:
         if takes and len(body) > _PACKED_FROM:
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
-        # The page asks less often where its answers are dear.
+        # The page polls less often if answers are expensive.
         extra["Server-Timing"] = f"cpu;dur={(time.thread_time() - began_s) * 1000:.1f}"
         return Answer(status, {**extra, **headers}, body)
 
@@ -126,8 +126,10 @@ class App:
         if path == "runs":
             return as_json(200, self._list(*self._runs.rows()))
         if path == "postmortem":
-            if (text := beside.postmortem(self._folders(), question.text("name"))) is None:
-                raise Refused(404, f"there is no post-mortem {question.text('name')[:200]!r}")
+            name = question.text("name")
+            text = directory.postmortem(self._runs.folder, name) if self._may_read() else None
+            if text is None:
+                raise Refused(404, f"there is no post-mortem {name[:200]!r}")
             return as_text(200, text)
         own = {"now": self._now, "compare": self._compared}
         if path in own:
@@ -143,37 +145,39 @@ class App:
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name == "postmortems":
-                found = {name: beside.postmortems(self._folders(), run.group, run.name)}
+                may_read, folder = self._may_read(), self._runs.folder
+                written = directory.postmortems(folder, run.group, run.name) if may_read else []
+                found = {name: written}
             else:
                 raise Refused(404, f"there is no {name[:100]!r}")
         return as_json(200, found)
 
     def _table(self, name: str, question: Question) -> Answer:
-        """Of one run, or of several with the run before each row."""
+        """CSV of one run, or of several with a column for the run."""
         if name not in ("steps", "values", "node"):
             raise Refused(404, f"{name[:100]!r} is no table")
-        asked, found = question.of_each_run(), list[dict[str, Any]]()
-        for each in asked[:_MOST_RUNS]:
+        questions, found = question.of_each_run(), list[dict[str, Any]]()
+        for each in questions[:_MOST_RUNS]:
             with self._runs.opened(each.group, run := each.text("run")) as opened:
-                told = answers.ANSWERS[name](opened, each)
-            those = [{"columns": told["columns"]}] if name == "steps" else told["series"]
-            found += [{"run": run, **row} for row in those] if len(asked) > 1 else those
+                answer = answers.ANSWERS[name](opened, each)
+            rows = [{"columns": answer["columns"]}] if name == "steps" else answer["series"]
+            found += [{"run": run, **row} for row in rows] if len(questions) > 1 else rows
         return as_csv(found)
 
     def _compared(self, question: Question) -> dict[str, Any]:
-        """What `otel-ddp compare` says of two runs."""
+        """The result of `otel-ddp compare` for two runs."""
         sides = []
         for each in question.of_each_run()[:2]:
             with self._runs.opened(each.group, each.text("run")) as found:
                 sides.append(compare.of_run(found))
         if len(sides) < 2:
             raise Refused(400, "name two runs")
-        told = compare.compare(*sides)
-        return {**told.to_json(), "tables": [each._asdict() for each in compare.tables(told)]}
+        result = compare.compare(*sides)
+        return {**result.to_json(), "tables": [each._asdict() for each in compare.tables(result)]}
 
-    def _folders(self) -> list[Path]:
-        """Where post-mortems may lie."""
-        return [self._folder] if not self._ours or files.is_kept(self._folder) else []
+    def _may_read(self) -> bool:
+        """False if other users may write into a folder that must be ours."""
+        return not self._ours or files.is_kept(self._runs.folder)
 
     def _list(self, found: list[dict[str, Any]], faults: list[str]) -> dict[str, Any]:
         live = self._now_known()
@@ -196,14 +200,14 @@ class App:
         }
 
     def _stacks(self, question: Question) -> dict[str, Any]:
-        self._check_asked(question)
+        self._check_post(question)
         if self._ask_stacks is None:
             raise Refused(404, "no agent runs here, so no process can be asked")
         return {"processes": self._ask_stacks(*map(question.text, ("group", "run", "rank")))}
 
     def _change(self, question: Question) -> dict[str, Any]:
         """Rename, tag or delete a run that is over."""
-        self._check_asked(question)
+        self._check_post(question)
         if not question.has_token:
             raise Refused(403, NO_TOKEN)
         with self._runs.opened(question.group, question.text("run")) as run:
@@ -211,30 +215,30 @@ class App:
                 raise Refused(409, f"{run.name} goes on: change it once it has ended")
             paths, key = run.paths, (run.group, run.name)
         if "delete" in question.query and any(e.of_run == key for e in self._now_known().processes):
-            # It would make the file again.
+            # The agent would restore the file.
             raise Refused(409, f"the agent still writes {key[1]}: try again in five minutes")
         try:
             if "delete" in question.query:
-                changes.delete(paths)
+                directory.delete(paths)
             else:
                 given = [key for key in _TEXTS if key in question.query]
-                changes.describe(paths, {key: question.text(key)[:_LONGEST] for key in given})
+                directory.change(paths, {key: question.text(key)[:_LONGEST] for key in given})
         except (OSError, sqlite3.Error) as error:
             raise Refused(500, f"it cannot be changed: {error}") from None
         return {}
 
-    def _check_asked(self, question: Question) -> None:
-        """Only our own page and commands, and their user, ask for what changes anything."""
+    def _check_post(self, question: Question) -> None:
+        """Refuse a request with side effects unless our page or command sent it."""
         if question.method != "POST":
             raise Refused(405, "this is asked with POST")
-        guard.check_asked(question.headers)
+        http.check_post(question.headers)
 
     @errors.contained(_NOTHING)
     def _now_known(self) -> Survey:
         return _NOTHING if self._live is None else self._live()
 
     def _seen_by(self, live: Survey) -> dict[str, Any]:
-        """What stands above every list."""
+        """The head of every list."""
         return {
             "now_ns": time.time_ns(),
             "node": live.agent.get("node", ""),
@@ -243,7 +247,7 @@ class App:
 
 
 def _not_kept(live: Survey) -> list[str]:
-    """A sentence where the agent cannot keep anything at this moment."""
+    """Why the agent records no history at the moment, if it does not."""
     history = live.agent.get("history", {})
     if history.get("directory") == "":
         return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]

@@ -1,4 +1,4 @@
-"""Values, samples of the node and steps of ranks, as columns of numbers in as many as wanted."""
+"""Downsamples logged values, node samples and steps to the requested number of points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_ddp.history.buckets import FAR, FIRST, VALUES, Bucket, Row, StepBucket
 from otel_ddp.history.newest_attempt import rank_order
-from otel_ddp.history.page.exchange import Question
+from otel_ddp.history.page.http import Question
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.history.whole_run import WholeRun
@@ -18,10 +18,10 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
 _MOST_COLUMNS = 4096
 _MOST_NAMES, _MOST_SERIES = 20, 200
-# Numbers of one matrix, rank by step.
+# Limit of ranks times steps.
 _MOST_CELLS = 60_000
 _METRICS = {metric.name: metric for metric in catalog.METRICS}
-# Phases as they are painted and called.
+# Colours and names of phases.
 SHOWN_PHASES = [
     {
         "name": each.word,
@@ -30,7 +30,7 @@ SHOWN_PHASES = [
     }
     for each in map(PHASE.__getitem__, MEASURED_PHASES)
 ]
-# Of a series, what no label may take the name of.
+# Keys of a series that a label must not override.
 _TAKEN = ("run", "name", "rank", "node", "columns")
 
 
@@ -38,20 +38,20 @@ _TAKEN = ("run", "name", "rank", "node", "columns")
 
 
 def names(run: WholeRun, *kinds: str) -> list[str]:
-    """Of all nodes, each once."""
+    """The names on all nodes."""
     found = (each.names(kind) for kind in kinds for each in run.histories)
     return list(dict.fromkeys(chain.from_iterable(found)))
 
 
 def described(name: str) -> dict[str, str]:
-    """A metric, with the unit and the sentence of the catalogue."""
+    """A metric with its unit and description."""
     metric = _METRICS.get(name)
     unit, text = (metric.unit, metric.description) if metric else ("", "")
     return {"name": name, "unit": unit, "text": text}
 
 
 def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]:
-    """The series of the names that were asked for, and how many were left out."""
+    """The series of the requested names; `left_out` counts those beyond the limit."""
     first = question.whole("first", -FAR, -FAR, FAR)
     until = question.whole("until", FAR, -FAR, FAR)
     wanted = question.whole("columns", 400, 2, _MOST_COLUMNS)
@@ -61,7 +61,7 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
         for name in question.texts("name")[:_MOST_NAMES]:
             found += _over_ranks(run, name, kinds, (wanted, first, until))
         return {"series": found, "left_out": 0}
-    # Of a rank that has moved: from where on its newest node has each series.
+    # For ranks that moved: the first bucket of each series on the newest node.
     begins: dict[SeriesKey, int] = {}
     for name in question.texts("name")[:_MOST_NAMES]:
         for history, series in _named(run, name, kinds):
@@ -91,7 +91,7 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
 def _over_ranks(
     run: WholeRun, name: str, kinds: tuple[str, ...], how: tuple[int, int, int]
 ) -> list[dict[str, Any]]:
-    """Of each set of labels one series: the mean of the ranks, the lowest and the highest."""
+    """A series for each set of labels: mean, lowest and highest of the ranks."""
     alike: dict[tuple[tuple[str, str], ...], list[tuple[History, Series]]] = {}
     for one in _named(run, name, kinds):
         alike.setdefault(one[1].key.labels, []).append(one)
@@ -119,7 +119,7 @@ def _named(run: WholeRun, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[H
 
 
 def _as_columns(buckets: list[Bucket]) -> dict[str, list[Any]]:
-    """`ms` are milliseconds since 1970, as browsers count."""
+    """`ms`: milliseconds since 1970, as in JavaScript."""
     return {
         "first": [each.first for each in buckets],
         "x": [each.until for each in buckets],
@@ -135,7 +135,7 @@ def _as_columns(buckets: list[Bucket]) -> dict[str, list[Any]]:
 
 
 def _rates(buckets: list[Bucket]) -> dict[str, list[Any]]:
-    """What a counter grew by, each second. A counter that began anew has no rate there."""
+    """The rates of a counter per second; None after a reset."""
     found: dict[str, list[Any]] = {"first": [], "x": [], "ms": [], "per_second": []}
     for one, other in pairwise(buckets):
         if one.last is not None and other.last is not None and other.last_ns > one.last_ns:
@@ -150,7 +150,7 @@ def _rates(buckets: list[Bucket]) -> dict[str, list[Any]]:
 
 
 def grid(run: WholeRun, question: Question) -> dict[str, Any]:
-    """Columns of equally many steps: means over the ranks that are asked for, weighed by steps."""
+    """Columns of equal numbers of steps: means over the requested ranks, weighted by steps."""
     chosen = [one for one in run.step_series() if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]
     if not ranges:
@@ -177,20 +177,20 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
 
 
 def _width(chosen: list[tuple[History, Series]], first: int, until: int, most: int) -> int:
-    """How many steps a column has: a multiple of what is kept, so that no bucket is cut."""
+    """The number of steps in a column: a multiple of the buckets' widths."""
     kept = math.lcm(*(series.width for _, series in chosen))
     return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
 
 def _seconds(total_ns: int, steps: int) -> float:
-    """Of one step. Digits below a nanosecond are not known, and would double the answer."""
+    """The mean of a step, rounded to nanoseconds to shorten the answer."""
     return round(total_ns / steps / 1e9, 9)
 
 
 def _mean(
     cells: Mapping[int, StepBucket], numbers: range, wide: int, shift: int
 ) -> dict[str, list[Any]]:
-    """The phases of a step, over all ranks."""
+    """The mean step and its phases in each column."""
     names = ("first", "x", "ms", "steps", "step_s", "low_s", "high_s")
     found: dict[str, list[Any]] = {name: [] for name in (*names, *MEASURED_PHASES)}
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Which runs a folder holds, as the list shows them; and what stands above one run's pictures."""
+"""The runs of a folder for the list of the page, and the head of one run's page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_ddp import plain
 from otel_ddp.history import directory
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.newest_attempt import Newest, OfNode, is_silent, newest_attempt
-from otel_ddp.history.page.exchange import Refused
+from otel_ddp.history.page.http import Refused
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.tables import RunKey
@@ -31,7 +31,7 @@ from otel_ddp.vocabulary.words import (
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
-# Of a run in the list: points of its curve, and settings that may tell it from others.
+# Limits of a run in the list: points of its curve, settings.
 _CURVE, _MOST_SETTINGS = 40, 60
 _RANK = (
     *("group", "run", "node", "rank", "state", "step", "phase", "phase_since_ns", "seen_alive_ns"),
@@ -43,17 +43,17 @@ _Signature = tuple[int, ...]
 
 
 class _File(NamedTuple):
-    """A history as it was at one time."""
+    """A history when it had this signature."""
 
     signature: _Signature
     of_run: RunKey = ("", "")
     began_ns: int = 0
+    # Why it cannot be read.
     fault: str = ""
-    """Why it cannot be read."""
 
 
 class Runs:
-    """The runs of a folder. Threads ask; files that have not changed are not read again."""
+    """The runs of a folder, with a cache of unchanged files. Thread-safe."""
 
     def __init__(self, folder: Path, ours: bool) -> None:
         """*ours*: as in App."""
@@ -64,7 +64,7 @@ class Runs:
         self._rows: dict[RunKey, tuple[dict[Path, _Signature], dict[str, Any]]] = {}
 
     def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Each run, the newest first; and why other files cannot be read."""
+        """The runs, newest first; and the reasons for unreadable files."""
         try:
             files = self._read()
         except Unreadable as why:
@@ -86,7 +86,7 @@ class Runs:
         return sorted(rows, key=lambda row: -row["began_ns"]), sorted(faults)
 
     def opened(self, group: str | None, run: str) -> WholeRun:
-        """The histories of a run, of each node one; of the newest group where none is named."""
+        """The histories of a run; of the newest group if it is None."""
         found = {
             path: each
             for path, each in self._read().items()
@@ -133,7 +133,7 @@ def _file(path: Path, signature: _Signature) -> _File:
 
 
 def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[str, Any]]:
-    """One run of these files, as the list shows it."""
+    """The row of the run with these files."""
     with directory.open_run(parts) as run:
         verdicts = worst_first(run.verdicts(), run.newest.began_ns)
         summary = run.own_summary[:_MOST_SUMMARY_IN_LIST]
@@ -161,7 +161,7 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "curve": _curve(run, main[0]) if main else [],
             "share": spent and spent.share("productive"),
             "config": dict([*run.told("config").items()][:_MOST_SETTINGS]),
-            "verdicts": [*map(_told, verdicts[:_MOST_SENTENCES])],
+            "verdicts": [*map(_short, verdicts[:_MOST_SENTENCES])],
         }
     return parts, row
 
@@ -171,7 +171,7 @@ def _label(value: Any) -> str:
 
 
 def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:
-    """For a small picture: means of the lowest rank that logged it."""
+    """The means of a main value, for a sparkline."""
     buckets = run.values.get((main["name"], main["split"]), [])
     many = math.ceil(len(buckets) / _CURVE)
     parts = [buckets[at : at + many] for at in range(0, len(buckets), many or 1)]
@@ -179,8 +179,8 @@ def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:
     return [total / finite if finite else None for total, finite in sums]
 
 
-def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """What a list needs of it."""
+def _short(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a verdict that the list shows."""
     keys = ("kind", "who", "phase", "step", "sentence", "since_ns", "until_ns", "evidence")
     return {key: verdict.get(key) for key in keys}
 
@@ -189,15 +189,15 @@ def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def head(run: WholeRun, live: Survey) -> dict[str, Any]:
-    """State, what its time went to, verdicts, gaps, configuration."""
+    """State, time by cause, verdicts, gaps, configuration."""
     of_run, now_ns = (run.group, run.name), time.time_ns()
     newest = _newest(run, live)
     ranks = newest.ranks.values()
     steps = [step for each in ranks if (step := plain.whole(each.get("step"))) is not None]
     summary = run.summary[:_MOST_SUMMARY]
-    # The agent compares no ranks of a run that is over, and says so.
+    # Not for a run that is over: its ranks are no longer compared.
     goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
-    told = verdicts(run.verdicts())
+    shown_verdicts = verdicts(run.verdicts())
     return {
         "now_ns": now_ns,
         "group": run.group,
@@ -216,8 +216,8 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
             *_words_of(ranks, "measuring"),
         ],
         "time": _time_spent(run),
-        "verdicts": told,
-        "first": shown_first(told, newest.began_ns),
+        "verdicts": shown_verdicts,
+        "first": shown_first(shown_verdicts, newest.began_ns),
         "gaps": [
             {"node": str(history.about.get("node") or "?"), **gap}
             for history in run.histories
@@ -239,12 +239,12 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
 
 
 def _words_of(ranks: Iterable[Mapping[str, Any]], key: str) -> list[str]:
-    """The different words that processes have for this."""
+    """The distinct texts of the processes."""
     return sorted({str(each[key]) for each in ranks if each.get(key)})
 
 
 def _newest(run: WholeRun, live: Survey) -> Newest:
-    """With what the agent knows of processes that are there now."""
+    """The newest attempt, including the agent's living processes."""
     living = {
         each.rank_key(run.word("job_type")): each.to_json()
         for each in live.processes
@@ -254,13 +254,13 @@ def _newest(run: WholeRun, live: Survey) -> Newest:
 
 
 def ranks(run: WholeRun, live: Survey) -> dict[str, Any]:
-    """Each process of the newest attempt: of thousands only who asks is told."""
+    """The processes of the newest attempt; not part of `head`, as there may be thousands."""
     found = _newest(run, live).ranks.items()
     return {"now_ns": time.time_ns(), "ranks": [shown(e) | {"rank": rank} for rank, e in found]}
 
 
 def _time_spent(run: WholeRun) -> dict[str, Any] | None:
-    """What each cause has taken, and the attempts; None where nothing was counted."""
+    """The time by cause, and the attempts; None if nothing was counted."""
     found = goodput_of(run)
     if found is None:
         return None
@@ -281,12 +281,12 @@ def _time_spent(run: WholeRun) -> dict[str, Any] | None:
 
 
 def shown(process: Mapping[str, Any]) -> dict[str, Any]:
-    """A process, as the page needs it."""
+    """The keys of a process that the page shows."""
     return {key: process[key] for key in _RANK if key in process}
 
 
 def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With what colours them, and what to look at: a sentence of one that is over does not say."""
+    """With `harmless` for their colour, and advice: sentences of past verdicts have none."""
     return [
         {
             **each,

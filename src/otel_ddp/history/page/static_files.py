@@ -1,4 +1,4 @@
-"""The page in one file, scripts and style included: served, or saved with its answers inside."""
+"""The page in one file with its scripts and style: served, or saved with answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 _FOLDER = Path(__file__).parent / "static"
-# The library of plots: no module, as those of the page are.
+# The chart library, which is no module.
 _PLOTS = "uplot.min.js"
-# As modules name each other.
 _IMPORT = re.compile(r'"\./([\w]+\.js)"')
-_NUMBER = "NUMBER-OF-THIS-FILE"
-# What a data address cannot have as it is: all but these.
+_NONCE = "NONCE-OF-THIS-FILE"
+# Characters that a data URL need not escape.
 _AS_IT_IS = "!$&'()*+,-./:;=?@[]^_`{|}~"
-# A script without the number of this file does not run, and nothing can be loaded.
+# Only scripts with the nonce run, and nothing can be loaded.
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{}'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -26,30 +25,27 @@ _POLICY = (
 
 
 def served() -> tuple[str, str]:
-    """The page, which asks where it came from; and its content security policy."""
-    number = secrets.token_urlsafe(16)
-    policy = f"{_POLICY.format(number)}; connect-src 'self'; frame-ancestors 'none'"
-    return _page().replace(_NUMBER, number), policy
+    """The page, which requests its data, and its content security policy."""
+    nonce = secrets.token_urlsafe(16)
+    policy = f"{_POLICY.format(nonce)}; connect-src 'self'; frame-ancestors 'none'"
+    return _page().replace(_NONCE, nonce), policy
 
 
 def saved(answers: bytes) -> str:
-    """The page with these answers inside: packed JSON, as saved.js reads it.
-
-    Nothing of a run stands in it as text.
-    """
-    number = secrets.token_urlsafe(16)
+    """The page with answers: gzipped JSON in base64, so no text of a run can become markup."""
+    nonce = secrets.token_urlsafe(16)
     own = (
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(number)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(nonce)}">\n'
         f'<script type="application/gzip" id="answers">{base64.b64encode(answers).decode()}'
         "</script>\n"
     )
-    page = _page().replace(_NUMBER, number)
+    page = _page().replace(_NONCE, nonce)
     return page.replace("<title>", f"{own}<title>", 1)
 
 
 @cache
 def _page() -> str:
-    """With a mark where each file has a number of its own."""
+    """The page with a placeholder for the nonce."""
     modules = {
         f"page/{path.name}": f"data:text/javascript,{quote(_module(path), safe=_AS_IT_IS)}"
         for path in sorted(_FOLDER.glob("*.js"))
@@ -57,9 +53,9 @@ def _page() -> str:
     }
     parts = (
         f"<style>{(_FOLDER / 'style.css').read_text()}</style>",
-        f'<script nonce="{_NUMBER}">{(_FOLDER / _PLOTS).read_text()}</script>',
-        f'<script nonce="{_NUMBER}" type="importmap">{json.dumps({"imports": modules})}</script>',
-        f'<script nonce="{_NUMBER}" type="module">import "page/main.js";</script>',
+        f'<script nonce="{_NONCE}">{(_FOLDER / _PLOTS).read_text()}</script>',
+        f'<script nonce="{_NONCE}" type="importmap">{json.dumps({"imports": modules})}</script>',
+        f'<script nonce="{_NONCE}" type="module">import "page/main.js";</script>',
     )
     index = (_FOLDER / "index.html").read_text()
     return index.replace("</head>", "\n".join((*parts, "</head>")), 1)
@@ -67,5 +63,5 @@ def _page() -> str:
 
 def _module(path: Path) -> str:
     text = _IMPORT.sub(r'"page/\1"', path.read_text())
-    # By this name a debugger shows it.
+    # The name in a debugger.
     return f"{text}//# sourceURL={path.name}\n"

@@ -17,14 +17,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from otel_ddp.cli.demo.injection import TROUBLE_AT, Injection, parse
+from otel_ddp.cli.demo import TROUBLE_AT, Injection, parse
 
 CLASSES, FEATURES, BATCH = 10, 64, 128
 PAUSE_S = 0.005
 
 
 class Pause(torch.autograd.Function):  # type: ignore[misc]
-    """Takes the time that a larger model would work."""
+    """Sleeps as long as a larger model would compute."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, late_s: float) -> torch.Tensor:
@@ -49,7 +49,7 @@ class Classifier(nn.Module):  # type: ignore[misc]
 
 
 def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points around ten centres, with so much noise that learning takes a while."""
+    """Points around ten centres, with enough noise that learning takes a while."""
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(7))
     labels = torch.randint(CLASSES, (size,), generator=generator)
     noise = torch.randn(size, FEATURES, generator=generator)
@@ -59,7 +59,7 @@ def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.T
 def batches(
     generator: torch.Generator, rank: int, injected: Injection
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches without end, on time unless something was injected."""
+    """Endless batches, on time unless a fault is injected."""
     number = 0
     while True:
         trouble = number >= TROUBLE_AT
@@ -106,7 +106,7 @@ def main(seconds: float, injected: Injection) -> None:
                 if rank == 0:
                     with run.phase("checkpoint"):
                         torch.save(model.module.state_dict(), Path(folder) / "model.pt")
-                # All ranks stop at the same step: the clock of one of them decides.
+                # Rank 0's clock decides, so that all ranks stop at the same step.
                 go_on[0] = float(time.monotonic() < ends_at)
                 dist.broadcast(go_on, src=0)
                 if not go_on.item():

@@ -1,23 +1,29 @@
-"""What a browser asks, and what it is answered; JSON and CSV as it gets them."""
+"""HTTP of the page: requests, answers in JSON and CSV, and which requests are refused."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
+import re
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from email.message import Message
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
-# A spreadsheet takes a cell that begins so for a formula.
+# A spreadsheet interprets a cell with these prefixes as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Refused(Exception):
-    """A request that is not answered; the text says why."""
+    """A refused request; the text says why."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -25,20 +31,20 @@ class Refused(Exception):
 
 
 class Question(NamedTuple):
-    """A request. Names of headers are in small letters."""
+    """A request. Header names are in lower case."""
 
     path: str
     query: Mapping[str, Sequence[str]] = {}
     method: str = "GET"
     headers: Mapping[str, str] = {}
     is_private: Callable[[], bool] = lambda: True
-    """Whether whoever asks may read what /metrics does not tell."""
+    """Whether the client may read more than /metrics."""
     has_token: bool = False
-    """Whether the request itself has the token: a browser sends a remembered one by itself."""
+    """Whether the request has a bearer token, which browsers do not send by themselves."""
 
     @classmethod
     def of_address(cls, target: str, **more: Any) -> Question:
-        """*target*: the path with its query, as the guard lets it through."""
+        """*target*: path and query that `check_request` has passed."""
         try:
             parts = urlsplit(target)
             query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
@@ -51,14 +57,14 @@ class Question(NamedTuple):
 
     @property
     def group(self) -> str | None:
-        """The group of the run that is asked for; None: the newest one."""
+        """The requested group; None for the newest."""
         return self.text("group") if "group" in self.query else None
 
     def texts(self, name: str) -> Sequence[str]:
         return self.query.get(name, ())
 
     def of_each_run(self) -> list[Question]:
-        """The same about each of several runs; one without a group is the newest of its name."""
+        """A question for each requested run; without a group, the newest of that name."""
         groups, found = self.texts("group"), []
         for at, run in enumerate(self.texts("run")):
             query = {**self.query, "run": [run], "group": groups[at : at + 1]}
@@ -66,7 +72,7 @@ class Question(NamedTuple):
         return found or [self]
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number within bounds."""
+        """An integer, clamped to the bounds."""
         text = self.text(name)
         if not text:
             return default
@@ -77,16 +83,14 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is sent."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
 def json_text(content: Any, **how: Any) -> str:
-    """NaN and infinities are null: JSON has none. *how*: what `json.dumps` takes."""
-    # A file from elsewhere may have bytes where it should have a text.
+    """JSON with null for NaN and infinities. *how*: arguments of `json.dumps`."""
+    # A file from elsewhere may have bytes instead of text.
     try:
         return json.dumps(content, allow_nan=False, default=str, **how)
     except ValueError:
@@ -95,7 +99,7 @@ def json_text(content: Any, **how: Any) -> str:
 
 def as_json(status: int, content: Any) -> Answer:
     text = json_text(content, separators=(",", ":"))
-    # Half a character, as in a text that was cut.
+    # A cut text may end with half a surrogate pair.
     body = text.encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)
 
@@ -115,7 +119,7 @@ def as_html(page: str, policy: str) -> Answer:
 
 
 def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:
-    """One row a value. What says which series it is stands before the columns."""
+    """One row for each value; the labels of its series come first."""
     rows = list(series)
     labels = list(dict.fromkeys(key for each in rows for key in each if key != "columns"))
     columns = list(dict.fromkeys(key for each in rows for key in each["columns"]))
@@ -149,3 +153,86 @@ def _plain(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [_plain(each) for each in content]
     return content
+
+
+# -- requests that are refused
+
+_RESOLV_CONF = Path("/etc/resolv.conf")
+# A name or an address with its port: no user, no escapes, no zone.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I | re.ASCII)
+# Required for POST: a form of another site cannot set it.
+ASKED = "x-otel-ddp"
+HEADERS: Mapping[str, str] = {
+    # The page replaces this one.
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def check_request(target: str, headers: Message, *, any_name: bool = False) -> None:
+    """Raises Refused for a request by another site.
+
+    A site may resolve its own name to this machine, so that its scripts can read our answers (DNS
+    rebinding). The Host header reveals that. *any_name*: accept any Host, if a token is required.
+    """
+    if not target.startswith("/") or target.startswith("//"):
+        raise Refused(400, "ask for a path on this machine, such as /metrics")
+    hosts = [str(host) for host in headers.get_all("Host", [])]
+    if len(hosts) > 1:
+        raise Refused(400, "name one Host")
+    for host in hosts:
+        found = _HOST.fullmatch(host.strip())
+        if found is None:
+            raise Refused(400, f"{host[:200]!r} is no name or address with a port")
+        name = (found[1] or found[2]).lower().removesuffix(".")
+        if not any_name and not _is_ours(name):
+            raise Refused(
+                403,
+                f"{host[:200]!r} is no name of this machine: use localhost, an address of this "
+                f"machine, or {socket.gethostname()}",
+            )
+    if target.startswith("/api/") and _is_foreign(headers, hosts):
+        raise Refused(403, "another site may not read this")
+
+
+def _is_foreign(headers: Message, hosts: Sequence[str]) -> bool:
+    """Whether a script of another site sent the request."""
+    if site := headers.get("Sec-Fetch-Site"):
+        return site not in ("same-origin", "none")
+    # Browsers omit Sec-Fetch-Site for plain HTTP from other machines.
+    named = [host.strip().lower() for host in hosts]
+    origins = [str(each).strip().lower() for each in headers.get_all("Origin", [])]
+    return any(origin.partition("://")[2] not in named for origin in origins)
+
+
+def check_post(headers: Mapping[str, str]) -> None:
+    """Raises Refused for a POST by another site."""
+    if headers.get(ASKED) != "page":
+        raise Refused(403, f"send the header {ASKED}: page")
+
+
+def _own_names() -> set[str]:
+    """Our host name, short and with the search domains, without DNS queries."""
+    own = socket.gethostname().lower()
+    short = own.partition(".")[0]
+    names = {own, short}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in _RESOLV_CONF.read_text().splitlines():
+            keyword, *domains = line.lower().split() or [""]
+            if keyword in ("search", "domain"):
+                names.update(f"{short}.{domain.strip('.')}" for domain in domains)
+    return names
+
+
+def _is_ours(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost") or host in _own_names():
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

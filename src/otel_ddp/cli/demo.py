@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,10 +15,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_ddp import settings
-from otel_ddp.cli.demo.injection import FAULTS, TROUBLE_AT, parse
 from otel_ddp.cli.picture import picture
 from otel_ddp.cli.text import end_by_signals
 from otel_ddp.errors import ConfigError, MissingDependency
@@ -25,8 +25,13 @@ from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey, told_by_agent
 
-_GROUP = "demo"
 _PREFIX = "otel_ddp-demo-"
+# The phases in which a rank can be late, and the other faults.
+_PHASES = ("data", "backward")
+_FAULTS = ("hang", "kill")
+_PATTERN = re.compile(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?)(ms|s))?")
+# The fault begins at this step, so that a change is visible.
+TROUBLE_AT = 150
 _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install "
     "'torch>=2.4'. After `uvx` or `pipx run`, add `--with torch`."
@@ -34,8 +39,40 @@ _NO_TORCH = (
 # The first import of torch in a new environment may take a minute.
 _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
-# It writes its history and exports once more, on a machine that may be busy.
+# The agent writes its history and exports once more, on a machine that may be busy.
 _AGENT_ENDS_S = 30.0
+
+
+class Injection(NamedTuple):
+    """A fault of one rank: `backward:1:30ms`, `hang:1`."""
+
+    what: str = ""
+    rank: int = 0
+    seconds: float = 0.0
+
+    def late_s(self, phase: str, rank: int) -> float:
+        """How many seconds this rank is late in this phase."""
+        return self.seconds if self.hits(phase, rank) else 0.0
+
+    def hits(self, what: str, rank: int) -> bool:
+        """Whether this rank has this fault, or is late in this phase."""
+        return (self.what, self.rank) == (what, rank)
+
+
+def parse(text: str) -> Injection:
+    """Parse what the user typed; raises ConfigError."""
+    if not text:
+        return Injection()
+    found = _PATTERN.fullmatch(text)
+    if found is None or found[1] not in (_FAULTS if found[3] is None else _PHASES):
+        raise ConfigError(
+            f"{text!r} cannot be injected. Give a phase, a rank and a time, such as "
+            f"backward:1:30ms ({', '.join(_PHASES)}), or {', '.join(_FAULTS)} and a rank, such "
+            "as hang:1."
+        )
+    return Injection(
+        found[1], int(found[2]), float(found[3] or 0) / (1000 if found[4] == "ms" else 1)
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,33 +103,33 @@ def run(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         raise MissingDependency(_NO_TORCH)
     end_by_signals()
-    print(f"Training on {options.ranks} ranks for {options.seconds:g} s ...", flush=True)
+    ranks = f"{options.ranks} rank{'s' * (options.ranks != 1)}"
+    print(f"Training on {ranks} for {options.seconds:g} s ...", flush=True)
     if injected.what:
         print(f"After {TROUBLE_AT} steps, on purpose: {options.inject}", flush=True)
-    with _played(options) as node:
+    with _training(options) as node:
         node.tell_where()
         # A training that hangs on purpose does not end by itself.
         status = node.wait(options.seconds if injected.what == "hang" else None)
-        # The agent sees the ends, and the kernel reports a signal once the launcher has waited for
-        # the dead process.
+        # The kernel reports a signal once the launcher has waited for the dead process.
         time.sleep(_VERDICT_S)
         found = survey([node.place])
-        if status and injected.what not in FAULTS:
+        if status and injected.what not in _FAULTS:
             print(node.errors(), end="", file=sys.stderr)
             print("The training failed.", file=sys.stderr)
             return status
     print("\nRecorded, as `otel-ddp status` shows it:")
     print("\n".join(line.text for line in picture(found, time.time_ns())))
-    print(f"\nLook again:  otel-ddp open {_GROUP}/{node.run}")
+    print(f"\nLook again:  otel-ddp open demo/{node.run}")
     return 0
 
 
-# -- what is played
+# -- the training
 
 
 @contextlib.contextmanager
-def _played(options: argparse.Namespace) -> Iterator[_Node]:
-    """A training with its trouble; afterwards its history alone is left."""
+def _training(options: argparse.Namespace) -> Iterator[_Node]:
+    """Runs the training; only its history is left afterwards."""
     try:
         root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
     except OSError:
@@ -110,7 +147,7 @@ def _played(options: argparse.Namespace) -> Iterator[_Node]:
 
 
 class _Node:
-    """Torchrun and its ranks, and their agent, in a directory of their own."""
+    """Torchrun, its ranks and their agent, in a temporary directory."""
 
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
         self.run = time.strftime("demo-%m%d-%H%M%S")
@@ -120,13 +157,13 @@ class _Node:
             "OTEL_DDP_RUN": self.run,
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
-            # That of a minute is too long for a demo.
+            # The default of a minute is too long for a demo.
             "OTEL_DDP_STALL_TIMEOUT_S": "5",
-            # On a busy machine the budget is for one step in 16: too few to name a rank in 20 s.
+            # On a busy machine one step in 16 is measured: too few for a verdict within 20 s.
             "OTEL_DDP_OVERHEAD": "all",
             "OMP_NUM_THREADS": "1",
         }
-        # The user's settings belong to another training: its identity and its agent.
+        # The user's settings (identity, agent) belong to another training.
         passed = {
             name: text
             for name, text in os.environ.items()
@@ -139,13 +176,13 @@ class _Node:
             "--standalone",
             f"--nproc-per-node={options.ranks}",
             "-m",
-            "otel_ddp.cli.demo.training",
+            "otel_ddp.cli.demo_training",
             str(options.seconds),
             options.inject,
         ]
         with self._log.open("wb") as log:
-            # torchrun prints pages about a killed rank or Ctrl-C: shown only where it fails.
-            self._training = subprocess.Popen(
+            # torchrun prints pages about a killed rank or Ctrl-C. Show them only if it fails.
+            self._torchrun = subprocess.Popen(
                 command, env={**passed, **own}, stderr=log, start_new_session=True
             )
 
@@ -163,30 +200,30 @@ class _Node:
             print(f"       curl {url}", flush=True)
 
     def _agent(self) -> Mapping[str, Any]:
-        """How the agent describes itself; it starts a moment after the first rank."""
+        """The state that the agent publishes. It starts a moment after the first rank."""
         deadline = time.monotonic() + _AGENT_STARTS_S
-        while time.monotonic() < deadline and self._training.poll() is None:
+        while time.monotonic() < deadline and self._torchrun.poll() is None:
             if agent := told_by_agent(self.place).agent:
                 return agent
             time.sleep(0.1)
         return {}
 
     def wait(self, most_s: float | None) -> int | None:
-        """The exit status of the training; None if it goes on for longer."""
+        """The exit status of the training; None if it is still running."""
         try:
-            return self._training.wait(most_s)
+            return self._torchrun.wait(most_s)
         except subprocess.TimeoutExpired:
             return None
 
     def errors(self) -> str:
-        """What the ranks and their launcher printed as errors."""
+        """The stderr of the ranks and their launcher."""
         return self._log.read_text(errors="replace")
 
     def end(self) -> None:
-        """End the training; then its agent, and wait for its last export."""
-        if self._training.poll() is None:
-            self._training.terminate()
-            self._training.wait()
+        """End the training, then its agent, and wait for its last export."""
+        if self._torchrun.poll() is None:
+            self._torchrun.terminate()
+            self._torchrun.wait()
         if not (pid := self.place.agent_pid()):
             return
         with contextlib.suppress(ProcessLookupError):

@@ -1,1 +1,0 @@
-"""The demo: its command, its training, and the faults that it makes."""
