@@ -763,12 +763,12 @@ def test_what_was_known_of_a_hang_stands_when_its_ranks_end_one_after_the_other(
     job.put(0, alive=False, state="failed")
     assert job.run(30) == []
     assert [each.evidence["cause"] for each in job.stalls.present()] == ["different_collectives"]
-    assert job.stalls.told.startswith("for 60 s: as collective number 9, rank 0 entered")
+    assert job.stalls.summary.startswith("for 60 s: as collective number 9, rank 0 entered")
     job.put(1, alive=False)
     (ended,) = job.tick()
     assert not ended.opened
     assert ended.verdict == verdict
-    assert job.stalls.told == ""
+    assert job.stalls.summary == ""
 
 
 def test_a_rank_that_finishes_after_all_stood_ends_the_stall_and_may_begin_another() -> None:

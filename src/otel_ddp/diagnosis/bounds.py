@@ -1,4 +1,4 @@
-"""Finds the bottleneck of a run: data, computation, waiting, or the host."""
+"""Finds what bounds a run: data, computation, communication, launches, ..."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
 
 _STEPS = 100
 _CHECK_EVERY = 50
-# Of very many ranks, so many tell where the time of the typical one goes.
+# The most ranks that are evaluated.
 _MOST_RANKS = 256
-# So many checks must agree before the first verdict, or before another one.
+# A verdict opens or changes after this many consecutive checks that agree.
 _CHECKS = 4
 # The share of the time above which each of these bounds the run.
 _LIMITS = {
@@ -32,14 +32,14 @@ _LIMITS = {
     "compile": 0.20,
     "launch": 0.40,
     "bubble": 0.30,
-    # By how much the slowest stage of a pipeline works longer than the mean.
+    # The excess of the slowest pipeline stage over the mean.
     "stage": 0.10,
 }
 _DATA = WORK_PHASES.index("data")
-# What a rank has a share of for itself.
+# Bounds by a rank's own time; the others follow from comparing ranks.
 _OWN = ("compute", "saving", "data", "other", "compile", "launch")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
-# A verdict stays until its share is below this part of the limit.
+# Hysteresis: a verdict stays until its share is below this part of the limit.
 _STAYS = 0.8
 
 _SENTENCES = {
@@ -71,7 +71,7 @@ _SENTENCES = {
 
 
 def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
-    """Where the time of one rank went in these steps."""
+    """The time of one rank in these steps, by phase and bound."""
     columns = columns_of(steps)
     phases_ns = map(sum, zip(*columns.phases_ns, strict=True))
     found = Counter(dict(zip(WORK_PHASES, phases_ns, strict=True)))
@@ -88,23 +88,23 @@ def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
 
 
 class Bounds(Detector):
-    """One run. `Stragglers` feeds it with the steps of all ranks, unusual ones too."""
+    """One run. `Stragglers` feeds it the steps of all ranks, including unusual ones."""
 
     def __init__(self) -> None:
         self._ranks: Sequence[RankState] = ()
-        # By stage of a pipeline: the places of its ranks.
+        # By pipeline stage: the indices of its ranks.
         self._stages: Mapping[int, Sequence[int]] = {}
-        # All waits of the last step are known, by the calls of all ranks.
+        # Whether all waits of the last step are known from calls.
         self._waits_show = False
         self._slow_stages = ""
-        # What their hosts need to launch: it may show in the first steps alone.
+        # Survives `start_again`: the launch time of a host may show only in the first steps.
         self._launches: dict[Labels, LaunchNeed] = {}
-        # The last ones, of all ranks, and how many came since the last check.
+        # The last steps of all ranks, and the number since the last check.
         self._steps: list[Sequence[StepFacts]] = []
         self._bubbles_ns: list[Sequence[int]] = []
         self._fresh = 0
         self._open: Verdict | None = None
-        # The sums of the shares that the checks found since it was opened, and how many these are.
+        # Sums of the shares over the checks since it was opened, and the number of checks.
         self._sums: Mapping[str, float] = {}
         self._found = 0
         self._candidate = ""
@@ -112,10 +112,7 @@ class Bounds(Detector):
         self._changes: list[Change] = []
 
     def start_again(self, ranks: Sequence[RankState], stages: Sequence[int]) -> None:
-        """From now on the steps of these ranks are fed, in this order.
-
-        *stages*: of each, its stage of a pipeline.
-        """
+        """Set the ranks, in the order of rows to come, and the pipeline stage of each."""
         if not ranks:
             self._close()
         self._ranks = ranks[:_MOST_RANKS]
@@ -133,10 +130,10 @@ class Bounds(Detector):
     def feed_row(
         self, facts: Sequence[StepFacts], bubble_ns: Sequence[int] | None, *, first: bool
     ) -> None:
-        """One more step that all ranks have measured. *first*: it allocates, and starts workers.
+        """Add a step that all ranks have measured.
 
-        *bubble_ns*: of each rank, how much of its waits a pipeline makes; None where waits may be
-        inside phases.
+        *bubble_ns*: the waits in the pipeline bubble, by rank; None if phases may include waits.
+        *first*: among the first steps, which allocate and start workers.
         """
         facts, self._waits_show = facts[:_MOST_RANKS], bubble_ns is not None
         bubble_ns = bubble_ns[:_MOST_RANKS] if bubble_ns else (0,) * len(facts)
@@ -156,7 +153,6 @@ class Bounds(Detector):
         self._fresh += 1
 
     def poll(self, now_ns: int) -> list[Change]:
-        # Not before: a rank that is read first would be judged without the others.
         if self._fresh >= _CHECK_EVERY and len(self._steps) == _STEPS:
             self._fresh = 0
             self._judge(self._steps[-1][-1], self._shares())
@@ -164,17 +160,17 @@ class Bounds(Detector):
         return changes
 
     def present(self) -> list[Verdict]:
-        """The open verdict, with the shares of the last check that found the same bound."""
+        """The open verdict, with the shares of the last check that confirmed it."""
         return [self._open] if self._open else []
 
     def _shares(self) -> Mapping[str, float]:
-        """Where the time of the typical rank goes."""
+        """The shares of the typical rank."""
         ranks = list(map(_spent_ns, zip(*self._steps, strict=True)))
         by_rank = [{word: each[word] / each["took"] for word in _OWN} for each in ranks]
-        # Of two ranks the lower one: a single rank that waits for data is a straggler, not a bound.
+        # The lower median: if one of two ranks waits for data it is a straggler, not a bound.
         shares = {word: lower_median([each[word] for each in by_rank]) for word in _OWN}
-        # Where all loaders are slow, a device whose host happens to be ahead does not run dry.
-        # The same is true where all hosts launch slowly.
+        # If all loaders are slow, or all hosts launch slowly, a device whose host happens to be
+        # ahead does not run dry. So the host's own times count as well.
         steps_ns = [each["took"] / _STEPS for each in ranks]
         launches = [
             each.usual_ns(step_ns) / step_ns
@@ -186,12 +182,12 @@ class Bounds(Detector):
             shares[word] = max(shares[word], min(lower_median(on_host), most))
         own = {word for each in self._ranks for word in each.own_collectives}
         for word in own & shares.keys() if not self._waits_show else ():
-            # A late rank waits least there, and the others wait for it.
+            # The minimum: a late rank waits least in its collectives.
             shares[word] = min([each[word] for each in by_rank])
         return {**shares, **self._waits(ranks), **self._of_pipeline(ranks)}
 
     def _of_pipeline(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
-        """The share of the time in the bubble; by how much the slowest stage is slower."""
+        """The share of the bubble, and the excess of the slowest stage."""
         if len(self._stages) < 2 or -1 in self._stages:
             return {}
         bubbles_ns = list(map(sum, zip(*self._bubbles_ns, strict=True)))
@@ -213,13 +209,13 @@ class Bounds(Detector):
         }
 
     def _waits(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
-        """Shares of the time that ranks wait for each other, by what the wait is for."""
+        """The shares of waits for other ranks, by cause."""
         took_ns = sum([each["took"] for each in ranks]) / len(ranks)
         summed_ns = [each["wait"] for each in ranks]
-        # The rank that waits least in a step waits for no rank of this node. If that is always the
-        # same rank, it is late; if it is another one each time, they are late in turn.
+        # The rank that waits least in a step waits for no other known rank. If it is always the
+        # same rank, that one is late; if it changes, ranks are late in turn.
         for_all_ns = sum([min([each.wait_ns for each in step]) for step in self._steps])
-        # In how much of it some rank collects garbage, if the typical rank does.
+        # Time in which some rank collects garbage.
         in_turn_ns = sum([max([each.garbage_ns for each in step]) for step in self._steps])
         typical_ns = lower_median([each[GARBAGE] for each in ranks])
         return {
@@ -237,7 +233,7 @@ class Bounds(Detector):
             if shares.get(word, 0.0) > (_STAYS * limit if word == present else limit)
         }
         if present in over:
-            # The present bound stays unless another one is far above its limit.
+            # Hysteresis: another bound must exceed its limit by more to replace the present one.
             over[present] *= 1 / _STAYS
         if over:
             return max(over, key=lambda word: over[word])
@@ -270,7 +266,7 @@ class Bounds(Detector):
         self._changes.append(Change(self._open, True))
 
     def _close(self) -> None:
-        """It is over, with the shares of its whole time: the last steps may be of another bound."""
+        """Close the open verdict with its mean shares: the last steps may have another bound."""
         if self._open:
             shares = {word: each / self._found for word, each in self._sums.items()}
             over = self._open._replace(**self._figures(self._open.phase, shares))
@@ -282,7 +278,7 @@ class Bounds(Detector):
         self._found += 1
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
-        """What of a verdict moves with the shares."""
+        """The sentence and evidence of a verdict."""
         nodes = {dict(each.labels).get("node") for each in self._ranks}
         where = "this node" if len(nodes) == 1 else "the run"
         sentence = _SENTENCES[leading].format(
@@ -291,7 +287,7 @@ class Bounds(Detector):
         if leading == "comm_wait" and len(nodes) == 1:
             sentence += " If the run has other nodes, a rank there may be late."
         own = {word for each in self._ranks for word in each.own_collectives}
-        # As where experts of a mixture exchange tokens in forward: that is no computation.
+        # Collectives in compute phases, as of a mixture of experts, are not computation.
         in_compute = leading == "compute" and not own.isdisjoint(COMPUTE_PHASES)
         unknown = in_compute or any(each.waits_known is False for each in self._ranks)
         if unknown and not self._waits_show:

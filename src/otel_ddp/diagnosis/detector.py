@@ -1,4 +1,4 @@
-"""What all detectors have in common: what they are told of a rank, and what they answer."""
+"""The interface of detectors: the state and observations of a rank go in, verdicts come out."""
 
 from __future__ import annotations
 
@@ -13,44 +13,43 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
 
 class RankState(NamedTuple):
-    """What is known of a rank, and seldom changes."""
+    """The properties of a rank that seldom change."""
 
     labels: Labels
     world_size: int = 0
-    """How many ranks of its run train together, on all nodes; 0: not known."""
+    """How many ranks of the run train together, on all nodes; 0 if unknown."""
     own_world_size: int | None = None
-    """How many ranks it has by its own account. Evaluators and actors report another world."""
+    """The world size that the rank reports. Evaluators and actors have another one."""
     waits_known: bool | None = None
-    """Whether its waits for other ranks can be told from work; None: not known yet."""
+    """Whether waits for other ranks are measured apart from work; None if unknown yet."""
     own_collectives: tuple[str, ...] = ()
-    """The phases in which the user's own code calls collectives: if one rank does, all do."""
+    """The phases in which the user's code calls collectives; the same on all ranks."""
     calls_noted: bool = False
-    """Whether its calls to process groups are noted in measured steps: see `StepFacts.calls`."""
+    """Whether measured steps have `StepFacts.calls`."""
     device_clock: bool | None = None
-    """Whether the clock of the device that works for it is known; None: no device does."""
+    """Whether the rank's device has a clock; None if it uses no device."""
     under_nccl: bool = False
     began_ns: int = 0
     """When the process began, on the clock of its steps."""
     clock_shift_ns: int = 0
-    """From the clock of its steps to the one that all processes of its host share."""
+    """Offset from the clock of its steps to the host's clock."""
 
     @property
     def is_beside(self) -> bool:
-        """Whether it is beside those that train together.
+        """Whether it belongs to another world than the ranks that train together.
 
-        No rank waits for it. So it is not compared, and it neither stalls the run nor keeps it
-        going.
+        No rank waits for it, so it is not compared, and a hang ignores it.
         """
         return self.own_world_size not in (None, self.world_size)
 
     @property
     def waits_in(self) -> frozenset[str] | None:
-        """The phases of work in which it may wait for others, too; None: that is not known."""
+        """The phases of work that may include waits for other ranks; None if unknown."""
         return frozenset(self.own_collectives) if self.waits_known else None
 
 
 class NonfiniteValue(NamedTuple):
-    """A name whose values were finite once, with the first value that was not."""
+    """A logged name that was finite once, and its first value that was not."""
 
     name: str
     split: str
@@ -58,59 +57,59 @@ class NonfiniteValue(NamedTuple):
     step: int | None
     time_ns: int
     finite_step: int | None = None
-    """The step of the last value of this name that was finite, if known."""
+    """The step of its last finite value."""
 
     @property
     def order(self) -> tuple[bool, int, bool, int]:
-        """Sorts the first one first: by step, or by time where a value has no step.
+        """Sort key: by step, or by time if a value has no step.
 
-        Of one step, gradients come last: the ranks have summed them up by then.
+        Within a step, gradients come last: they are already reduced over the ranks.
         """
         return self.step is None, self.step or 0, "grad" in self.name, self.time_ns
 
     def may_precede(self, other: NonfiniteValue) -> bool:
-        """Whether this rank may have lost the value before the other did."""
+        """Whether this value may have become non-finite before the other."""
         if self.step is None or other.step is None:
             return False
         return self.finite_step is None or self.finite_step < other.step
 
 
 class Observation(NamedTuple):
-    """What is new of a rank. Each detector takes of it what it needs."""
+    """New data of a rank. Each detector uses some of the fields."""
 
     now_ns: int = 0
     steps: Sequence[Step] = ()
-    """Its steps on the clock of its host."""
+    """New steps on the host's clock."""
     facts: Sequence[StepFacts] = ()
-    """The same on the clock that its waits are on: its device's where it has one."""
+    """New steps on the device's clock if there is one, else on the host's."""
     position: Position | None = None
     evidence: Evidence = Evidence()
-    """What it has answered, and what the kernel says of it, where a detector has asked."""
+    """Answers of the process and the kernel, if a detector has asked."""
     nonfinite: Sequence[NonfiniteValue] | None = None
-    """The values that are not finite now; None: they were not looked at."""
+    """The values that are not finite now; None if not checked."""
     ended: EndedProcess | None = None
-    """How it ended. The same end may come again, when more is known of it."""
+    """How it ended. Reported again when more becomes known."""
 
 
 class Detector(Protocol):
     """Finds one kind of trouble among the ranks of one run."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        """What is new of a rank."""
+        """Take in new data of a rank."""
         return
 
     def forget(self, labels: Labels) -> None:
-        """The rank is gone, or has other labels now."""
+        """Drop a rank that is gone or has other labels now."""
         return
 
     def leave_out(self, labels: Labels) -> None:
-        """The agent of its own node judges the rank, until it is fed again."""
+        """Drop a rank until it is fed again: its own agent judges it meanwhile."""
         self.forget(labels)
 
     def poll(self, now_ns: int) -> list[Change]:
-        """What has changed since the last poll."""
+        """The changes since the last poll."""
         ...
 
     def present(self) -> list[Verdict]:
-        """The open verdicts whose figures move, as they are now."""
+        """The open verdicts with their current figures."""
         return []

@@ -1,4 +1,4 @@
-"""Adds what is known of hardware to a verdict on a late rank or node: taken cores, slow GPUs."""
+"""Adds hardware causes to a verdict on a late rank or node: busy cores, slow GPUs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from otel_ddp.diagnosis.straggler.finding import is_about, sentence_of
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 
 Cores = Mapping[Labels, float]
-"""By rank: seconds for which it was ready to run and had no core, in each second."""
+"""By rank: seconds per second in which it was runnable without a core."""
 
-# A core is taken where the rank waits for it so much longer than the others that this explains so
-# much of its excess.
+# A lack of cores is the cause if it explains this share of the excess.
 _EXPLAINS = 0.5
 
 
 def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
-    """The same verdict, with the advice to look at cores if a lack of them explains it."""
+    """The verdict, with advice on cores if a lack of them explains it."""
     evidence, run = verdict.evidence, run_labels(verdict.labels)
     is_node = "ranks" in evidence
     mine = [each for labels, each in cores.items() if is_about(verdict, labels)]
@@ -29,7 +28,7 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
         for labels, each in cores.items()
         if run_labels(labels) == run and not is_about(verdict, labels)
     ]
-    # The cores of other nodes are known to the agents there alone.
+    # This agent does not know the cores of other nodes.
     if len(mine) < len(evidence.get("ranks", [verdict])) or not (others or is_node):
         return verdict
     step_s = evidence["step_s"]
@@ -50,25 +49,21 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
 
 
 Gpu = Mapping[str, Any]
-"""One GPU as in the agent's file: `index`, `name`, `labels`, numbers by name, `throttled`.
-
-`throttled` is absent where the vendor tells no reasons.
-"""
+"""One GPU as in the agent's file: `index`, `name`, `labels`, numbers by name, `throttled`."""
 
 _SLOWER = 0.95
 _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "core_clock_hz")
-# In these phases a rank waits for other things than its GPU.
+# Phases that do not depend on the GPU.
 _NOT_ON_GPU = ("data", "checkpoint")
 
 
 def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
-    """The same verdict with what the GPUs of the late rank or node add to it, as far as known."""
-    # A board of which the rank uses a part has the rank's labels as well.
+    """The verdict, with the state of the GPUs of the late rank or node."""
+    # A partitioned board has the labels of the rank that uses a part of it. Only the part counts.
     whole = {each.get("parent") for each in gpus}
     gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
     late = dict(verdict.labels)
     is_rank = "rank" in late
-    # Those that ranks of the same run use.
     of_run = [
         each
         for each in gpus
@@ -101,8 +96,8 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
 
 
 def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
-    """Of one GPU, or of most of a node's."""
-    # What holds all GPUs back, such as a power cap, makes no difference between them.
+    """The reasons for which most of these GPUs are throttled."""
+    # A reason that most of the others have too, such as a power cap, does not make a rank late.
     reasons = [
         reason
         for reason in dict.fromkeys(reason for each in gpus for reason in _throttled(each))

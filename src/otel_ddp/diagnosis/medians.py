@@ -1,4 +1,4 @@
-"""Medians, and how far each rank is above the median of the others."""
+"""Medians, and the excess of each value over the median of the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def median(values: Sequence[float]) -> float:
-    """The median; the statistics module's is ten times slower."""
+    """The median; `statistics.median` is ten times slower."""
     ordered = sorted(values)
     half = len(ordered) // 2
     if len(ordered) % 2:
@@ -15,25 +15,25 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The median distance from the median."""
+    """The median absolute deviation."""
     middle = median(values)
     return median([abs(each - middle) for each in values])
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """The median; of an even number of values the lower one of the two in the middle."""
+    """The median; the lower of the two middle values if their number is even."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def without(values: Sequence[float], i: int) -> list[float]:
-    """All values but number *i*."""
+    """All values but the one at *i*."""
     return [*values[:i], *values[i + 1 :]]
 
 
 def excesses(values: Sequence[float]) -> list[float]:
-    """For each value: by how much it exceeds the median of the others.
+    """By how much each value exceeds the median of the others.
 
-    This runs for every step, so one sort serves all values.
+    Runs for every step, so one sort serves all values.
     """
     ordered = sorted(values)
     half = len(values) // 2
@@ -49,12 +49,12 @@ def excesses(values: Sequence[float]) -> list[float]:
     ]
 
 
-def excesses_within(values: Sequence[float], kinds: Collection[Sequence[int]]) -> list[float]:
-    """The same within each kind; 0 for the only value of a kind. *kinds*: the places of each."""
-    if len(kinds) == 1:
+def excesses_within(values: Sequence[float], groups: Collection[Sequence[int]]) -> list[float]:
+    """The same within each group of indices; 0 in a group of one."""
+    if len(groups) == 1:
         return excesses(values)
     found = [0.0] * len(values)
-    for places in kinds:
+    for places in groups:
         if len(places) > 1:
             above = excesses([values[at] for at in places])
             for at, each in zip(places, above, strict=True):

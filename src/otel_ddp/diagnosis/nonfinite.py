@@ -1,4 +1,4 @@
-"""Finds logged values that became NaN or infinite, and which was first, where and when."""
+"""Finds logged values that became NaN or infinite: the first one, its rank and step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from otel_ddp.diagnosis.detector import Detector, NonfiniteValue, Observation, R
 from otel_ddp.diagnosis.say import first_of, rank_list, rank_name, rank_number
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 
-# The verdict is over when every value has been finite for so long.
+# The verdict closes when all values have been finite for this long.
 _FINITE_FOR_NS = 60 * 10**9
 _MOST_NAMED = 8
 
@@ -21,10 +21,7 @@ class _Found(NamedTuple):
 
 
 class Nonfinite(Detector):
-    """The logged values of one run.
-
-    One verdict a run: once the loss is NaN, nearly every value soon is, on every rank.
-    """
+    """One verdict a run: once the loss is NaN, soon nearly all values are, on all ranks."""
 
     def __init__(self) -> None:
         self._values: dict[Labels, Sequence[NonfiniteValue]] = {}
@@ -33,7 +30,6 @@ class Nonfinite(Detector):
         self._finite_since_ns = 0
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        """A rank that ended keeps its last values."""
         if seen.nonfinite is not None:
             self._values[rank.labels] = seen.nonfinite
 
@@ -43,7 +39,7 @@ class Nonfinite(Detector):
         if not found:
             return self._close_when_finite(now_ns)
         self._finite_since_ns = 0
-        # The first one stays, even if it is finite again. An earlier one may be read later.
+        # The first one stays, even if it becomes finite again. An earlier one may be read later.
         if self._first is None or found[0].value.order < self._first.value.order:
             self._first = found[0]
         verdict = _verdict([self._first, *(each for each in found if each != self._first)])
@@ -85,7 +81,6 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
         f"{first.name} became {what}{at} on {who}.{since} Look at {where}the learning rate, and "
         "at divisions and logarithms.",
         {
-            # Another cause is reported as another incident.
             "cause": f"{first.name} on {rank_list(ranks)}",
             "name": first.name,
             "split": first.split,
@@ -100,7 +95,7 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
 
 
 def _steps(first: NonfiniteValue, finite: Sequence[int | None]) -> tuple[str, str]:
-    """At which steps that was, and which batches to look at, as far as that is known."""
+    """Wording of the steps, and of the batches to look at, if known."""
     known = [step for step in finite if step is not None]
     if first.step is None:
         return "", ""

@@ -1,4 +1,4 @@
-"""Words for people that all verdicts share: ranks, lists, durations, shares, and what is over."""
+"""Wording that all verdicts share: ranks, lists, durations, shares, and past verdicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PHASES_IN_WORDS = {
 }
 
 
-# Both the bound of all ranks and the verdict on one give it.
+# Advice of two kinds of verdicts: `bound` and `recurring`.
 COLLECT_TOGETHER = (
     "Call gc.freeze() once all is built: later collections pass that over. Or call gc.disable(), "
     "and gc.collect() in the same steps on all ranks."
@@ -26,33 +26,33 @@ COLLECT_TOGETHER = (
 
 
 def phase_in_words(phase: str) -> str:
-    """Where a rank loses its time."""
+    """The phase in which a rank loses time."""
     return _PHASES_IN_WORDS.get(phase, phase)
 
 
 def in_phase(phase: str) -> str:
-    """Where a process is; of a step that was not measured no more is known."""
+    """Where a process is; the phase is unknown in an unmeasured step."""
     return "in a step" if phase == "unmeasured" else f"in {phase}"
 
 
 def rank_number(labels: Labels) -> str:
-    """The number of a rank, as its labels have it."""
+    """The `rank` label."""
     return dict(labels).get("rank", "?")
 
 
 def rank_order(labels: Labels) -> tuple[bool, int, str]:
-    """Sorts ranks by number; processes without a rank come last."""
+    """Sort key: by rank number; processes without a rank come last."""
     rank = dict(labels).get("rank", "")
     return not rank.isdecimal(), int(rank) if rank.isdecimal() else 0, rank
 
 
 def rank_name(labels: Labels) -> str:
-    """`rank 3 (node-1)`; a process without a rank is `process 4711 (node-1)`."""
+    """`rank 3 (node-1)`; `process 4711 (node-1)` without a rank."""
     return f"{_process(rank_number(labels))} ({dict(labels).get('node', '?')})"
 
 
 def unit_name(labels: Labels) -> str:
-    """Of a rank as `rank_name`; a node is `node-1`."""
+    """A rank as `rank_name`, or a node: `node-1`."""
     return rank_name(labels) if "rank" in dict(labels) else dict(labels).get("node", "?")
 
 
@@ -65,12 +65,12 @@ def rank_names(several: Iterable[Labels]) -> str:
 
 
 def _process(rank: str) -> str:
-    # A process without a rank has `p` and its process id in its place.
+    # Without a rank the label is `p` and the process id.
     return f"process {rank[1:]}" if rank.startswith("p") else f"rank {rank}"
 
 
 def rank_list(several: Iterable[Labels]) -> str:
-    """`rank 3`, or `ranks 3, 5`; at most eight are shown."""
+    """`rank 3`, or `ranks 3, 5`; at most eight."""
     numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
     return f"rank{plural(numbers)} {first_of(numbers, _MOST_RANKS)}"
 
@@ -81,22 +81,22 @@ def rank_numbers(several: Iterable[Labels]) -> str:
 
 
 def plural(several: Sized) -> str:
-    """The `s` that a word for several has."""
+    """The plural `s`."""
     return "s" * (len(several) != 1)
 
 
 def verb(several: Sized, one: str, many: str) -> str:
-    """The verb for one, or for many."""
+    """The singular or plural form of a verb."""
     return one if len(several) == 1 else many
 
 
 def first_of(words: Sequence[str], most: int) -> str:
-    """A list, cut where it is too long."""
+    """A list of at most this many words."""
     return ", ".join([*words[:most], *["..."] * (len(words) > most)])
 
 
 def capitalized(text: str) -> str:
-    """The text with a capital first letter, and the rest as it is."""
+    """The text with a capital first letter; `str.capitalize` lowers the rest."""
     return text[:1].upper() + text[1:]
 
 
@@ -106,14 +106,14 @@ def duration(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """A length of time that is known less precisely."""
+    """A duration, rounded."""
     if seconds >= 120:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def cost(others: int, lost_per_s: float) -> str:
-    """What a late rank costs the others."""
+    """The time that a late rank costs the others."""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     return f"{lose} {lost_per_s:.{'0f' if lost_per_s >= 10 else '2g'}} s each second"
 
@@ -129,12 +129,12 @@ def percent(share: float) -> str:
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers as evidence shows them: more digits than these would be noise."""
+    """Numbers for evidence: further digits are noise."""
     return {word: round(value, 4) for word, value in values.items()}
 
 
 def past_sentence(verdict: Verdict) -> str:
-    """For people who come after it; from when to when is said beside it."""
+    """The sentence of a verdict that is over; the caller shows its time."""
     evidence = verdict.evidence
     where = phase_in_words(verdict.phase)
     if verdict.kind == "recurring":

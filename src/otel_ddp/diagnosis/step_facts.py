@@ -1,4 +1,4 @@
-"""Turns steps from a journal into the facts that detectors of speed compare."""
+"""Turns steps into the facts that the straggler detector and the bounds compare."""
 
 from __future__ import annotations
 
@@ -17,49 +17,48 @@ from otel_ddp.vocabulary.words import (
 )
 
 _NOTHING: Mapping[str, int] = {}
-# Python's small garbage collections take less than this, and happen in nearly every step.
+# Shorter garbage collections happen in nearly every step.
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
 _GC_SHARE = 0.01
 
 
 class StepFacts(NamedTuple):
-    """One step of one rank. Times stay in the journal's nanoseconds: no conversion per step."""
+    """One step of one rank."""
 
     number: int
     ended_ns: int
     took_ns: int
     wait_ns: int
-    """All waiting for other ranks, whatever the wait is for."""
+    """All waiting for other ranks."""
     phases_ns: tuple[int, ...]
     """Time in each of WORK_PHASES, without waits for other ranks."""
     unusual_ns: Mapping[str, int]
-    """Time in each of UNUSUAL_PHASES that the step had, by word."""
+    """Time in each of UNUSUAL_PHASES that occurred, by word."""
     unusual: bool
     """It compiled, saved, evaluated, was profiled or skipped, or collected much garbage."""
     work: int
-    """Tokens, or samples where tokens are not known; 0 where neither is."""
+    """Tokens; samples if tokens are unknown; 0 if both are."""
     paced_ns: tuple[int, ...] | None = None
-    """On the device's clock: for how long the device kept up with the host in each of WORK_PHASES.
-    It was idle, or had no more to do than was launched at the moment. None on the host's clock."""
+    """Time in each of WORK_PHASES in which the device was bound by its host: idle, or with nothing
+    queued but the kernel that was just launched. None on the host's clock."""
     host_ns: tuple[int, ...] | None = None
-    """On the device's clock: the same phases by the host's."""
+    """On the device's clock: `phases_ns` by the host's clock."""
     behind_ns: int | None = None
-    """By how much the device was behind its host when the step began there; None: not known."""
+    """The device's lag behind its host at the start of the step; None if unknown."""
     garbage_ns: int = 0
-    """Long collections of garbage, where nothing else was unusual."""
+    """Long garbage collections, if nothing else was unusual."""
     measured: bool = True
-    """Otherwise its phases and waits are not known, but for unusual ones."""
+    """False: only the duration and the unusual phases are known."""
     calls: Calls | None = None
-    """None where they are not noted."""
 
 
 def columns_of(steps: Sequence[StepFacts]) -> Any:
-    """The same fields, each with the values of all these steps: cheaper than one by one."""
+    """The steps transposed: a StepFacts whose fields hold the values of all steps."""
     return StepFacts(*zip(*steps, strict=True))  # type: ignore[arg-type]
 
 
-# Steps of one training are alike.
+# Most steps of a training have the same codes.
 @lru_cache(256)
 def _words(codes: bytes) -> tuple[str, ...]:
     return tuple([phase_word(code & PHASE_CODE) for code in codes])
@@ -70,9 +69,9 @@ _in_work = itemgetter(*WORK_PHASES)
 
 
 def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
-    """The facts of each step, but for those without a number or a duration."""
+    """The facts of each step that has a number and a duration."""
     found = []
-    # The agent runs this for every step of every rank.
+    # Runs for every step of every rank.
     for step in steps:
         number, ended_ns, gc_s = step.number, step.ended_ns, step.gc_s
         took_ns = ended_ns - step.began_ns
@@ -106,27 +105,27 @@ def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
     return found
 
 
-# -- on the clock of a device: it knows how long each phase took there, and nothing else of a step
+# -- on the device's clock, which has only the durations of phases
 
-# The device is some steps behind the host, and never more than this.
+# The most steps that a device can be behind its host.
 _MOST_WAITING = 1000
-# In the journal a phase and a time are one number: the phase is above these bits.
+# In a word of the journal, the phase code is above these bits and the time below.
 _PACED_SHIFT = 48
 _PACED_NS = (1 << _PACED_SHIFT) - 1
 _CODES = [PHASES[word] for word in WORK_PHASES]
 
 
 class DeviceSteps:
-    """One per rank that has such a clock."""
+    """Joins the steps of one rank by its host's and its device's clock."""
 
     def __init__(self) -> None:
-        # Of steps that the device has not finished, by number.
+        # Steps that the device has not finished, by number.
         self._on_host: dict[int, StepFacts] = {}
-        # Of the last step: its number, and by how much the device was behind at its end.
+        # The last step's number, and the device's lag at its end.
         self._last: tuple[int, int | None] = (-1, None)
 
     def feed_host(self, steps: Sequence[StepFacts]) -> None:
-        """Steps as the host saw them."""
+        """Steps on the host's clock."""
         on_host = self._on_host
         for each in steps:
             on_host[each.number] = each
@@ -134,9 +133,9 @@ class DeviceSteps:
             del on_host[next(iter(on_host))]
 
     def feed(self, steps: Sequence[Step]) -> list[StepFacts]:
-        """Steps as the device saw them; the facts of those that the host has told, too.
+        """Steps on the device's clock; returns the joined facts.
 
-        Steps that were not measured stay as the host saw them, between the others.
+        Unmeasured steps are returned as the host recorded them.
         """
         by_number = {step.number: step for step in steps}
         found = []
@@ -157,7 +156,7 @@ class DeviceSteps:
                     paced_ns[code] += each & _PACED_NS
             found.append(
                 facts._replace(
-                    # The two clocks drift apart, so the host's says when.
+                    # The clocks drift apart, so the end is by the host's.
                     ended_ns=host.ended_ns + (step.lag_ns or 0),
                     unusual=host.unusual or facts.unusual,
                     work=host.work,

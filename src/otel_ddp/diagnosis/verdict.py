@@ -1,4 +1,4 @@
-"""What a verdict is: one finding about a process, a node or a run, with its evidence."""
+"""A verdict: one finding about a process, a node or a run, with its evidence."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ class Verdict(NamedTuple):
 
     kind: Kind
     labels: Labels
-    """The process that it is about; or the node or run, where it is about all ranks."""
+    """The process it is about, or the node or run if it is about all ranks there."""
     phase: str
-    """The phase that it is in: a word of the catalogue, `compute`, `mixed`, or empty."""
+    """A phase of `words`, `compute`, `mixed`, or empty."""
     sentence: str
-    """For people: which rank, what, how much, since when, and where to look."""
+    """Which rank, what, how much, since when, and where to look."""
     evidence: Mapping[str, Any]
-    """The numbers and words behind it: plain JSON."""
+    """Plain JSON."""
     step: int | None = None
     since_ns: int = 0
-    """When it began, as far as that is known; since 1970."""
     until_ns: int = 0
-    """Of what is over: when it ended, if that is known to be before it was noticed."""
+    """When it ended, if that was before the detector noticed; else 0."""
 
     @property
     def key(self) -> tuple[Kind, Labels]:
-        """Two verdicts with the same key are the same incident."""
+        """Identifies the incident."""
         return self.kind, self.labels
 
 
 class Change(NamedTuple):
-    """A verdict was opened, or has another phase or cause now; or it is over."""
+    """A verdict was opened, changed its phase or cause, or was closed."""
 
     verdict: Verdict
     opened: bool
 
 
 def run_labels(labels: Labels) -> Labels:
-    """The labels of the run that a process belongs to, whatever its role."""
+    """The labels of a process's run."""
     return tuple(label for label in labels if label[0] in RUN_LABELS)
 
 
 def node_of(labels: Labels) -> Labels:
-    """The labels of the node that a rank is on."""
+    """The labels of a rank's node."""
     return tuple(label for label in labels if label[0] in NODE_LABELS)

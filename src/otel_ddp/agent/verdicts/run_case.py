@@ -284,7 +284,7 @@ class RunCase:
 
     def _poll_detectors(self, now_ns: int) -> list[Change]:
         # Ranks that ended stood before that, if they did: so deaths come before stalls.
-        stall, unheard = self.stalls.told, self._silence.unheard
+        stall, unheard = self.stalls.summary, self._silence.unheard
         changes = [*_contained(self._deaths.poll, now_ns, stall, unheard)]
         changes += _contained(self._silence.poll, now_ns)
         changes += _contained(self.stalls.poll, now_ns, self._silence.unheard)

@@ -1,4 +1,4 @@
-"""One process that has ended: what is known of its end, the manner of it, and its words."""
+"""The end of one process: its manner, its cause, and their wording."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, Literal, NamedTuple
 from otel_ddp.diagnosis.say import about, in_phase, size
 from otel_ddp.diagnosis.verdict import Labels
 
-# What an exception says when a peer was lost. "Peer access" is between two GPUs, and no peer.
+# Messages of exceptions for a lost peer. "Peer access" is about two GPUs.
 _LOST_PEER = re.compile(
     r"\bpeer\b(?! access)|connection (was )?(closed|reset|refused|aborted)|broken pipe"
     r"|remote process|socket|ncclremoteerror|heartbeat|store.*(timeout|timed out)"
     r"|timed? ?out.*\d+ ?(ms|milliseconds)",
     re.IGNORECASE,
 )
-# What an exception says when a person or a scheduler ended the process: Ctrl-C, what libraries
-# raise from signal handlers, and the codes that a shell gives: 128 and the signal's number.
+# Exceptions of a process that a person or a scheduler ended: Ctrl-C, those that libraries raise in
+# signal handlers, and exit codes of a shell (128 plus the signal).
 _REQUESTED = re.compile(
     r"(KeyboardInterrupt|SignalException|SIGTERMException)\b|SystemExit: (129|130|143)$"
     r"|.*\b(got|received|caught)( signal:?)? (SIG(TERM|INT|HUP)|Signals\.SIG(TERM|INT|HUP))\b"
 )
 REQUESTED_CODES = (129, 130, 143)
-# It left by itself with nothing but a number: `sys.exit(1)`.
+# `sys.exit(1)`
 _EXIT_CODE = re.compile(r"SystemExit: \d+$")
 # The signals that a launcher, a scheduler or a terminal sends.
 REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
-# Where one has failed, its parent or launcher ends the others so soon. torchrun looks every 0.1 to
-# 5 s, asks the others to end, and kills them 30 s later.
+# A launcher ends the other ranks within this time: torchrun polls every 0.1 to 5 s, sends SIGTERM,
+# and SIGKILL 30 s later.
 FOLLOWS_S = 40.0
-# A process that held this share of its memory limit may have died of that.
+# From this share of its memory limit on, memory may be the cause.
 _NEARLY_FULL = 0.8
 _LONGEST_REASON = 200
 _CRASHES = {
@@ -43,36 +43,34 @@ _CRASHES = {
 _REQUESTED_BY = "a launcher, a scheduler or a person asked it to end"
 
 Manner = Literal["killed", "requested", "lost_peer", "exit_code", "own_cause"]
-"""How a process ended: without a word; because it was asked to; because it lost a connection;
-by an exit code alone; or for a cause of its own."""
+"""How a process ended: killed without a report; on request; by a lost connection; with nothing but
+an exit code; or by a cause of its own."""
 
 
 class EndedProcess(NamedTuple):
-    """A process that has ended, as the agent saw it."""
+    """A process that has ended."""
 
     labels: Labels
     state: str
-    """`killed` if it ended without a word, else `failed` or `finished`."""
+    """`killed` if it ended without a report, else `failed` or `finished`."""
     step: int | None
     phase: str
     seen_alive_ns: int
     ended_ns: int
-    """It died between the two: the time before the look at its lock that was the last to find it
-    alive, and the time after the first look that did not. Both are that of its report, if any."""
+    """It died between `seen_alive_ns` and `ended_ns`; both are the time of its report, if any."""
     reason: str = ""
-    """What it reported of its end, if anything."""
+    """The reason that it reported."""
     cause: Mapping[str, Any] = {}
-    """What the agent found out about its end, from the kernel and the launcher."""
+    """Facts from the kernel and the launcher."""
     world_size: int | None = None
-    """How many ranks the run has, on all nodes."""
     last_present_ns: int = 0
-    """When the process was last seen to exist after its report: Python takes a while to leave."""
+    """When the process last existed after its report: the interpreter takes a while to exit."""
     known_for_s: float = 0.0
-    """How long ago its end was seen: others report theirs meanwhile, and the launcher looks."""
+    """How long the agent has known of the end."""
 
 
 def manner(process: EndedProcess) -> Manner:
-    """How it ended, by what it reported and what the kernel and its launcher say."""
+    """How it ended, by its report, the kernel and its launcher."""
     if process.state == "killed":
         return "killed"
     if process.state == "finished":
@@ -82,13 +80,13 @@ def manner(process: EndedProcess) -> Manner:
         return "requested"
     if _EXIT_CODE.match(process.reason):
         return "exit_code"
-    # A run of one has no peers: what it lost was something else.
+    # A run of one rank has no peers.
     lost_peer = process.world_size != 1 and _LOST_PEER.search(process.reason)
     return "lost_peer" if lost_peer else "own_cause"
 
 
 def cause_word(process: EndedProcess) -> str:
-    """The same, as a word of the evidence."""
+    """The cause as a word, for the evidence."""
     if "out_of_memory" in process.cause:
         return "out_of_memory"
     how = manner(process)
@@ -102,7 +100,7 @@ def cause_word(process: EndedProcess) -> str:
 
 
 def guilt(process: EndedProcess) -> int:
-    """How strongly its end looks like a cause, and not like a consequence."""
+    """How likely the end is a cause and not a consequence: the higher, the likelier."""
     if process.cause.get("out_of_memory") == "kernel log":
         return 4
     signal = process.cause.get("signal")
@@ -117,7 +115,7 @@ def guilt(process: EndedProcess) -> int:
 
 
 def how_it_ended(process: EndedProcess) -> str:
-    """How it ended, and where."""
+    """How it ended, and in which phase and step."""
     if process.state == "failed":
         verb = "failed"
     elif process.state == "finished":
@@ -131,7 +129,7 @@ def how_it_ended(process: EndedProcess) -> str:
 
 
 def why_it_ended(process: EndedProcess) -> str:
-    """Why it ended, in full."""
+    """Why it ended."""
     cause = process.cause
     if cause.get("out_of_memory") == "kernel log":
         scopes = {"node": "the node was out of memory", "memory cgroup": "its cgroup was full"}
@@ -156,14 +154,14 @@ def why_it_ended(process: EndedProcess) -> str:
 
 
 def short_cause(process: EndedProcess) -> str:
-    """Why it ended, in one line of bounded length: the evidence has the whole text."""
+    """The first line of `why_it_ended`, cut; the evidence has the whole text."""
     line, _, rest = why_it_ended(process).strip().partition("\n")
     cut = line[:_LONGEST_REASON].rstrip()
     return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut
 
 
 def hints(process: EndedProcess) -> str:
-    """What may have to do with its end: never a proof."""
+    """Possible causes without proof."""
     cause, hints = process.cause, []
     resident, limit = cause.get("resident_bytes"), cause.get("memory_limit_bytes")
     if (

@@ -1,4 +1,4 @@
-"""Groups the ends of a run's processes into incidents: which was first, and what to say of it."""
+"""Groups the ends of a run's processes into incidents, and finds the first end of each."""
 
 from __future__ import annotations
 
@@ -15,46 +15,45 @@ from otel_ddp.vocabulary.words import TAKEN_BACK
 
 _MOST_INCIDENTS = 8
 _MOST_REASONS = 3
-# A rank that raises may report it after the rank that lost it, and all may raise the same. So where
-# no process was killed, a verdict waits for further reports; longer where none gives a cause.
+# A rank that raises may report later than the rank that lost it. So if no process was killed, the
+# verdict waits for further reports, and longer if none has a cause.
 _OTHERS_REPORT_S = 0.5
 _CAUSE_COMES_S = 2.0
-# Python may take seconds to leave after its last report, and the exit code comes after that.
+# The exit code comes after the interpreter has exited, which may take seconds.
 _CODE_COMES_S = 6.0
-# An out-of-memory kill is the cause, even where giving back the memory delayed the end of it.
+# An out-of-memory kill precedes the ends of other ranks by at most this: freeing memory takes time.
 _KILL_TAKES_S = 2.0
-# Ctrl-C reaches all ranks at once; within this, another error may come from it.
+# Ctrl-C reaches all ranks at once. Errors within this time may follow from it.
 _INTERRUPT_TAKES_S = 1.0
 
 _Order = Literal["only", "time", "evidence", "unknown"]
-"""What the order of the ends is known by."""
+"""How the order of the ends was determined."""
 
 
 class _Incident:
-    """Processes of a run that ended because of each other, as far as that is known."""
+    """Ends of processes that probably have one cause."""
 
     def __init__(self, stall: str) -> None:
         self.members: dict[Labels, EndedProcess] = {}
         self.verdict: Verdict | None = None
+        # Duration and cause of a stall before the ends; empty without one.
         self.stall = stall
-        """For how long no rank had moved before, and why; empty where ranks moved."""
+        # Silent nodes.
         self.unheard: Sequence[str] = ()
-        """The nodes that are not heard."""
 
     def includes(self, process: EndedProcess) -> bool:
-        """Whether this end belongs to the incident."""
         known = self.members.get(process.labels)
         if known is not None:
             return known.ended_ns == process.ended_ns
         worlds = {member.world_size for member in self.members.values()} - {None}
         if worlds and process.world_size is not None and process.world_size not in worlds:
-            # An evaluator beside the training: neither loses a peer with the other.
+            # An evaluator and a training have no connections to each other.
             return False
         times = [process.ended_ns, *(member.ended_ns for member in self.members.values())]
         return max(times) - min(times) <= cause.FOLLOWS_S * 1e9
 
     def update(self, finished: Sequence[EndedProcess]) -> Iterator[Change]:
-        """Judge the incident again; what has changed by that."""
+        """Update the verdict on the incident."""
         members, before = list(self.members.values()), self.verdict
         if before is None and not _is_ready(members, finished):
             return
@@ -68,7 +67,7 @@ class _Incident:
 
 
 class Deaths(Detector):
-    """The ends of one run. An incident is one verdict, however many ranks it took."""
+    """The ends of one run's processes. Each incident is one verdict."""
 
     def __init__(self) -> None:
         self._incidents: list[_Incident] = []
@@ -77,7 +76,7 @@ class Deaths(Detector):
         self._changes: list[Change] = []
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        """What the kernel knows of an end may come a moment after it: then it is judged again."""
+        # The same end is fed again when the kernel has reported more.
         if seen.ended is not None:
             self._ended.append(seen.ended)
             return
@@ -88,16 +87,15 @@ class Deaths(Detector):
                 continue
             self._incidents.remove(incident)
             if incident.verdict is not None:
-                # A history tells why it died long after that.
-                who, told = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
-                sentence = f"{told} {who} is at work again: the run was restarted."
+                who, before = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
+                sentence = f"{before} {who} is at work again: the run was restarted."
                 self._changes.append(Change(incident.verdict._replace(sentence=sentence), False))
 
     def poll(self, now_ns: int, stall: str = "", unheard: Collection[Labels] = ()) -> list[Change]:
-        """All ends that were seen since the last poll are judged at once.
+        """Judge the ends since the last poll.
 
-        *stall*: for how long no rank had moved before them, and why; empty where ranks moved.
-        *unheard*: the nodes of the run that are no longer heard.
+        *stall*: duration and cause of a stall before them; empty without one. *unheard*: silent
+        nodes.
         """
         ended, self._ended = self._ended, []
         changes, self._changes = self._changes, []
@@ -133,12 +131,12 @@ def _taken_back(before: Verdict, after: Verdict | None) -> str:
 
 
 def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess]) -> bool:
-    """Whether it is time for a verdict, or the next reports may turn it over."""
+    """False while further reports may change the verdict."""
     manners = set(map(cause.manner, members))
     if "killed" in manners:
-        return True  # the kernel may say more later; no report is waited for
+        return True
     if any(each.world_size and each.world_size <= len(members) for each in members):
-        return True  # no rank is left that could report anything
+        return True  # no rank is left to report
     patience_s = _CAUSE_COMES_S
     if "own_cause" in manners or manners == {"exit_code", "lost_peer"}:
         patience_s = _OTHERS_REPORT_S
@@ -151,15 +149,15 @@ def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess])
 
 
 def _was_intended(members: list[EndedProcess]) -> bool:
-    """Whether a person, a scheduler or the program itself ended the run. *members*: by time."""
+    """Whether a person, a scheduler or the program ended the run. *members*: by time."""
     manners = [cause.manner(each) for each in members]
     if "killed" in manners:
         return False
-    # A launcher asks the others to end once one has failed; here the request came before that.
+    # A launcher requests ends after a failure. Here the request came before any.
     if next((each for each in manners if each != "lost_peer"), None) == "requested":
         return True
-    # No launcher sends SIGINT by itself, so all ranks got it. One of them may have failed over it,
-    # in a data loader for example, before it could report it.
+    # Launchers do not send SIGINT by themselves, so all ranks got it. One may have failed because
+    # of it, as in a data loader, before it could report that.
     soonest_ns = members[0].ended_ns
     if any(
         each.reason.startswith("KeyboardInterrupt")
@@ -169,13 +167,13 @@ def _was_intended(members: list[EndedProcess]) -> bool:
         return True
     if set(manners) != {"exit_code"}:
         return False
-    # Where all leave with a code, or no other rank is affected, the program meant it: many programs
-    # leave with 1 when a scheduler asks them to. A single one that reported "failed" has failed.
+    # If all exit with a code, or no other rank is affected, the program intended it: many exit with
+    # 1 on a scheduler's request. But a single rank that reported "failed" has failed.
     return len(members) > 1 or members[0].state == "finished" or members[0].world_size == 1
 
 
 def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Order]:
-    """Which process ended first, and what says so; several where nothing does."""
+    """The process that ended first, and how that is known; several if it is not known."""
     if len(members) == 1:
         return members, "only"
     soonest = min(each.ended_ns for each in members)
@@ -189,12 +187,12 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
         return out_of_memory, "evidence"
     if (requested := _requested_alone(members)) is not None:
         return [requested], "evidence"
-    # A rank that raises closes its connections first, and may report it seconds later, when it
-    # leaves. So among reported ends, a lost peer comes after a rank with another reason.
+    # A rank that raises closes its connections at once, but reports when it exits, maybe seconds
+    # later. So among reported ends, a lost peer counts as later than any other reason.
     reasons = {cause.manner(each) for each in members} & {"own_cause", "exit_code"}
     causes = [each for each in members if not (reasons and cause.manner(each) == "lost_peer")]
     soonest = min(each.ended_ns for each in causes)
-    # A process was first if it was known to have ended while all others were still seen alive.
+    # A process was first if it had ended while all others were still alive.
     early = [each for each in causes if each.seen_alive_ns < soonest or each.ended_ns == soonest]
     later = [each for each in causes if each not in early]
     early += [each for each in later if any(_may_share_cause(first, each) for first in early)]
@@ -207,11 +205,11 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
 
 
 def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
-    """The one process that was asked to end while all others were there, which then lost it.
+    """The one process that was signalled while all others ran, which then lost it as a peer.
 
-    A launcher asks the others only once one has left, so something else asked this one.
+    A launcher signals ranks only after an end, so something else signalled this one.
     """
-    # The launcher may hurry a process that has reported its end; that did not end it.
+    # Only processes without a report: a launcher may signal a process that has reported its end.
     requested = [
         each
         for each in members
@@ -226,11 +224,10 @@ def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
 
 
 def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
-    """Whether one cause may have ended both, although one of them took longer to end.
+    """Whether one cause may have ended both, although at different times.
 
-    A person that ends all ranks sends the same signal to each, and so does a launcher that was
-    asked to end; some ranks take a moment longer. Ranks that report the same reason were hit by
-    the same code or data, and not by each other's end.
+    A person or a launcher sends the same signal to all ranks, and some take longer to end. Ranks
+    that report the same reason failed by the same code or data, not because of each other.
     """
     if (
         other is not first
@@ -248,7 +245,7 @@ def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
 
 
 def _without_numbers(process: EndedProcess) -> str:
-    """Its cause, without what differs between ranks: numbers of shards, devices, addresses."""
+    """Its cause without numbers, which differ between ranks: shards, devices, addresses."""
     return re.sub(r"0x[0-9a-fA-F]+|[\d.]+", "0", cause.why_it_ended(process))
 
 
@@ -260,8 +257,8 @@ def _verdict_of(
     finished: Sequence[EndedProcess],
     incident: _Incident,
 ) -> Verdict | None:
-    """The verdict on processes that ended together; None where the end is no failure."""
-    # Code 0 without a word: a program that leaves with os._exit when its work is done.
+    """The verdict on an incident; None if it is no failure."""
+    # Exit code 0 without a report: a program that calls os._exit when it is done.
     left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
     members = [each for each in members if each not in left]
     members.sort(key=lambda each: (each.ended_ns, say.rank_order(each.labels)))
@@ -269,7 +266,7 @@ def _verdict_of(
         return None
     first, order = _first_ended(members)
     if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
-        # Some lost a peer and a launcher ended the others: the cause is not among them.
+        # Some lost a peer and the launcher ended the others: the cause is elsewhere.
         first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
         other_end = _other_end(first, [*finished, *left], incident.unheard)
         sentence, word = f"{_lost_peers(first)}. {other_end}", "lost_peer"
@@ -314,7 +311,7 @@ def _verdict_of(
 
 
 def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
-    """It is not known which process was first: the sentence, and the cause of all."""
+    """Sentence and cause of ends whose order is unknown."""
     sentence = (
         f"{say.rank_names(each.labels for each in first)} ended within {_within(first)} of each "
         f"other, {_where(first)}, and which was first is not known: {_causes(first)}"
@@ -325,7 +322,7 @@ def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
 
 
 def _lost_peers(lost: Sequence[EndedProcess]) -> str:
-    """They lost connections, and no process that ended here says why the other end did."""
+    """The sentence on processes that lost connections."""
     names = say.rank_names(each.labels for each in lost)
     return f"{names} failed {_where(lost)}, because of lost connections: {_causes(lost)}"
 
@@ -333,13 +330,13 @@ def _lost_peers(lost: Sequence[EndedProcess]) -> str:
 def _other_end(
     lost: Sequence[EndedProcess], finished: Sequence[EndedProcess], unheard: Sequence[str]
 ) -> str:
-    """Where the peer may be that they lost, as far as that is known."""
+    """Where the peer that they lost may be."""
     if unheard:
         are, there = say.verb(unheard, "is", "are"), say.verb(unheard, "it is", "they are")
         return f"{', '.join(unheard)} {are} no longer heard: look whether {there} still there"
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
-    # Not an evaluator that ended as well: it has a world of its own.
+    # Without evaluators, which have a world of their own.
     left = [
         each
         for each in finished
@@ -363,7 +360,7 @@ def _within(processes: Sequence[EndedProcess]) -> str:
 
 
 def _where(processes: Sequence[EndedProcess]) -> str:
-    """The phase and the step that they ended in."""
+    """The phase and step of their ends."""
     phases = {each.phase for each in processes}
     steps = [each.step for each in processes if each.step is not None]
     where = say.in_phase(phases.pop()) if len(phases) == 1 else "in different phases"
@@ -371,7 +368,7 @@ def _where(processes: Sequence[EndedProcess]) -> str:
 
 
 def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) -> str:
-    """What became of the other ranks, in a sentence or two."""
+    """A sentence or two on the ends of the other ranks."""
     parts = []
     if killed := [each for each in others if each.state == "killed"]:
         after_s = (max(each.ended_ns for each in killed) - first[0].ended_ns) / 1e9
@@ -394,7 +391,7 @@ def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) ->
 
 
 def _causes(processes: Sequence[EndedProcess]) -> str:
-    """The cause of all; if they differ those of the first few, each with its rank."""
+    """The common cause, or the causes of the first few ranks."""
     if len(set(map(cause.short_cause, processes))) == 1:
         return cause.short_cause(processes[0])
     shown = processes[:_MOST_REASONS]

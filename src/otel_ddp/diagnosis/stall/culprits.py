@@ -1,4 +1,4 @@
-"""Finds the ranks that hold up the others, and says why: the surest sign decides."""
+"""Finds the ranks that hold up the others, and the cause: the surest sign decides."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from otel_ddp.diagnosis.say import in_phase, rank_list, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
-# These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
+# Collectives that need the same sizes on all ranks.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
-# What torch's recorder for nccl says of a collective that its device has not come to, and is in.
+# States in torch's flight recorder: enqueued but not started on the device, and running there.
 _SCHEDULED, _STARTED = "scheduled", "started"
 
-# By cause: what a rank that cannot go on does, and what to look at.
+# By cause: description and advice for a rank that cannot continue.
 _DISABLED = {
     "stopped": (
         "is stopped by a signal or a debugger",
@@ -45,7 +45,7 @@ _ADVICE = {
     "that need not finish daemons.",
 }
 _LOOK = "Look at its stack: `otel-ddp stacks`."
-# By phase, of a rank that others wait for.
+# Advice by the phase of a rank that others wait for.
 _OF_PHASE = {
     "data": "Look at its data loader and at what that reads from.",
     "checkpoint": 'Look at where it writes to; say phase("checkpoint", expect_s=...) where it may '
@@ -67,11 +67,11 @@ class Findings(NamedTuple):
     why: str
     advice: str
     node: str
-    """That of all culprits; empty where they are on several, or not known."""
+    """The node of all culprits; empty if there are several."""
 
 
 def find_culprits(living: Sequence[Suspect], ended: Sequence[Suspect], floor_s: float) -> Findings:
-    """Which ranks hold up the living ones, by the surest sign that there is."""
+    """Which ranks hold up the living ones."""
     return (
         _unheard(living)
         or _disabled(living, floor_s)
@@ -108,7 +108,7 @@ def _findings(
 
 
 def _unheard(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks on nodes that are no longer heard."""
+    """Ranks on silent nodes."""
     culprits = [each for each in living if not each.heard]
     if not culprits or len(culprits) == len(living):
         return None
@@ -121,7 +121,7 @@ def _unheard(living: Sequence[Suspect]) -> Findings | None:
 
 
 def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
-    """Ranks that cannot go on, whatever the others do."""
+    """Ranks that cannot continue, whatever the others do."""
     found = [(each, cause) for each in living if (cause := each.disabled_by(floor_s))]
     if not found:
         return None
@@ -140,8 +140,8 @@ _Entered = list[tuple[Suspect, Collective]]
 
 
 def _entered(living: Iterable[Suspect]) -> list[tuple[str, int, _Entered]]:
-    """Group and number of each collective, and who has entered it; the least number first."""
-    # A group that has gloo for the hosts and nccl for the devices counts them apart.
+    """Group and number of each collective, and the ranks that entered it; by number."""
+    # A group with gloo for hosts and nccl for devices counts them separately.
     found: dict[tuple[str, str, int], dict[Labels, tuple[Suspect, Collective]]] = {}
     for each in living:
         for one in each.known.collectives:
@@ -153,7 +153,7 @@ def _entered(living: Iterable[Suspect]) -> list[tuple[str, int, _Entered]]:
 
 
 def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks that entered another collective than the others, under the same number."""
+    """Ranks that entered another collective than the others with the same number."""
     for _, number, entered in _entered(living):
         votes: dict[str, _Entered] = {}
         for each, one in entered:
@@ -163,7 +163,7 @@ def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
         if len(votes) < 2:
             continue
         sizes = sorted(map(len, votes.values()))
-        # Of two ranks, it is not known which one is right.
+        # Without a majority, either may be wrong.
         tied = sizes[-1] == sizes[-2]
         culprits = [
             each for same in votes.values() if tied or len(same) < sizes[-1] for each, _ in same
@@ -178,7 +178,7 @@ def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
 
 
 def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings | None:
-    """Ranks that have put fewer collectives in line than other ranks wait for."""
+    """Ranks that have enqueued fewer collectives than other ranks wait for."""
     waiting: set[Labels] = set()
     gaps: dict[Labels, str] = {}
     what = "calls" if with_sends else "collectives"
@@ -186,7 +186,7 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
         most = max((enqueued for _, _, enqueued in members), default=0)
         for each, group, enqueued in members:
             for other, _, its_enqueued in members:
-                # What its device waits in comes after the last one that this has done.
+                # The device waits in the collective after its last completed one.
                 done = group.device_completed
                 if group.says_who_waits and (
                     its_enqueued < enqueued if done is None else its_enqueued <= done < enqueued
@@ -196,8 +196,8 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
-    # A rank that is late because it waits for a later one is not to blame. It may sleep in a line
-    # of its own, `work.wait()`: a wait, if another rank has nothing to wait for.
+    # A rank that is late because it waits for a later one is not a culprit. It may wait in the
+    # user's code, `work.wait()`: sleeping counts as waiting if another rank waits for nothing.
     free = [each for each in living if each.labels not in waiting and not each.is_waiting]
     late = [each for each in behind if not each.is_waiting]
     if free:
@@ -215,14 +215,14 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
 def _numbers(
     living: Sequence[Suspect], with_sends: bool
 ) -> Iterator[list[tuple[Suspect, Group, int]]]:
-    """For each process group its members, and how many collectives each has entered."""
+    """The members of each process group, and how many collectives each has entered."""
     groups: dict[str, list[tuple[Suspect, Group]]] = {}
     for each in living:
         for group in each.known.groups:
             if group.enqueued is not None and group.size > 1:
                 groups.setdefault(group.name, []).append((each, group))
     for members in groups.values():
-        # Stages of a pipeline send and receive more than others, or less.
+        # Stages of a pipeline differ in their numbers of sends and receives.
         if with_sends or not any(group.sends for _, group in members):
             yield [(each, group, group.enqueued or 0) for each, group in members]
         else:
@@ -234,11 +234,11 @@ def _numbers(
 
 
 def _not_begun(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks whose devices have not come to a collective that the devices of others are in."""
+    """Ranks whose devices have not started a collective that other devices are in."""
     for _, number, entered in _entered(living):
         if not {one.state for _, one in entered} >= {_SCHEDULED, _STARTED}:
             continue
-        # A device that is in another collective waits there.
+        # A device in another collective waits there.
         late = [
             (each, one)
             for each, one in entered
@@ -266,7 +266,7 @@ def _states(each: Suspect) -> set[str]:
 
 
 def _computes(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks whose devices are in what their hosts have long launched, while others wait."""
+    """Ranks whose devices still compute what their hosts launched, while all others wait."""
     late = [each for each in living if each.device == "computes"]
     others = [each for each in living if each not in late]
     if not late or not others or not all(each.is_waiting for each in others):
@@ -281,11 +281,11 @@ def _computes(living: Sequence[Suspect]) -> Findings | None:
 
 
 def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks that do not wait for others."""
+    """Ranks that do not wait."""
     culprits = [each for each in living if not each.is_waiting]
     if not culprits:
         return None
-    # In a line of its own, `work.wait()`, each of them may wait for a message.
+    # In the user's code, `work.wait()`, each of them may wait for a message.
     if len(culprits) == len(living) and (found := _behind(living, with_sends=True)):
         return found
     waits = _waits(living, culprits)
@@ -294,7 +294,7 @@ def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
     return _findings(cause, living, culprits, why, _advice(culprits[0]))
 
 
-# -- all living ranks wait, and all have come equally far
+# -- all living ranks wait, and all are equally far
 
 
 def _waiting(living: Sequence[Suspect]) -> str:
@@ -302,7 +302,7 @@ def _waiting(living: Sequence[Suspect]) -> str:
 
 
 def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | None:
-    """They wait for ranks that have ended."""
+    """The living ranks wait for ended ones."""
     dead = [each for each in ended if each.position.state != "finished"]
     culprits = dead or ended
     if not culprits:
@@ -314,7 +314,7 @@ def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | Non
 
 
 def _none_of_these(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings:
-    """They wait for another node, or for the collective itself."""
+    """The ranks wait for another node, or for the collective itself."""
     waiting = _waiting(living)
     if max((each.position.world or 0 for each in living), default=0) > len(living) + len(ended):
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
@@ -324,7 +324,7 @@ def _none_of_these(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findi
 
 
 def _where_it_goes_on(living: Sequence[Suspect]) -> tuple[list[Suspect], list[str]]:
-    """The ranks on which a collective goes on that has ended on others, and what to say of it."""
+    """The ranks still in a collective that others have completed, and its description."""
     for group, number, entered in _entered(living):
         inside = [each for each, one in entered if one.state == _STARTED]
         done = [
@@ -349,7 +349,7 @@ def _ranks(several: Iterable[Suspect]) -> str:
 
 
 def _activity(each: Suspect) -> str:
-    """Where a rank is and what it does there."""
+    """A rank's position and activity."""
     known = each.known
     if known.has_left:
         return (
@@ -365,7 +365,7 @@ def _activity(each: Suspect) -> str:
 
 
 def _waits(living: Sequence[Suspect], culprits: Sequence[Suspect]) -> list[str]:
-    """That all other ranks wait for the culprits; nothing where there are no others."""
+    """A clause on the ranks that wait for the culprits, if there are any."""
     named = {each.labels for each in culprits}
     others = [each for each in living if each.labels not in named]
     if not others:
@@ -374,7 +374,6 @@ def _waits(living: Sequence[Suspect], culprits: Sequence[Suspect]) -> list[str]:
 
 
 def _advice(each: Suspect) -> str:
-    """What to look at."""
     return _ADVICE["left"] if each.known.has_left else _OF_PHASE.get(each.position.phase, _LOOK)
 
 
@@ -392,9 +391,9 @@ def _at_line(each: Suspect) -> str:
 
 
 def _own_line(stack: tuple[Frame, ...], package: str) -> Frame | None:
-    """The innermost line of the user's own code; where there is none, the innermost of all.
+    """The innermost frame outside of installed packages, Python and otel_ddp; else the innermost.
 
-    Lines of installed packages, of Python and of our own *package* are not the user's.
+    *package*: the folder of otel_ddp.
     """
     others = ("/site-packages/", "/lib/python", "<frozen", *((package,) if package else ()))
     own = (frame for frame in stack if not any(part in frame.file for part in others))

@@ -1,6 +1,6 @@
 """Opens a verdict when no rank of a run moves, and closes it when one does.
 
-How long a rank may stand still is learnt from its own steps and phases.
+The limit of each rank is learnt from its own steps and phases.
 """
 
 from __future__ import annotations
@@ -16,41 +16,40 @@ from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, phase_word
 
-# The verdict waits for the last answers, but not longer than this.
+# How long the verdict waits for answers, on one node and on several.
 _ANSWERS_TAKE_NS = 1_500_000_000
-# Of ranks on several nodes: the question and the answer travel.
 _FROM_NODES_NS = 3_000_000_000
-# How often the ranks are asked again while none moves, in floors.
+# How often ranks are asked again while none moves, in floors.
 _ASK_AGAIN = 1.0
-# Where no hook shows progress the stack may: it is asked for so often, in floors.
+# How often the stack is requested in phases without hooks, in floors.
 _ASK_WHERE_AGAIN = 1 / 8
 # If the agent was paused this long, the ranks may have been paused too.
 _PAUSE_S = 5.0
-# An open verdict is written anew, and its post-mortem with it, when the stall has become longer by
-# this many seconds and by this share.
+# An open verdict is updated, with its post-mortem, when the stall has become longer by this many
+# seconds and by this share.
 _SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
-# Causes of a stall that was just a long phase. Its length is learnt.
+# Causes of a stall that was just a long phase. The limit learns from its length.
 _JUST_LONG = ("not_reached", "long_phase")
 
-# -- how long each rank may stand still
+# -- limits
 
-# The limit is 10 times the p99 step, or 3 times the longest stretch of the phase; or 1.5 times
-# what the user has announced.
+# The limit is 10 times the p99 step, 3 times the longest stretch of the phase, or 1.5 times the
+# duration that the user announced.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
-# In these phases, and before the first step, a rank may stand still for _LONG times as long.
+# In unusual phases, and before the first step, the limit is _LONG times as long.
 _LONG = 10.0
-# The steps that p99 is taken of, and how often it is taken.
+# The number of steps for p99, and how often it is computed.
 _REMEMBERED, _UPDATE_EVERY = 1000, 50
-# In these phases no hook shows progress; what the rank logs does.
+# In these phases no hook shows progress, but logged values do.
 _UNHOOKED = frozenset({"other", "eval", "checkpoint", "unmeasured"})
 
 
 class _Movement:
-    """When one rank last moved, and how long its steps and phases have taken so far."""
+    """When one rank last moved, and the durations of its steps and phases."""
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        # When it was first seen in its phase, when it last moved, and when it was last polled.
+        # When it entered its phase, when it last moved, and when it was last polled.
         self.entered_ns = self.moved_ns = self.polled_ns = 0
         self.steps = array("d")
         self.seen_steps = self.counted_steps = 0
@@ -58,12 +57,12 @@ class _Movement:
         self.longest_s: dict[str, float] = {}
         self.numbers: tuple[tuple[str, int | None], ...] = ()
         self.stack: tuple[Frame, ...] = ()
-        # Whether its program moves where no hook sees it: in an evaluation, for example.
+        # Whether its stack changes in a phase without hooks, such as an evaluation.
         self.moves_unhooked = False
         self.not_learnt_before_ns = 0
 
     def limit_s(self, floor_s: float) -> float:
-        """How long the rank may stand still where it is now."""
+        """How long the rank may stay at its position."""
         position = self.position
         assert position is not None
         if position.expect_s is not None:
@@ -72,28 +71,28 @@ class _Movement:
         usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,
-            # p99 takes a sort, so it is only computed where it can matter.
+            # p99 takes a sort: computed only if it can matter.
             _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
             _STRETCHES * self.longest_s.get(position.phase, 0.0),
         )
 
     def _at_start(self) -> bool:
-        """Until the first step is over, models are loaded, and kernels are chosen and compiled."""
+        # Before the end of the first step, models are loaded and kernels compiled.
         return self.position is not None and self.position.step is None and not self.seen_steps
 
     def succeeded_by(self, position: Position) -> bool:
-        """Whether this position is of a new process that has the labels of one that ended."""
+        """Whether this position is of a new process with the labels of an ended one."""
         return position.alive and self.position is not None and not self.position.alive
 
     def update(self, position: Position, now_ns: int) -> None:
-        """The rank is at this position now."""
+        """Set the rank's position."""
         before = self.position
         self.position = position
         if before is None:
             self.entered_ns = self.moved_ns = min(position.since_ns, now_ns)
         elif before.place != position.place:
             self.learn_stretch(before.phase, self.entered_ns, self.polled_ns)
-            # By the agent's clock: the clock of the process may have been set since.
+            # By the agent's clock: the process's clock may have been set since.
             self.entered_ns = self.moved_ns = now_ns
             self.numbers, self.stack, self.moves_unhooked = (), (), False
         elif position.phase in _UNHOOKED and position.written != before.written:
@@ -101,21 +100,17 @@ class _Movement:
         self.polled_ns = now_ns
 
     def pause(self, spent_ns: int) -> None:
-        """The agent was paused for so long, and the rank may have been paused too."""
+        """Ignore the time of a pause of the agent."""
         self.entered_ns += spent_ns
         self.moved_ns += spent_ns
 
     def learn_stretch(self, phase: str, began_ns: int, ended_ns: int) -> None:
-        """The rank was in this phase for so long, and went on.
-
-        Waits are not learnt: other ranks make them long.
-        """
+        """Learn from a phase that the rank has left. Waits depend on other ranks."""
         if phase != "comm_wait" and began_ns >= self.not_learnt_before_ns:
             spent_s = (ended_ns - began_ns) / 1e9
             self.longest_s[phase] = max(spent_s, self.longest_s.get(phase, 0.0))
 
     def learn_steps(self, steps_s: Sequence[float]) -> None:
-        """The rank made steps that took so long."""
         self.steps.extend(steps_s)
         del self.steps[:-_REMEMBERED]
         self.seen_steps += len(steps_s)
@@ -130,23 +125,23 @@ class _Movement:
         return self.p99_s
 
     def answered(self, known: Evidence) -> Evidence:
-        """Take in what the rank has answered; without what it answered before it last moved."""
+        """Take in the rank's answers; returns the evidence without answers that are outdated."""
         if known.answered and known.answered_ns > self.moved_ns:
-            # A rank that puts more collectives in line moves, though no hook sees it.
+            # A rank that enqueues more collectives moves, although no hook sees it.
             numbers = tuple((each.name, each.enqueued) for each in known.groups)
             if self.numbers and self.numbers != numbers:
                 self.moved_ns = known.answered_ns
             self.numbers = numbers
         if not known.answered or known.answered_ns <= self.moved_ns:
             return Evidence(silent_s=known.silent_s, kernel=known.kernel)
-        # Where no hook shows progress, another stack does.
+        # In phases without hooks, a changed stack shows progress.
         if known.stack and self.position is not None and self.position.phase in _UNHOOKED:
             self.moves_unhooked |= bool(self.stack) and self.stack != known.stack
             self.stack = known.stack
         return known
 
     def still_s(self, now_ns: int) -> float:
-        """For how long the rank has not moved."""
+        """How long the rank has not moved."""
         return max(0.0, (now_ns - self.moved_ns) / 1e9)
 
 
@@ -158,45 +153,40 @@ class _Open(NamedTuple):
 
     verdict: Verdict
     findings: Findings
+    # The ranks that were stalled, and for how long, when the sentence was written.
     stood: frozenset[Labels]
-    """The ranks that stood when it was made."""
     said_s: float
-    """How long the ranks had stood still when the sentence was written."""
 
 
 class Stalls(Detector):
-    """The ranks of one run on one node. Polled a few times a second.
-
-    Times are nanoseconds since 1970, on a clock that does not jump when the machine's is set.
-    """
+    """The ranks of one run. Times are nanoseconds since 1970 on a monotonic clock."""
 
     def __init__(self, floor_s: float = 60.0) -> None:
         """*floor_s*: the shortest limit."""
         self._floor_s = floor_s
         self._unheard: Collection[Labels] = ()
         self._ranks: dict[Labels, _Movement] = {}
-        # Where each living rank is now, and what it has answered.
         self._living: dict[Labels, Suspect] = {}
-        # Where ended processes were, and when they ended: others may wait for them.
+        # The last positions of ended processes, and when they ended: others may wait for them.
         self._ended: dict[Labels, tuple[Position, int]] = {}
         self._world_size = 0
         self._asked: dict[Labels, tuple[Question, int]] = {}
         self._polled_ns = 0
         self._over_since_ns = 0
-        # How long a verdict waits where that is longer than all limits.
+        # A longer limit for a stall that may end by itself.
         self._patience_s = 0.0
         self._open: _Open | None = None
         self.remark = ""
-        """What else is known while the ranks stand, for the sentence."""
+        """Appended to the cause in the sentence."""
         self.ended: frozenset[Labels] = frozenset()
-        """The ranks that have ended since all stood."""
+        """The ranks that have ended since the stall."""
         self.limits_s: dict[Labels, float] = {}
-        """How long each living rank may stand still, as in force now."""
+        """The present limit of each living rank."""
         self.questions: dict[Labels, Question] = {}
-        """Which ranks to ask now, and what. Each poll replaces them, so they are asked once."""
+        """The requests to send to ranks now; replaced by each poll."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        # A process or a step began now, without the processes that had ended by then.
+        # A process or step that began after the end of a process does not wait for it.
         since_ns = max([rank.began_ns, *(step.began_ns for step in seen.steps[-1:])])
         if self._ended:
             self._ended = {key: each for key, each in self._ended.items() if each[1] >= since_ns}
@@ -215,18 +205,17 @@ class Stalls(Detector):
         self._living.pop(labels, None)
 
     def _learn(self, labels: Labels, steps: Sequence[Step], now_ns: int) -> None:
-        """How long the steps and phases of a rank take."""
         rank = self._ranks.get(labels)
         if rank is None:
             rank = self._ranks[labels] = _Movement()
         if self._was_paused(now_ns):
-            # What is read first after a pause lies in the pause, and comes before the next poll.
+            # The first steps after a pause include it, and are fed before the next poll.
             rank.not_learnt_before_ns = now_ns
         began_ns = steps[0].began_ns
         if began_ns < rank.not_learnt_before_ns:
             return
         rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in steps])
-        # A rest sums up many stretches; their single lengths are not known.
+        # Without `rest`, which sums up many stretches.
         longest_ns: dict[int, int] = {}
         for parts in [step.parts for step in steps]:
             for code, spent_ns in zip(parts.codes, parts.spans_ns, strict=True):
@@ -236,10 +225,10 @@ class Stalls(Detector):
             rank.learn_stretch(phase_word(code & PHASE_CODE), began_ns, began_ns + spent_ns)
 
     def poll(self, now_ns: int, unheard: Collection[Labels] = ()) -> list[Change]:
-        """*unheard*: the nodes that are not heard."""
+        """*unheard*: silent nodes."""
         self._unheard = unheard
-        # A living process may have the labels of one that has ended, and replaces it. Those of a
-        # larger world may have finished, and this process goes on without them.
+        # A living process replaces an ended one with the same labels. Ended processes of a larger
+        # world may have finished before the present one started.
         found = {
             labels: Suspect(position)
             for labels, (position, _) in self._ended.items()
@@ -270,7 +259,7 @@ class Stalls(Detector):
             return []
         self.ended = self._open.stood - living.keys() if self._open is not None else frozenset()
         if self.ended:
-            # They stood before they ended: what is left would tell of another cause.
+            # They ended in the stall: the remaining ranks would show another cause.
             states = [found[each].position.state for each in self.ended & found.keys()]
             return self._close() if "finished" in states else []
         self._over_since_ns = self._over_since_ns or now_ns
@@ -279,7 +268,7 @@ class Stalls(Detector):
         return self._update_verdict(now_ns, living, found)
 
     def _update_ranks(self, now_ns: int, found: Mapping[Labels, Suspect]) -> dict[Labels, Suspect]:
-        """Take in where the ranks are; the same with the evidence that is still of use."""
+        """Update positions and evidence of the ranks; returns them without outdated evidence."""
         paused, spent_ns = self._was_paused(now_ns), now_ns - self._polled_ns
         self._polled_ns = now_ns
         fresh = {}
@@ -290,7 +279,7 @@ class Stalls(Detector):
             if paused:
                 rank.pause(spent_ns)
                 rank.not_learnt_before_ns = now_ns
-            # A phase that was just long is learnt; one that was stopped says nothing.
+            # Learn only from phases that were just long.
             if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
@@ -302,7 +291,7 @@ class Stalls(Detector):
         return fresh
 
     def _was_paused(self, now_ns: int) -> bool:
-        """Whether the last poll is so long ago that the whole machine may have been paused."""
+        """Whether the whole machine may have been paused since the last poll."""
         spent_ns = now_ns - (self._polled_ns or now_ns)
         return spent_ns > max(_PAUSE_S, self._floor_s / 4) * 1e9
 
@@ -310,15 +299,15 @@ class Stalls(Detector):
         return [] if self._open is None else [self._open.verdict]
 
     @property
-    def told(self) -> str:
-        """For how long no rank has moved, and why, as the open verdict has it; empty: none is."""
+    def summary(self) -> str:
+        """Duration and cause of the open stall; empty without one."""
         if self._open is None:
             return ""
         return f"for {self._open.said_s:.0f} s: {self._open.findings.why}"
 
     @property
     def suspects(self) -> frozenset[Labels]:
-        """The ranks that were asked, and have not moved since."""
+        """The ranks that were asked and have not moved since."""
         return frozenset(self._asked)
 
     # -- questions
@@ -339,7 +328,7 @@ class Stalls(Detector):
                 self._asked[labels] = question, now_ns
 
     def _answers_are_in(self, living: Collection[Suspect], now_ns: int) -> bool:
-        """Whether every rank has answered, or has had the time to."""
+        """Whether all ranks have answered, or the time for that is over."""
         nodes = {dict(each.labels).get("node") for each in living}
         take_ns = _ANSWERS_TAKE_NS if len(nodes) == 1 else _FROM_NODES_NS
         if now_ns - self._over_since_ns >= take_ns:
@@ -364,11 +353,10 @@ class Stalls(Detector):
     def _may_take_longer(
         self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]
     ) -> bool:
-        """Whether this may well take longer, and the limits cannot know how long.
+        """Whether the stall may end by itself, after a time that the limits cannot know.
 
-        That is so in three cases. All ranks wait for ranks on other nodes. Or all others have
-        finished, and this is what comes after a training. Or the rank that the others wait for
-        moves where no hook sees it.
+        All ranks wait for ranks on other nodes; or all others have finished, and this rank does
+        what follows a training; or the culprit moves where no hook sees it.
         """
         ended = {each.position.state for labels, each in found.items() if labels not in living}
         finished = ended == {"finished"}
@@ -388,15 +376,12 @@ class Stalls(Detector):
     def _update_verdict(
         self, now_ns: int, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]
     ) -> list[Change]:
-        """Open the verdict, or open it again where the cause or the culprits are others now.
-
-        Where they are the same, it gets the present figures.
-        """
+        """Open the verdict, reopen it if cause, culprits or phase have changed, else update it."""
         since_ns = max(self._ranks[labels].moved_ns for labels in living)
         still_s = (now_ns - since_ns) / 1e9
         findings = self._find(living, found)
         before = self._open
-        # Cause, culprits and phase.
+        # By cause, culprits and phase.
         is_same = before is not None and before.findings[:3] == findings[:3]
         if before is not None and is_same:
             longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.said_s)
@@ -413,7 +398,7 @@ class Stalls(Detector):
             {
                 "cause": findings.cause,
                 "culprits": list(findings.culprits),
-                # What is kept of a stall that is over has no lists.
+                # The history of a closed stall has no lists.
                 "node": findings.node,
                 "limit_s": limit_s,
                 "ranks": [
@@ -428,13 +413,12 @@ class Stalls(Detector):
         return [] if is_same else [Change(verdict, opened=True)]
 
     def _close(self) -> list[Change]:
-        """A rank moves, or none is left."""
         before, self._open, self.remark = self._open, None, ""
         return [] if before is None else [Change(before.verdict, opened=False)]
 
 
 def _common_labels(found: Iterable[Labels]) -> Labels:
-    """The labels of the run, and of the node where all ranks are on one."""
+    """The labels of the run, with the node if all ranks are on one."""
     first = dict(next(iter(found)))
     return tuple(
         (key, first[key])
@@ -444,7 +428,7 @@ def _common_labels(found: Iterable[Labels]) -> Labels:
 
 
 def _row(each: Suspect, still_s: float) -> dict[str, Any]:
-    """One rank in the table that a verdict has as evidence."""
+    """A row of the evidence."""
     position, known, *_ = each
     row: dict[str, Any] = {
         "rank": position.rank,

@@ -1,4 +1,4 @@
-"""What is known of a rank that may stand still: its position, its stack, its collectives."""
+"""Evidence on a rank that may be stalled: its position, stack, collectives, kernel state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Frame(NamedTuple):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
-# What torch's own frames say of a step that was not measured.
+# Torch frames that tell the phase of an unmeasured step.
 _PHASE_OF_FRAME = {
     ("/torch/utils/data/dataloader.py", "__next__"): "data",
     ("/torch/nn/modules/module.py", "_call_impl"): "forward",
@@ -29,96 +29,96 @@ _PHASE_OF_FRAME = {
     ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
 }
 
-# With these, the host itself waits for a collective. With all others its device does.
+# Backends in which the host waits for a collective; in others the device does.
 _ON_HOST = {"", "gloo", "mpi"}
 
 
 class Group(NamedTuple):
-    """How far a rank has come in the collectives of one process group."""
+    """A rank's progress in the collectives of one process group."""
 
     name: str
     size: int
     enqueued: int | None
-    """Gloo counts sends and receives, too."""
+    """Gloo includes sends and receives."""
     completed: int | None = None
     backend: str = ""
     description: str = ""
     sends: int | None = None
-    """How many of them are sends and receives; None: that is not known."""
+    """How many of them are sends and receives; None if unknown."""
 
     @property
     def device_completed(self) -> int | None:
-        """The number of the last one that the device has done. Gloo's counts are not reliable."""
+        """The number of the last collective that the device has completed."""
+        # Gloo's counts are not reliable.
         return self.completed if "nccl" in self.backend else None
 
     @property
     def pending(self) -> bool:
-        """Whether a collective waits in the device's queue."""
+        """Whether the device has collectives in its queue."""
         done = self.device_completed
         return done is not None and done < (self.enqueued or 0) and self.size > 1
 
     @property
     def says_who_waits(self) -> bool:
-        """Whether its numbers, beside those of another rank, say that this rank waits for that.
+        """Whether a higher number than another rank's means that this rank waits for it.
 
-        Hosts run ahead of their devices by as much as each likes: there it takes what is done.
+        Hosts run ahead of their devices by different amounts, so there only completions tell.
         """
         backends = {each.rpartition(":")[2] for each in self.backend.split(",")}
         return self.device_completed is not None or backends <= _ON_HOST
 
 
 class Collective(NamedTuple):
-    """One collective that a rank has put in line."""
+    """A collective that a rank has enqueued."""
 
     group: str
     number: int
     op: str
     sizes: str
     state: str = ""
-    """On nccl: `scheduled`, then `started` by the device, where torch was told to time them."""
+    """On nccl: `scheduled`, then `started`, if torch's flight recorder has timing enabled."""
 
     def __str__(self) -> str:
         return f"{self.op.rpartition(':')[2]} {self.sizes}".strip()
 
 
 class Kernel(NamedTuple):
-    """What the kernel says of a process, without the process's help."""
+    """The state of a process in the kernel."""
 
     state: str
-    """Of the thread that trains if it is known, else of the main one: R runs, S sleeps, D waits for
-    a device, T is stopped, Z is dead."""
+    """The state letter (R, S, D, T, Z) of the training thread if known, else of the main thread."""
     lasting: bool
-    """Whether the state was the same the last time."""
+    """Whether the previous reading had the same state."""
     busy: float | None
-    """That thread's share of a core since the last time."""
+    """The thread's share of a core since the previous reading."""
     waits_in: str = ""
-    """The kernel function that the thread sleeps in, where we may read that."""
+    """The kernel function that the thread sleeps in, if readable."""
 
 
 class Evidence(NamedTuple):
-    """What has been found out about one rank."""
+    """Answers of one rank, and its state in the kernel."""
 
     silent_s: float | None = None
-    """How long the open question has waited for an answer; None: no question is open."""
+    """How long the open request has been unanswered; None without one."""
     answered: bool = False
-    """Whether the rank has ever answered. What follows is from its last answer."""
+    """Whether the rank has ever answered. The fields below are from its last answer."""
     kind: Question = "where"
     answered_ns: int = 0
     groups: tuple[Group, ...] = ()
     collectives: tuple[Collective, ...] = ()
     stack: tuple[Frame, ...] = ()
-    """Of the thread that trains, where that is known, else of the main one."""
+    """Of the training thread if known, else of the main thread; innermost first."""
     device_phase: str = ""
-    """The phase that the device of the rank is in; empty where that is not known."""
+    """The phase of the rank's device; empty if unknown."""
     device_step: int | None = None
-    """The last step that it has done; None: the same as its host, as far as that is known."""
+    """The last step that the device completed; None if it is its host's."""
     package: str = ""
-    """The folder of our own package, as the process sees it."""
+    """The folder of otel_ddp in the process."""
     kernel: Kernel | None = None
 
     @property
     def phase(self) -> str:
-        """The phase that the innermost of torch's frames is of; empty where that is not known."""
+        """The phase of the innermost torch frame; empty if unknown."""
         phases = (
             phase
             for frame in self.stack
@@ -129,68 +129,65 @@ class Evidence(NamedTuple):
 
     @property
     def has_left(self) -> bool:
-        """Whether the program has ended but for threads that Python waits for."""
+        """Whether the program has ended, and Python waits for its threads."""
         outermost = self.stack[-1] if self.stack else Frame("", None, "")
         return outermost.function == "_shutdown" and outermost.file.endswith("/threading.py")
 
 
 class Position(NamedTuple):
-    """Where a rank is in its training, by its journal."""
+    """Where a rank is, by its journal."""
 
     labels: Labels
     alive: bool
     state: str
     step: int | None
     phase: str
-    """A word of the catalogue."""
     since_ns: int
     """When the phase began."""
     name: str = ""
-    """The user's own name for the phase."""
+    """The user's name for the phase."""
     expect_s: float | None = None
-    """How long the user said that the phase takes."""
+    """The duration that the user announced for the phase."""
     written: int = 0
-    """How much has been written to its journal: it grows with everything that the rank logs."""
+    """The bytes written to its journal so far."""
     world: int | None = None
-    """How many ranks the run has, on all nodes."""
+    """The world size on all nodes."""
     in_mark: bool = False
-    """It records an event of ours on its device. That waits where the launch queue is full."""
+    """It is recording one of our device events, which blocks if the launch queue is full."""
     waits_in: frozenset[str] | None = frozenset()
-    """The phases of work in which it may wait for other ranks, too; None: that is not known."""
+    """The phases of work that may include waits for other ranks; None if unknown."""
 
     @property
     def place(self) -> tuple[int | None, str, int]:
-        """It has moved where this is another one."""
+        """Changes when the rank moves."""
         return self.step, self.phase, self.since_ns
 
     @property
     def rank(self) -> str:
-        """As the labels have it."""
         return dict(self.labels).get("rank", "?")
 
 
-# Share of a core. A sleeping thread takes none; a busy one may have to share the core.
+# Share of a core above which a thread computes; it may have to share the core.
 _BUSY = 0.1
-# The innermost file of Python's where one of torch's operators is called by its name.
+# The innermost Python file of a call to a torch operator.
 _OPERATORS = "/torch/_ops.py"
-# A thread for questions that is silent for so long cannot run: something holds the GIL.
+# If the answering thread is silent for this long, something holds the GIL.
 _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 
 
 class Suspect(NamedTuple):
-    """A rank that may hold up the others: where it is, and what has been found out about it."""
+    """A rank that may hold up the others, with its evidence."""
 
     position: Position
     known: Evidence = Evidence()
     on_nodes: bool = False
-    """Whether the ranks are on several nodes, so that a name says on which."""
+    """Whether the run has several nodes, so that its name includes the node."""
 
     heard: bool = True
-    """Whether its node is heard, so that this is how it is now."""
+    """False if its node is silent."""
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return rank_name(self.labels) if self.on_nodes else f"rank {self.position.rank}"
 
     @property
@@ -199,20 +196,20 @@ class Suspect(NamedTuple):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for others, by its journal, its own stack, or its device."""
+        """Whether it waits for other ranks, by its journal, its stack, or its device."""
         known = self.known
         if known.has_left:
             return False
         if self.position.phase == "comm_wait" or self.has_full_queue or self.device == "waits":
             return True
         file = known.stack[0].file if known.stack else ""
-        # An operator computes, unless it waits for a collective: those of tensor parallelism do.
+        # A sleeping operator waits for a collective, as in tensor parallelism.
         asleep = file.endswith(_OPERATORS) and self.doing == "sleeps"
         return asleep or "torch/distributed/" in file or any(each.pending for each in known.groups)
 
     @property
     def doing(self) -> Literal["", "computes", "sleeps"]:
-        """What the thread that trains does, by the kernel's account."""
+        """What the training thread does, by the kernel."""
         kernel = self.known.kernel
         if kernel is None or kernel.busy is None:
             return ""
@@ -220,12 +217,12 @@ class Suspect(NamedTuple):
 
     @property
     def has_full_queue(self) -> bool:
-        """Whether its host waits in our mark for its device, of which nothing can be known then."""
+        """Whether its host is blocked by the launch queue, which hides the device's phase."""
         return self.position.in_mark and not self.known.device_phase
 
     @property
     def device(self) -> Literal["", "computes", "waits"]:
-        """What its device does that is behind its host; "waits": at least it may."""
+        """What a device that lags behind its host does; `waits` if it may be waiting."""
         phase, position = self.known.device_phase, self.position
         if not phase or (self.known.device_step is None and phase == position.phase):
             return ""
@@ -234,7 +231,7 @@ class Suspect(NamedTuple):
 
     @property
     def on_device(self) -> Suspect:
-        """The same rank at the position of its device, as far as that is known."""
+        """The rank at its device's position, if known."""
         phase, step = self.known.device_phase, self.known.device_step
         if not phase:
             return self
@@ -242,12 +239,12 @@ class Suspect(NamedTuple):
         return self._replace(position=self.position._replace(phase=phase, name="", step=step))
 
     def disabled_by(self, floor_s: float) -> str:
-        """What keeps it from going on, whatever the others do; empty: nothing."""
+        """Why it cannot continue, whatever the others do; empty if it can."""
         kernel, silent_s = self.known.kernel, self.known.silent_s or 0.0
         if kernel is not None and kernel.state in ("T", "t"):
             return "stopped"
         if kernel is not None and kernel.state == "D" and kernel.lasting:
             return "uninterruptible"
         patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
-        # Our own mark may hold the GIL. It waits for the device.
+        # Recording our device event may hold the GIL while it waits for the device.
         return "gil" if silent_s >= patience_s and not self.position.in_mark else ""

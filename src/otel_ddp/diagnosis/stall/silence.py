@@ -1,4 +1,4 @@
-"""Finds a node of a run that is no longer heard while the ranks on the others wait for its own."""
+"""Finds nodes that have become silent while the ranks of other nodes wait."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
-# A node is heard every second, of a very large run every third. What is told of deaths says so
-# after the first time, and a verdict is made after the second.
+# Nodes report every second, in very large runs every three. After the first time, verdicts on
+# deaths mention the silent node; after the second, it gets a verdict.
 _UNHEARD_NS, _MISSED_NS = 5_000_000_000, 12_000_000_000
-# A rank waits if it has stood for so long, and for so many times its longest step of late.
+# A rank waits if it has not moved for this long and for this many times its longest recent step.
 _STANDS_NS, _STEPS = 5_000_000_000, 2.0
 _STEPS_KEPT = 20
-# If the agent was paused for so long, all others may have been heard meanwhile.
+# If this agent was paused for this long, the silence may be its own.
 _PAUSED_NS = 4_000_000_000
-# A rank that stands here waits for something else than another rank.
+# In these phases a rank does not wait for other ranks.
 _OWN_AFFAIRS = frozenset({"data", *UNUSUAL_PHASES})
 
 
 class _Rank:
-    """One rank that trains."""
+    """One training rank."""
 
     def __init__(self, labels: Labels) -> None:
         self.node = node_of(labels)
@@ -34,7 +34,7 @@ class _Rank:
         self.steps_ns: deque[int] = deque(maxlen=_STEPS_KEPT)
 
     def waits(self, now_ns: int) -> bool:
-        """Whether it stands, as far as that is known, until another rank comes."""
+        """Whether it probably waits for another rank."""
         position = self.position
         if position is None or not self.steps_ns or position.phase in _OWN_AFFAIRS:
             return False
@@ -44,24 +44,22 @@ class _Rank:
         return now_ns - self.moved_ns >= stands_ns
 
     def _may_wait_in_other(self, position: Position) -> bool:
-        """Outside its steps' phases: a rank may upload its model there when all others have ended.
-
-        It waits in collectives of its own program, or for its device, which waits for others.
-        """
+        # Waits in `other` are in the user's own collectives, or for a device that waits. A rank
+        # may also upload its model there after the others have finished.
         if position.name:
             return False
         return self.has_device or position.waits_in is None or "other" in position.waits_in
 
 
 class Silence(Detector):
-    """The nodes of one run. A rank whose agent is not heard is not fed."""
+    """The nodes of one run. Ranks on silent nodes are not fed."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
         self._polled_ns = 0
         self._open: dict[Labels, Verdict] = {}
         self.unheard: Mapping[Labels, int] = {}
-        """The nodes that were not heard of late, and since when."""
+        """The silent nodes, and since when."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         if rank.is_beside or seen.ended is not None:
@@ -82,7 +80,7 @@ class Silence(Detector):
         self._ranks.pop(labels, None)
 
     def leave_out(self, labels: Labels) -> None:
-        # Its node may be gone for good later: then the others wait for it.
+        # Kept: its node may fail later, and the others then wait for it.
         return
 
     def poll(self, now_ns: int) -> list[Change]:
@@ -143,11 +141,10 @@ class Silence(Detector):
         )
 
     def present(self) -> list[Verdict]:
-        """The open verdicts, with the time that has passed by now."""
         return [*self._open.values()]
 
 
 def _again(known: Verdict, now: Verdict) -> Verdict:
-    """The present figures, but written anew only where they differ by a second."""
+    """The new verdict if its figures have changed by a second, else the known one."""
     longer_s = now.evidence["unheard_s"] - known.evidence["unheard_s"]
     return now if longer_s >= 1.0 else known

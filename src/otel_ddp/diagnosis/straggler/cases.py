@@ -1,4 +1,4 @@
-"""Opens, continues and closes verdicts on late ranks and nodes, and charges what they cost.
+"""Opens, updates and closes verdicts on late ranks and nodes, and charges their cost.
 
 `rule` decides when one is late, `phase_table` in which phase.
 """
@@ -23,7 +23,7 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import Kind
 
 Where = Callable[[Sequence[int]], str]
-"""Asked in which calls the others wait for the ranks at these places; empty: that is not known."""
+"""Returns the calls in which others wait for the ranks at these indices; empty if unknown."""
 
 
 class _Case:
@@ -31,24 +31,23 @@ class _Case:
 
     def __init__(self, length: int, verdict: Verdict) -> None:
         self.length = length
-        # With the figures of the last check that found it late enough to be named.
+        # With the figures of the last check that confirmed it.
         self.verdict = verdict
         self.lost_s = 0.0
+        # The end of the last late step, and whether it was late at the last look.
         self.late_until_ns = 0
-        """When the last step ended in which it was late."""
         self.is_late = True
-        """Whether the last look has found it late."""
+        # Moving average of the excess.
         self.usual_s = 0.0
-        """A moving average of its excess."""
-        # Sums over the steps in which it was late.
+        # Sums over the late steps.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
-        # Another kind and phase, and how many checks in a row have found them.
+        # Another kind and phase, and how many consecutive checks have found them.
         self.other_reading: tuple[Kind, str] | None = None
         self.checks = 0
         self.steps_since_check = 0
 
     def add(self, late: Late, steps: int, lost_s: float) -> None:
-        """It was late in so many of the last steps, too."""
+        """Add this many of the last steps, in which it was late."""
         window = late.history.window
         excess_s, step_s = late.excess_s(steps), window.step_s(steps)
         self.late_until_ns = window.last(1)[0].last_ended_ns
@@ -58,12 +57,12 @@ class _Case:
         self.lost_s += lost_s
 
     def with_cost(self) -> Verdict:
-        """The verdict with what the others have lost since it began."""
+        """The verdict with the time that the others have lost."""
         evidence = {**self.verdict.evidence, "lost_s": round(self.lost_s, 3)}
         return self.verdict._replace(evidence=evidence)
 
     def over(self, until_ns: int = 0) -> Verdict:
-        """The verdict when it is over, with the figures of its whole time."""
+        """The closed verdict, with figures over its whole duration."""
         verdict, steps = self.with_cost()._replace(until_ns=until_ns), self._late_steps
         if not steps:
             return verdict
@@ -77,7 +76,7 @@ class _Case:
 
 
 class _Look:
-    """One look at the last steps: what several verdicts need of them."""
+    """Cached figures of the last steps, for several verdicts."""
 
     def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
         self.late: list[Late] = []
@@ -86,11 +85,11 @@ class _Look:
         self.step_without_s = cache(self._step_without_s)
 
     def _excesses_s(self, length: int) -> Mapping[Labels, float]:
-        """Those of all late ones."""
+        """The excesses of all late units."""
         return {each.labels: each.excess_s(length) for each in self.late}
 
     def _step_without_s(self, length: int) -> float:
-        """What a step would take without all late ones."""
+        """The duration of a step without all late units."""
         ranks = {rank for each in self.late for rank in each.members}
         return self.late[0].history.step_without_s(ranks, length)
 
@@ -102,13 +101,13 @@ class Cases:
         self._where = where
         self.window = Window()
         self.ranks = ExcessHistory(self.window)
-        # Without units where there is nothing to say of nodes.
+        # Without units if nodes are not comparable.
         self._nodes = ExcessHistory(self.window)
         self._open: dict[Labels, _Case] = {}
-        # Late ranks that wait for a verdict on their node: since how many steps.
+        # Late ranks that wait for a verdict on their node, and for how many steps.
         self._waiting: dict[Labels, int] = {}
         self.lost_s: dict[Labels, float] = {}
-        """Seconds that the others have lost to each rank. They stay when its verdict is over."""
+        """Seconds that the others have lost to each rank, including past verdicts."""
         self._world_size = 0
         self._steps_since_look, self._ns_since_look = 0, 0.0
         self._changes: list[Change] = []
@@ -119,10 +118,7 @@ class Cases:
     def start_again(
         self, ranks: Sequence[Labels], left_out: tuple[int, ...], stages: Sequence[int]
     ) -> None:
-        """From now on these ranks are compared, without the phases that are left out.
-
-        *stages*: of each rank, its stage of a pipeline.
-        """
+        """Set the ranks, in their order, their pipeline stages, and the excluded phases."""
         self.window = Window(left_out, stages)
         ranked = ranks_of(ranks, stages)
         self.ranks = ExcessHistory(self.window, ranked)
@@ -135,10 +131,10 @@ class Cases:
             self.close(labels)
 
     def feed(self, step: Compared, works_ns: Sequence[int], world_size: int) -> list[float]:
-        """One step of all ranks; the excess of each.
+        """Add a step of all ranks; returns the excess of each.
 
-        *works_ns*: what is usual, for a rank that did something unusual. *world_size*: how many
-        ranks of the whole job wait for each other.
+        *works_ns*: with the usual work for ranks that did something unusual. *world_size*: of the
+        whole job.
         """
         self._world_size = world_size
         self.window.append(step)
@@ -159,16 +155,16 @@ class Cases:
         return self.ranks.is_any_far_above or self._nodes.is_any_far_above
 
     def poll(self) -> list[Change]:
-        """What has changed since the last poll."""
+        """The changes since the last poll."""
         changes, self._changes = self._changes, []
         return changes
 
     def present(self) -> list[Verdict]:
-        """The open verdicts with the figures of the last check that found them."""
+        """The open verdicts with the figures of the last check that confirmed them."""
         return [case.verdict for case in self._open.values()]
 
     def table(self, history: ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
-        """What the units of a history needed in these steps."""
+        """The phases of a history's units in these steps."""
         return PhaseTable(steps, history.units, self.window.left_out)
 
     # -- who is late
@@ -177,7 +173,7 @@ class Cases:
         look = _Look(lambda history, length: self.table(history, self.window.last(length)))
         opening = self._late_nodes(look)
         opening += self._late_ranks(look, opening)
-        # The cost of each one depends on the other late ones: from here on all are known.
+        # The cost of each late unit depends on the others, so it is computed after all are known.
         named = [
             Late(history, i, self._open[unit.labels].length)
             for history in (self._nodes, self.ranks)
@@ -191,7 +187,7 @@ class Cases:
             self._begin(each, look)
 
     def _late_nodes(self, look: _Look) -> list[Late]:
-        """Those without a verdict yet."""
+        """Close the verdicts on recovered nodes; returns late nodes without a verdict."""
         nodes, opening = self._nodes, {}
         for i, unit in enumerate(nodes.units):
             case = self._open.get(unit.labels)
@@ -210,7 +206,7 @@ class Cases:
         ]
 
     def _late_ranks(self, look: _Look, late_nodes: Sequence[Late]) -> list[Late]:
-        """Those without a verdict yet, on themselves or on their nodes."""
+        """Close the verdicts on recovered ranks; returns late ranks without a verdict."""
         ranks, nodes = self.ranks, self._nodes.units
         in_late_node = {rank for each in late_nodes for rank in each.members} | {
             rank for unit in nodes if unit.labels in self._open for rank in unit.members
@@ -224,7 +220,7 @@ class Cases:
         for i, unit in enumerate(ranks.units):
             case = self._open.get(unit.labels)
             if i in in_late_node:
-                # One incident is one verdict.
+                # The verdict on the node replaces those on its ranks.
                 self.close(unit.labels)
             elif case is not None:
                 if rule.is_over(ranks, i, case.length):
@@ -239,16 +235,16 @@ class Cases:
         self._waiting = waiting
         return found
 
-    # -- the verdicts on them
+    # -- verdicts
 
     def _others(self, late: Late) -> int:
-        """How many ranks of the whole job wait for it."""
+        """How many other ranks the whole job has."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
     def _charge(self, late: Late, wait_s: float, steps: int) -> float:
-        """Each of the others has waited *wait_s* in each of so many of the last steps.
+        """Charge the unit for *wait_s* of each other rank in each of the last steps.
 
-        Its ranks answer for that in equal parts.
+        The ranks of a node share the cost equally.
         """
         more_s = wait_s * self.window.stand_for(steps) * self._others(late)
         for at in late.members:
@@ -269,10 +265,10 @@ class Cases:
         self._changes.append(Change(case.verdict, True))
 
     def _continue(self, late: Late, look: _Look) -> None:
-        """Charge a late one for the steps since the last look, and check its phase now and then."""
+        """Charge a unit for the steps since the last look, and check its phase periodically."""
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
-        # Medians over the length of the case are late for half as long again as it was.
+        # Only the newest steps: a median over the whole length lags behind a recovery.
         excess_s = late.excess_s(steps)
         is_much = excess_s >= limits.STILL * case.usual_s
         case.is_late = is_much and late.is_late(steps, limits.EXCESS_OVER)
@@ -286,7 +282,7 @@ class Cases:
         newest = min(case.steps_since_check, len(late.history))
         case.steps_since_check = 0
         if not all(late.is_late(each, limits.EXCESS) for each in (newest, case.length)):
-            # When the verdict is about to end, what is left says nothing of the phase.
+            # The phase of a small excess is not reliable.
             case.other_reading, case.checks = None, 0
             return
         before = case.verdict
@@ -328,25 +324,24 @@ class Cases:
         return verdict._replace(sentence=sentence_of(verdict))
 
     def close(self, labels: Labels, *, is_over: bool = False) -> None:
-        """The verdict on this rank or node is over, if there is one.
+        """Close the verdict on this rank or node, if there is one.
 
-        *is_over*: as it is late no more. Else it may be late until now.
+        *is_over*: it has recovered; else it may have been late until now.
         """
         if case := self._open.pop(labels, None):
             until_ns = case.late_until_ns if is_over or not case.is_late else 0
             self._changes.append(Change(case.over(until_ns), False))
 
     def close_all(self) -> None:
-        """All verdicts are over."""
         for labels in list(self._open):
             self.close(labels)
 
 
 def _share_s(one: Labels, late_s: Mapping[Labels, float]) -> float:
-    """The wait per step that this late unit answers for.
+    """The wait per step that this late unit causes.
 
-    The others wait for the latest one only. Where several are late, they share that wait in
-    proportion to their excesses, which *late_s* has.
+    The others wait only for the latest unit. Several late units share that wait in proportion to
+    their excesses, *late_s*.
     """
     excesses_s = [max(each_s, 0.0) for each_s in late_s.values()]
     return max(late_s[one], 0.0) * max(excesses_s) / (sum(excesses_s) or 1.0)

@@ -1,4 +1,4 @@
-"""Watches the ranks of a run: puts their steps side by side, and says how they compare.
+"""Compares the steps of a run's ranks: excludes unusual steps and waits, and reports the result.
 
 `cases` has the verdicts on late ranks and nodes.
 """
@@ -27,13 +27,12 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 
 class _Present(NamedTuple):
-    """How all ranks compare, and what that is taken from."""
+    """How all ranks compare, up to step *until*."""
 
     ranks: tuple[RankReport, ...]
     table: PhaseTable | None
     step_s: float
     until: int
-    """The number of the last step in it."""
 
 
 class Stragglers(Detector):
@@ -45,28 +44,29 @@ class Stragglers(Detector):
         self._waits = Waits()
         self._cases = Cases(self._waits.where)
         self.bounds = Bounds()
-        """Fed with the steps that are put side by side; polled by itself."""
+        """Fed here with the aligned steps; polled separately."""
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
-        # What each step took since the last one that all ranks have measured.
+        # The durations of the steps since the last one that all ranks have measured.
         self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
-        # Whether other ranks are compared from the next row on; and whether more is known of ranks.
+        # Whether the set of ranks or phases has changed; whether the state of a rank has.
         self._starts_again = self._has_news = False
-        # The waits of all ranks show in their calls to process groups.
+        # Whether the waits of all ranks are known from their calls to process groups.
         self._by_calls = False
-        # Indices into WORK_PHASES: in these phases a wait for others looks like work.
+        # Indices into WORK_PHASES: phases that may include waits.
         self._not_compared: tuple[int, ...] = ()
         self._waits_unknown = False
-        # Of each rank that is compared, its stage of a pipeline.
+        # The pipeline stage of each rank.
         self._stages: Sequence[int] = ()
-        # In how many steps in a row it was not known who waits for whom; why calls are given up.
+        # The number of consecutive steps in which calls did not tell who waits for whom; the reason
+        # for which calls are ignored.
         self._failed, self._useless = 0, ""
         self._pace = HostPace()
         self._unusual_share = 0.0
         self._compared: _Present | None = None
 
-    # -- what is known of the ranks
+    # -- the ranks
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         if rank.is_beside or seen.ended is not None:
@@ -76,22 +76,24 @@ class Stragglers(Detector):
             self._update(before or RankState(rank.labels), rank)
         if seen.facts:
             self.expect(rank.labels)
-            self._feed_steps(rank.labels, seen.facts)
+            self._pace.begin(rank.labels, [each for each in seen.facts if each.measured])
+            for row in self._alignment.feed(rank.labels, seen.facts):
+                self._feed_row(row)
 
     def _update(self, before: RankState, rank: RankState) -> None:
         self._ranks[rank.labels] = rank
         self._world_size = rank.world_size
         self._has_news = True
         if rank.device_clock != before.device_clock:
-            # Steps by the one clock cannot be compared with steps by the other.
-            self._start_again()
+            # Steps on different clocks are not comparable.
+            self._starts_again = True
             if not rank.device_clock:
                 self._cases.close_all()
 
     def _choose(self) -> None:
-        """By what waits are told from work."""
+        """Choose how waits are separated from work."""
         ranks = self._ranks.values()
-        # A device arrives later than its host calls.
+        # Calls are times of the host. A device arrives later.
         by_calls = not self._useless and all(
             each.calls_noted and each.device_clock is None for each in ranks
         )
@@ -102,8 +104,8 @@ class Stragglers(Detector):
         known = by_calls, not_compared, unknown
         if known != (self._by_calls, self._not_compared, self._waits_unknown):
             self._by_calls, self._not_compared, self._waits_unknown = known
-            self._start_again()
-            # Some of what was taken for work may have been waiting.
+            self._starts_again = True
+            # Some of the work may have been waiting.
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:
@@ -112,27 +114,22 @@ class Stragglers(Detector):
         self._alignment.remove(labels)
         self._pace.forget(labels)
         self._cases.close(labels)
-        self._start_again()
-        self._try_calls()
+        self._change_ranks()
         if len(self._alignment) < 2:
             self._cases.close_all()
 
     def expect(self, labels: Labels) -> None:
-        """Compare no step any more without this rank."""
+        """Compare only steps that include this rank from now on."""
         if self._alignment.add(labels):
-            self._try_calls()
-            self._start_again()
+            self._change_ranks()
 
-    def _try_calls(self) -> None:
-        """Other ranks may agree on their calls."""
+    def _change_ranks(self) -> None:
+        # The new set of ranks may agree on their calls.
         self._useless, self._failed, self._has_news = "", 0, True
-
-    def _start_again(self) -> None:
-        """Other ranks, or other phases, are compared, once no more of that changes."""
         self._starts_again = True
 
     def _settle(self) -> None:
-        # Of thousands of ranks each may change: this is done once, before the next row or look.
+        # Lazily, before the next row or report: each of thousands of ranks may have changed.
         if self._has_news:
             self._has_news = False
             self._choose()
@@ -150,16 +147,11 @@ class Stragglers(Detector):
 
     # -- steps
 
-    def _feed_steps(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        self._pace.begin(labels, [each for each in steps if each.measured])
-        for row in self._alignment.feed(labels, steps):
-            self._feed_row(row)
-
     def _feed_row(self, row: Row) -> None:
         self._settle()
         facts, columns = row.facts, columns_of(row.facts)
         measured = all(columns.measured)
-        # Of processes that are each a world of one, none waits for another.
+        # Ranks with a world of one do not wait for each other.
         comparable = len(facts) > 1 and self._world_size != 1
         taken = None
         if comparable and measured and self._by_calls:
@@ -167,7 +159,7 @@ class Stragglers(Detector):
         if taken is not None:
             facts, columns = taken.facts, columns_of(taken.facts)
         elif self._waits_unknown or self._by_calls:
-            # What ranks wait for each other looks like work.
+            # Work may include waits.
             comparable = False
         if measured:
             self.bounds.feed_row(facts, taken and taken.bubble_ns, first=row.first)
@@ -177,7 +169,7 @@ class Stragglers(Detector):
             return
         unusual = [i for i, each in enumerate(columns.unusual) if each]
         others = max(self._world_size, len(facts)) - 1
-        # Where so many ranks are not all alike, stalls are not looked for.
+        # Stages of a pipeline differ, so recurring stalls are not searched there.
         alike = len(set(self._stages[: len(facts)])) == 1
         if len(unusual) > limits.UNUSUAL * len(facts):
             if comparable and measured and alike and not self._steps_ns:
@@ -187,9 +179,12 @@ class Stragglers(Detector):
         self._unusual_share *= 0.99
         self._steps_ns.append(median(columns.took_ns))
         if not measured:
-            self._pause_recurring()
+            if self._recurs:
+                # The distances of stalls are unknown if some steps are not measured.
+                self._recurs = False
+                self._recurring.start_again(self._cases.ranks)
             return
-        # A measured step stands for those before it, and takes a little longer than they do.
+        # A measured step represents those before it, and takes a little longer.
         steps, step_ns = len(self._steps_ns), median(self._steps_ns)
         self._steps_ns.clear()
         if not comparable:
@@ -199,7 +194,7 @@ class Stragglers(Detector):
         step = Compared.of(row.number, columns, self._not_compared, steps, step_ns)
         usual_ns = [*step.works_ns]
         for i in unusual:
-            # Among very many ranks there is one in nearly every step. It says nothing of itself.
+            # Replace the work of unusual ranks by the median of their stage.
             alike_ns = [
                 ns
                 for ns, stage in zip(usual_ns, self._stages, strict=True)
@@ -212,7 +207,7 @@ class Stragglers(Detector):
             self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
 
     def _take_waits(self, facts: Sequence[StepFacts]) -> Taken | None:
-        """The step without the waits in calls; None where it is not known who waits for whom."""
+        """The step without the waits in calls; None if it is unknown who waits for whom."""
         taken = self._waits.take(facts, self._world_size)
         if taken is None:
             self._failed += 1
@@ -224,29 +219,22 @@ class Stragglers(Detector):
         if taken.stages and taken.stages != self._stages:
             self._stages = taken.stages
             self._cases.close_all()
-            self._start_again()
+            self._starts_again = True
             self._settle()
         return taken
-
-    def _pause_recurring(self) -> None:
-        """How often a rank stalls does not show in some of the steps."""
-        if self._recurs:
-            self._recurs = False
-            self._recurring.start_again(self._cases.ranks)
 
     def poll(self, now_ns: int) -> list[Change]:
         self._settle()
         return [*self._cases.poll(), *self._recurring.poll()]
 
     def present(self) -> list[Verdict]:
-        """The open verdicts with the figures of the last check that found them."""
         self._settle()
         return [*self._cases.present(), *self._recurring.present()]
 
-    # -- the present state
+    # -- the report
 
     def report(self) -> Report:
-        """The present state, over the shortest length of the rule at most."""
+        """How the ranks compare now, over the shortest length of the rule."""
         self._settle()
         compared, last = self._compared, self._cases.window.last(1)
         if (
@@ -256,7 +244,8 @@ class Stragglers(Detector):
             or last[0].number >= compared.until + limits.STRIDE
         ):
             compared = self._compared = self._compare()
-        return Report(compared.ranks, self._insufficient(compared))
+        why = next(self._why_not_compared(compared), "")
+        return Report(compared.ranks, why and f"insufficient data: {why}")
 
     def _compare(self) -> _Present:
         ranks, history, window = self._alignment.ranks, self._cases.ranks, self._cases.window
@@ -282,10 +271,6 @@ class Stragglers(Detector):
         ]
         return _Present(tuple(found), table, step_s, steps[0].number if steps else 0)
 
-    def _insufficient(self, compared: _Present) -> str:
-        why = next(self._why_not_compared(compared), "")
-        return why and f"insufficient data: {why}"
-
     def _why_not_compared(self, compared: _Present) -> Iterator[str]:
         table, step_s = compared.table, compared.step_s
         alone = self._world_size == 1
@@ -310,7 +295,7 @@ class Stragglers(Detector):
             yield f"{len(self._cases.ranks)} of the first {first} steps that a comparison needs"
         if self._cases:
             return
-        # In these phases a late rank and the ranks that wait for it look the same.
+        # In excluded phases a late rank looks like the ranks that wait for it.
         if table and table.left_out_s() > rule.least_excess_ns(step_s * 1e9) / 1e9:
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             yield f"collectives of your own in {words}: a rank that is late there cannot be named"
@@ -324,7 +309,7 @@ class Stragglers(Detector):
         return rank_numbers(each.labels for each in self._ranks.values() if chosen(each))
 
     def _ranks_without_steps(self) -> str:
-        """Why a rank is compared with no other, though others are beside it."""
+        """Why the other ranks of the run are not compared, if at most one is."""
         ranks = self._alignment
         if len(ranks) > 1 or not (others := self._named(lambda rank: rank.labels not in ranks)):
             return ""

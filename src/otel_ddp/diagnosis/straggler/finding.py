@@ -1,4 +1,4 @@
-"""What is found of ranks and nodes: a late one in words and evidence, and how all compare now."""
+"""The evidence and wording of verdicts on late ranks and nodes; the report on all ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _ADVICE = {
     "mixed": _CORES,
     "imbalance": "Look at how batches are divided among the ranks.",
 }
-# Better advice in these phases, where it is known which side is late. On the host: its device is
-# idle meanwhile, or has no more to do than was launched at the moment.
+# In these phases the advice depends on the side that is late, if known.
 _KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
 _ADVICE_BY_SIDE = {
     "host": f"The device waits for launches. {_CORES} Or it calls `.item()` in each step.",
@@ -38,12 +37,12 @@ _ADVICE_BY_SIDE = {
 
 
 def side_of(verdict: Verdict) -> str:
-    """Which side of a late rank is late, as its verdict says."""
+    """The side that makes a rank late: `host`, `device`, or empty."""
     return str(verdict.evidence.get("side", ""))
 
 
 def is_about(verdict: Verdict, rank: Labels) -> bool:
-    """Whether this rank is late by a verdict on it, or by one on its node."""
+    """Whether a verdict is on this rank or on its node."""
     ranks = verdict.evidence.get("ranks", ())
     of_node = verdict.labels == node_of(rank) and rank_number(rank) in ranks
     return of_node or verdict.labels == rank
@@ -57,15 +56,14 @@ def evidence_of(
     others: int,
     wait_s: float,
 ) -> dict[str, Any]:
-    """One late rank or node, in numbers as they are exported, each of a step.
+    """The evidence on a late rank or node, per step.
 
-    *reading*: the kind of verdict, and the phase. *table*: of the steps that show it. *ranks*: its
-    own. *others*: how many ranks wait for it, and each for *wait_s*.
+    *reading*: kind of verdict and phase. *table*: of the steps that show it. *ranks*: its own.
+    *others*: how many ranks wait for it, each for *wait_s*.
     """
     history, i, length = late
     window, (kind, phase) = history.window, reading
     step_s = window.step_s(length)
-    # `device` or `host`; empty where no device's clock is known.
     side = table.side(i, phase)
     shares = {word: each / step_s for word, each in table.excess_by_phase(i).items()}
     evidence: dict[str, Any] = {
@@ -76,7 +74,6 @@ def evidence_of(
         "excess_by_phase": rounded(shares),
         "steps": length,
         "steps_above_others": round(history.share_above(i, length), 3),
-        # Seconds that all others together lose in each second.
         "lost_per_s": round(wait_s / step_s * others, 4),
         "others": others,
         "clock": "device" if side else "host",
@@ -90,20 +87,19 @@ def evidence_of(
     if window.left_out:
         evidence["not_compared"] = [WORK_PHASES[at] for at in window.left_out]
     if kind == "imbalance":
-        # More tokens or samples than the others have, as a share of theirs.
         evidence["more_to_do"] = round(table.more_to_do(i), 4)
     return evidence
 
 
 def sentence_of(verdict: Verdict, advice: str = "") -> str:
-    """For people. *advice* replaces the usual one."""
+    """The sentence. *advice* replaces the usual advice."""
     evidence = verdict.evidence
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
     lost = cost(evidence["others"], evidence["lost_per_s"])
     if one_of := evidence.get("one_of"):
         lost += f" (from 1 of {one_of} steps)"
     where, waits_in = "", evidence.get("waits_in", "")
-    # Where all ranks meet, that says nothing.
+    # A group of all ranks is no information.
     if waits_in and not waits_in.endswith("all ranks"):
         where = f" Others wait for it first in {waits_in}."
     return f"{what}; {lost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
@@ -153,7 +149,7 @@ def _lateness(verdict: Verdict) -> str:
 
 
 def _longer_s(verdict: Verdict) -> float:
-    """The excess of the named phase, in seconds a step."""
+    """The excess in the phase of the verdict, in seconds a step."""
     evidence, phase = verdict.evidence, verdict.phase
     if phase == "mixed":
         return float(evidence["excess_s"])
@@ -167,23 +163,17 @@ class RankReport(NamedTuple):
 
     labels: Labels
     excess: Mapping[str, float]
-    """More time than the others need, as shares of the median step, by phase, and `all`.
-
-    Phases with collectives of the user's own are not in it.
-    """
+    """The excess by phase, and `all`, as shares of the median step; without excluded phases."""
     lost_s: float
-    """What the other ranks of the job have waited for it while there were verdicts on it."""
+    """How long the other ranks of the job have waited for it during verdicts on it."""
     work_s: float | None = None
-    """What it works in a step; None: it is not compared."""
+    """Its work in a step; None if it is not compared."""
 
 
 class Report(NamedTuple):
-    """All ranks of a run."""
+    """How the ranks of a run compare."""
 
     ranks: tuple[RankReport, ...]
-    """Also ranks that have ended and have cost something."""
+    """Including ended ranks with a cost."""
     insufficient: str
-    """`insufficient data: ...` where the ranks cannot be compared.
-
-    Then the absence of a verdict means nothing.
-    """
+    """`insufficient data: ...` if the ranks cannot be compared: no verdict then means nothing."""

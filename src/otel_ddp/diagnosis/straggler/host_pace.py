@@ -1,12 +1,11 @@
-"""Does not blame a rank for a pace at which all hosts go.
+"""Corrects the steps of devices that are bound by their hosts.
 
-Where all hosts are slow alike, by their loaders or by launching, one happens to be ahead of its
-device. That device never runs dry, and waits for the others. These run dry all the time, and the
-time that they idle would look like lateness. What a rank can really be late by is what its own host
-needs more than the others' hosts.
+If all hosts are equally slow, in loading or launching, one happens to be ahead of its device. That
+device never runs dry, and waits for the others. Those idle in every step, which would look like
+lateness. So a rank counts as late only by what its host needs more than the others' hosts.
 
-And of several late hosts one happens to be behind the rest. Its device idles, and theirs wait for
-it. They would idle as well if it did not: they count as late by that.
+Conversely, one of several late hosts happens to be last. Its device idles and the others' devices
+wait for it. They would idle too if it did not, so their hosts count as late as well.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
 
 class _More(NamedTuple):
-    """What a host usually needs more than the others'."""
+    """The excess of a host's usual needs over the other hosts'."""
 
+    # By phase; `data` assumes that the other loaders are still as slow as they have shown.
     needs_ns: list[float]
-    """In each phase; of `data`, if other loaders are still as slow as they were."""
+    # Further excess in `data` if the other loaders have become faster.
     hidden_ns: float
-    """Of `data`, if they no longer are."""
+    # Whether at least half of the other hosts need as long to launch a step.
     launches_alike: bool
-    """At least half of the other hosts are known to need as long to launch a step."""
 
 
 class HostPace:
@@ -45,35 +44,34 @@ class HostPace:
 
     def __init__(self) -> None:
         self._hosts: dict[Labels, HostNeed] = {}
-        # Of the ranks that are compared, in their order.
+        # The hosts of the compared ranks, in their order.
         self._compared: list[HostNeed] = []
         self.unclear = 0.0
-        """The share of a step that some rank's device waits for its host beyond what this is known
-        to need more than the others, who may or may not be faster."""
+        """Moving average of the device idle time that is neither explained by the host nor known
+        to be harmless, as a share of the step."""
 
     def begin(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        """More steps of a rank, as soon as they are known."""
+        """Add steps of a rank as soon as they are read."""
         if steps and steps[0].host_ns is not None:
             self._hosts.setdefault(labels, HostNeed()).begin(steps)
 
     def forget(self, labels: Labels) -> None:
-        """The process has ended."""
         self._hosts.pop(labels, None)
 
     def start_again(self, ranks: Sequence[Labels]) -> None:
-        """From now on these ranks are compared, in this order."""
+        """Set the compared ranks, in their order."""
         self._compared = [self._hosts.setdefault(labels, HostNeed()) for labels in ranks]
         self.unclear = 0.0
 
     def adjusted(self, facts: Sequence[StepFacts]) -> Sequence[StepFacts]:
-        """The step with what is no lateness counted as waiting, and lateness that a later rank
-        hides counted as work."""
+        """The step, with harmless idle time moved from work to waiting, and lateness that a later
+        rank hides moved from waiting to work."""
         if not self.follow(facts):
             return facts
-        above_ns = _by_rank(
-            [_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES]
-        )
-        idle_ns = [_idle_ns(*each) for each in zip(facts, above_ns, strict=True)]
+        # From the minimum. From the median, two idle ranks of three would hide half of each other's
+        # idle time.
+        least_ns = list(map(min, zip(*[each.phases_ns for each in facts], strict=True)))
+        idle_ns = [_idle_ns(each, least_ns) for each in facts]
         if not any(map(any, idle_ns)):
             self.unclear -= limits.PACE_FORGETS * self.unclear
             return facts
@@ -88,7 +86,7 @@ class HostPace:
         return [each for each, _ in pairs]
 
     def follow(self, facts: Sequence[StepFacts]) -> bool:
-        """Learn what hosts usually need; whether there are devices that they may be ahead of."""
+        """Learn what hosts usually need; returns whether all ranks have devices."""
         if any(each.host_ns is None for each in facts):
             return False
         for host, each in zip(self._compared, facts, strict=True):
@@ -97,21 +95,22 @@ class HostPace:
 
 
 class _Hosts:
-    """What the hosts of all ranks usually need, where a step takes so long."""
+    """What the hosts of all ranks usually need, at the present duration of a step."""
 
     def __init__(self, needs: Sequence[HostNeed], step_ns: int) -> None:
         self._needs = needs
         wait = any(each.waits for each in needs)
         usual_ns = [each.usual_ns(wait) for each in needs]
         self._more: dict[int, _More] = {}
-        # By rank and phase: more than the others', or less.
-        self._more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
+        # The excess by rank and phase.
+        by_phase = [excesses([each[at] for each in usual_ns]) for at in range(len(WORK_PHASES))]
+        self._more_ns = list(zip(*by_phase, strict=True))
         self._least_ns = step_ns / limits.PACE_SMALL
         self._launches_ns = [each.launches.usual_ns(step_ns) for each in needs]
         self._ordered_ns, self._some = sorted(self._launches_ns), some_of(len(needs))
 
     def more(self, i: int) -> _More:
-        """What the host of rank *i* needs more than the others'."""
+        """The excess of rank *i*'s host."""
         if i not in self._more:
             self._more[i] = self._find_more(i)
         return self._more[i]
@@ -126,48 +125,34 @@ class _Hosts:
         return _More(needs_ns, hidden_ns, _are_alike(self._launches_ns[i], self._ordered_ns))
 
     def lacks_ns(self, latest: int) -> list[float]:
-        """What each host lacks of what that of the *latest* rank needs more than the others'."""
+        """By how much each host is faster than that of the *latest* rank, where that is late."""
         needs_ns = [(at, ns) for at, ns in enumerate(self.more(latest).needs_ns) if ns]
         return [
             sum([max(ns - more_ns[at], 0.0) for at, ns in needs_ns]) for more_ns in self._more_ns
         ]
 
 
-_PHASES = range(len(WORK_PHASES))
-
-
 def _are_alike(own_ns: float, ordered_ns: Sequence[float]) -> bool:
-    """Whether at least half of the other hosts need as long; 0 is what is not known.
+    """Whether at least half of the other hosts need as long; 0 is unknown.
 
-    *ordered_ns*: all of them, its own among them.
+    *ordered_ns*: the sorted times of all hosts, including this one.
     """
     others = len(ordered_ns) - 1
     as_long = others - bisect_left(ordered_ns, limits.PACE_ALIKE * own_ns) if own_ns > 0 else 0
     return 2 * as_long >= others
 
 
-def _above_least(values: list[int]) -> list[float]:
-    # Not above the median of the others: of three ranks two may idle, each as long as the other,
-    # and half of that would be left to both.
-    least = min(values)
-    return [each - least for each in values]
-
-
-def _by_rank(by_phase: list[list[float]]) -> list[tuple[float, ...]]:
-    return list(zip(*by_phase, strict=True))
-
-
-def _idle_ns(facts: StepFacts, late_ns: tuple[float, ...]) -> list[int]:
-    """Of what its device needed more than the one that needed least: the time without work."""
-    paced_ns = facts.paced_ns or (0,) * len(_PHASES)
+def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
+    """By phase: the time above the fastest rank's if the device was mostly bound by its host."""
+    paced_ns = facts.paced_ns or (0,) * len(WORK_PHASES)
     return [
-        round(late) if late > 0 and 2 * paced > took else 0
-        for late, paced, took in zip(late_ns, paced_ns, facts.phases_ns, strict=True)
+        took - least if 2 * paced > took else 0
+        for least, paced, took in zip(least_ns, paced_ns, facts.phases_ns, strict=True)
     ]
 
 
 def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) -> dict[int, float]:
-    """By how much ranks are late whose devices idle, or would if they waited for no other."""
+    """The lateness of ranks whose devices idle, or would if they did not wait for others."""
     found = {i: min(ns, sum(hosts.more(i).needs_ns)) for i, ns in enumerate(idle_ns) if ns}
     latest = max(found, key=found.__getitem__)
     latest_ns = found[latest]
@@ -182,10 +167,9 @@ def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) 
 def _adjusted(
     facts: StepFacts, idle_ns: list[int], late_ns: float, more: _More
 ) -> tuple[StepFacts, float]:
-    """The step of one rank, late in the phases in which its host is; and what was cut of its idle
-    time, without what is known to be no lateness."""
+    """The corrected step of one rank, and the part of the correction that is unclear."""
     share = late_ns / sum(more.needs_ns) if late_ns else 0.0
-    # A host that was late in one phase lets its device run dry in a later one.
+    # By the host's phases: a host that is late in one phase lets its device idle in a later one.
     kept_ns = [round(share * ns) - idle for ns, idle in zip(more.needs_ns, idle_ns, strict=True)]
     found = facts._replace(
         phases_ns=tuple(map(add, facts.phases_ns, kept_ns)),
@@ -198,33 +182,33 @@ def _adjusted(
     return found, max(-sum(kept_ns) - clear_ns, 0.0)
 
 
-# -- what a host needs
+# -- the time that a host needs
 
 
 class HostNeed:
-    """What the host of one rank usually needs."""
+    """The usual time of one rank's host in each phase."""
 
     def __init__(self) -> None:
         self._first_ns: list[tuple[int, ...]] = []
         self._last_first = 0
         self._usual_ns = [0.0] * len(WORK_PHASES)
-        # By phase, how many of the last steps were far away in a row, and the least of them.
+        # By phase: the number of consecutive outliers, and the least of them.
         self._far = [(0, 0)] * len(WORK_PHASES)
-        # Of `other`, without waits for its device.
+        # The usual time in `other`, without waits for the device.
         self._alone_ns = 0.0
         self._steps = 0
-        # The usual wait for a batch; the longest one in this block of steps and in the one before.
+        # Moving average of waits for batches; its maximum in this block of steps and the previous.
         self._load_ns = 0.0
         self._shown_ns = [0.0, 0.0]
         self._shown_first_ns = 0.0
-        # Between steps: how long it took, and by how much the device was behind at the beginning.
+        # Between steps: the duration, and the device's lag at its start.
         self._between_ns: deque[tuple[int, int]] = deque(maxlen=limits.NEED_WAITS_STEPS)
         self.waits: bool | None = None
-        """Whether the host waits for its device between steps; None: that cannot be told yet."""
+        """Whether the host waits for its device between steps; None if unknown yet."""
         self.launches = LaunchNeed()
 
     def begin(self, steps: Sequence[StepFacts]) -> None:
-        """More steps of this rank, as soon as they are known: the first ones say how it began."""
+        """Learn from the first steps of this rank, as soon as they are read."""
         for facts in steps[: limits.NEED_BEGINS - len(self._first_ns)]:
             if facts.host_ns is None:
                 continue
@@ -238,7 +222,7 @@ class HostNeed:
             self._shown_first_ns = loads_ns[-min(limits.NEED_SHOWN_IN, len(loads_ns))]
 
     def follow(self, facts: StepFacts) -> None:
-        """One more step that is compared with those of the other ranks."""
+        """Learn from a step that is compared."""
         if facts.number <= self._last_first:
             return
         self.launches.follow(facts)
@@ -278,9 +262,9 @@ class HostNeed:
         self._far[at] = (many, least_ns)
 
     def usual_ns(self, others_wait: bool) -> list[float]:
-        """What it needs for each phase, but for waits for its device between steps.
+        """The usual time by phase, without waits for its device between steps.
 
-        *others_wait*: other hosts do, and mostly all of them run the same program.
+        *others_wait*: other hosts wait. Most likely this one runs the same program.
         """
         if self.waits is False or not (self.waits or others_wait):
             return self._usual_ns
@@ -288,14 +272,13 @@ class HostNeed:
 
     @property
     def began_as_it_is(self) -> bool:
-        """Whether its host waited for the first batches about as long as it does now."""
+        """Whether it waited for the first batches about as long as now."""
         return self._shown_first_ns <= limits.NEED_STARTS_SLOWLY * self._usual_ns[_DATA]
 
     def loads_ns(self, rank: HostNeed) -> float:
-        """How long its host may have to wait for a batch once none is ready.
+        """How long this loader may take for a batch.
 
-        Where some are, that may be as long as that of another *rank* does, if it has shown half of
-        it.
+        While batches are ready, that may be as long as the other *rank*'s, if it has shown half.
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
         most_ns = max(shown_ns, self._shown_first_ns if rank.began_as_it_is else 0)
@@ -305,15 +288,15 @@ class HostNeed:
 
     @property
     def waits_ns(self) -> float:
-        """How long its host usually waits for a batch."""
+        """The usual wait for a batch."""
         return self._usual_ns[_DATA]
 
 
 def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | None:
-    """Whether the host waits for its device between steps, as `.item()` makes it.
+    """Whether the host waits for its device between steps, as in `.item()`.
 
-    Then its device has done all by the end of that time, and the time is longer by as much as the
-    device was behind. Other work takes as long whether or not the device is behind.
+    Then the device has caught up by the end, and the time is longer by the device's lag. The
+    duration of other work does not depend on the lag.
     """
     if len(between_ns) < limits.NEED_WAITS_STEPS:
         return before
@@ -326,7 +309,7 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | No
     with_wait_ns = _spread_ns([took for took, _ in between_ns])
     alone_ns = _spread_ns([took - behind for took, behind in between_ns])
     if max(with_wait_ns, alone_ns) < limits.NEED_TICK_NS:
-        # It takes changes to tell.
+        # Not decidable without variation.
         return before
     if alone_ns < limits.NEED_CLEARLY_LESS * with_wait_ns:
         return True
@@ -341,19 +324,18 @@ def _spread_ns(values: list[int]) -> float:
 
 
 class LaunchNeed:
-    """One per rank whose device's clock is known.
+    """The time that one rank's host needs to launch a step.
 
-    A host that is ahead of its device waits for a place in the queue, so its time in forward says
-    nothing of its own pace. Now and then it is not ahead: in its first steps, or after a pause.
+    It shows only if the host is not ahead of its device, as in the first steps or after a pause.
+    Else the host is blocked by the full launch queue.
     """
 
     def __init__(self) -> None:
         self._steps = 0
-        # The number of the step since the beginning, and how long the host took to launch it.
+        # The steps in which it showed: their index and the time to launch.
         self._shown: deque[tuple[int, int]] = deque(maxlen=limits.LAUNCH_MOST)
 
     def follow(self, facts: StepFacts) -> None:
-        """One more step."""
         if facts.paced_ns is None or facts.host_ns is None:
             return
         self._steps += 1
@@ -362,7 +344,7 @@ class LaunchNeed:
             self._shown.append((self._steps, sum(map(facts.host_ns.__getitem__, _COMPUTE))))
 
     def usual_ns(self, step_ns: float) -> float:
-        """What it needs, where a step takes this long now; 0 where that is not known."""
+        """The usual time at the present duration of a step; 0 if unknown."""
         while self._shown and self._steps - self._shown[0][0] > limits.LAUNCH_SHOWN_STEPS:
             self._shown.popleft()
         if len(self._shown) < limits.LAUNCH_FEWEST:

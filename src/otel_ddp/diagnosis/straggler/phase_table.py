@@ -1,4 +1,4 @@
-"""What each rank or node needed in each phase, and what that says: which phase, or unequal work."""
+"""The time of each unit by phase: finds the phase in which one is late, or unequal work."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.window import Compared, Unit, by_stage
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
-# How a step begins: the phases after which it is known how far the device is behind its host.
+# The first phases of a step, in their order.
 _FIRST_PHASES = ("other", "data", "forward")
 
 
 class _Need(NamedTuple):
-    """What a rank needed: medians over the steps. A node has the medians of its ranks."""
+    """What a unit needed: medians over the steps, and over the ranks of a node."""
 
     work_s: float
     phases_s: tuple[float, ...]
-    """In each of WORK_PHASES."""
+    # Time in which the device was bound by its host; None without a device clock.
     paced_s: tuple[float, ...] | None
-    """Where the device's clock is known: how long it kept up with the host."""
+    # Tokens or samples.
     amount: float
 
     @classmethod
     def of(cls, steps: Sequence[Compared], rank: int) -> _Need:
-        """That of a rank."""
         paced_ns = [each.paced_ns for each in steps if each.paced_ns is not None]
         return cls(
             median([each.works_ns[rank] for each in steps]) / 1e9,
@@ -37,7 +36,6 @@ class _Need(NamedTuple):
 
     @classmethod
     def of_several(cls, needs: Sequence[_Need]) -> _Need:
-        """That of a node."""
         if len(needs) == 1:
             return needs[0]
         paced_s = [each.paced_s for each in needs if each.paced_s is not None]
@@ -59,7 +57,7 @@ def _medians_s(steps_ns: Sequence[Sequence[Sequence[int]]], rank: int) -> tuple[
 
 
 class PhaseTable:
-    """What units needed over some steps. Each is worked out when it is first asked for."""
+    """What units needed in some steps, computed lazily."""
 
     def __init__(
         self,
@@ -67,13 +65,13 @@ class PhaseTable:
         units: Sequence[Unit],
         left_out: Sequence[int],
     ) -> None:
-        """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared."""
+        """*left_out*: excluded phases, as indices into WORK_PHASES."""
         self._steps = steps
         self._units = units
         self._left_out = left_out
         self._words = [word for at, word in enumerate(WORK_PHASES) if at not in left_out]
         self._needs: dict[int, _Need] = {}
-        # Of thousands of units, some say what is usual as well as all.
+        # By stage: the units from which the usual is estimated.
         self._samples = {
             stage: [places[at] for at in some_of(len(places))]
             for stage, places in by_stage([unit.stage for unit in units]).items()
@@ -94,26 +92,26 @@ class PhaseTable:
         return [at for at in self._sample(i) if at != i]
 
     def is_alone(self, i: int) -> bool:
-        """Whether unit *i* is like no other."""
+        """Whether there is no other unit to compare unit *i* with."""
         return not self._others(i)
 
     def _usual_need(self, i: int) -> _Need:
-        """What the others than unit *i* usually need."""
+        """The median needs of the units other than *i*."""
         key = self._units[i].stage, i if i in self._sample(i) else None
         if key not in self._usual:
             self._usual[key] = _Need.of_several([self._need(at) for at in self._others(i)])
         return self._usual[key]
 
     def work_s(self, i: int) -> float:
-        """What unit *i* works in a step."""
+        """The work of unit *i* in a step."""
         return self._need(i).work_s
 
     def others_work_s(self, i: int) -> list[float]:
-        """What the others work; of very many units, some of them."""
+        """The work of the others, or of a sample of them."""
         return [self._need(at).work_s for at in self._others(i)]
 
     def left_out_s(self) -> float:
-        """Time in the phases that are left out, of the rank that has the most there."""
+        """The time of the rank with the most time in excluded phases."""
         left_out_ns = [
             median([sum([each.phases_ns[at][i] for at in self._left_out]) for each in self._steps])
             for i in range(len(self._steps[0].works_ns))
@@ -122,7 +120,7 @@ class PhaseTable:
         return max(left_out_ns, default=0.0) / 1e9
 
     def excess_by_phase(self, i: int) -> dict[str, float]:
-        """Seconds that unit *i* needs more than the others, in each compared phase."""
+        """The excess of unit *i* in each compared phase."""
         own_s, usual_s = self._phases_s(self._need(i)), self._phases_s(self._usual_need(i))
         return {word: own_s[word] - usual_s[word] for word in self._words}
 
@@ -131,18 +129,17 @@ class PhaseTable:
         return {word: found[word] for word in self._words}
 
     def more_to_do(self, i: int) -> float:
-        """How many more tokens or samples unit *i* has, as a share of what the others have."""
+        """How many more tokens or samples unit *i* has, as a share of the others'."""
         others = self._usual_need(i).amount
         return self._need(i).amount / others - 1 if others > 0 else 0.0
 
     def side(self, i: int, phase: str) -> str:
-        """Whether unit *i* is late in this phase on its `device`, or since its `host` is.
+        """`host` or `device`, whichever makes unit *i* late in this phase.
 
-        A device that waits for its host keeps up with it for longer than those of the others, by
-        most of the excess. In forward and data it may also wait before the first launch, and be
-        behind at the end. But a slow device has as much work left as those of the others, whose
-        queues hold up their hosts, or more.
-        Empty where the device's clock is not known.
+        A device is late because of its host if most of the excess is time in which it was bound by
+        the host. In forward and data it may also idle before the first launch, and lag at the end.
+        But a slow device lags at least as much as the devices of others. Empty without a device
+        clock.
         """
         paced_s = self._need(i).paced_s
         if paced_s is None:
@@ -173,7 +170,7 @@ class PhaseTable:
         return "host" if min(began_s, left_s) <= few_s and left_s <= most_s else "device"
 
     def _behind_s(self, i: int, phases: int) -> float | None:
-        """How far the devices of unit *i* are behind their hosts after so many phases of a step."""
+        """The lag of unit *i*'s devices after the first phases of a step."""
         at = [WORK_PHASES.index(word) for word in _FIRST_PHASES[:phases]]
         each_ns = [
             behind_ns + sum([step.phases_ns[j][rank] - step.host_ns[j][rank] for j in at])
@@ -186,9 +183,9 @@ class PhaseTable:
     def kind_and_phase(
         self, i: int, excess_s: float, before: tuple[Kind, str] | None = None
     ) -> tuple[Kind, str]:
-        """What the lateness of unit *i* is, and the phase that holds most of it.
+        """The kind of verdict on unit *i*, and the phase with most of its excess.
 
-        *before*: the answer that stands. It takes more to change it, so it does not flap.
+        *before*: the present answer; hysteresis keeps it from flapping.
         """
         others_s = self._phases_s(self._usual_need(i))
         phase = self._phase(i, excess_s, others_s, before[1] if before else "")
@@ -214,7 +211,7 @@ class PhaseTable:
             return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
-        # A slow device is slow in both, and backward is most of it.
+        # A slow device is slow in both forward and backward.
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
             slower, other_slower = excess[phase] / others_s[phase], excess[other] / others_s[other]
@@ -224,14 +221,14 @@ class PhaseTable:
 
 
 def _against(before: str | None, answer: str) -> float:
-    """How much more it takes for an answer where another one stands, or less where it does."""
+    """Hysteresis: what a new answer needs more than a threshold, and the present one less."""
     if not before:
         return 0.0
     return -limits.PHASE_MARGIN if before == answer else limits.PHASE_MARGIN
 
 
 def some_of(many: int) -> Sequence[int]:
-    """The places of all units; of very many, of some that lie evenly among them."""
+    """The indices of all units, or an even sample of many."""
     if many <= limits.COMPARED_WITH:
         return range(many)
     return range(0, many, -(-many // limits.COMPARED_WITH))

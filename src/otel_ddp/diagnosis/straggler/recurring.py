@@ -1,4 +1,4 @@
-"""Finds ranks that stall at regular distances, in one phase or by collections of garbage."""
+"""Finds ranks that stall at regular intervals, in one phase or in garbage collections."""
 
 from __future__ import annotations
 
@@ -22,43 +22,41 @@ _ADVICE = (
 
 
 class _Stall(NamedTuple):
-    """One step, or several that follow each other closely."""
+    """A stall in one step, or in several close ones."""
 
     number: int
-    """Of its first step."""
+    # The last step.
     last: int
     ended_ns: int
+    # The duration of the step without the stall.
     step_ns: float
-    """What a step would have taken without it."""
     excess_ns: float
 
 
 class _Rank:
-    """One rank."""
-
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
+        # The last stalls by phase.
         self.stalls: dict[str, list[_Stall]] = {}
-        """The last ones in each phase."""
         self.verdict: Verdict | None = None
+        # The time that the others have lost since the verdict was opened.
         self.lost_s = 0.0
-        """What the others have lost since it was opened."""
 
 
 class RecurringStalls:
-    """The ranks of one run. Fed with each step of all ranks, unusual ones too."""
+    """The ranks of one run. Fed each step of all ranks, including unusual ones."""
 
     def __init__(self) -> None:
         self._left_out: Sequence[int] = ()
         self._ranks: list[_Rank] = []
-        # Those of the last step: the place of the rank, the phase, and how long the others waited.
+        # Stalls in the last step: index of the rank, phase, and how long the others waited.
         self._pending: list[tuple[int, str, _Stall, float]] = []
         self._changes: list[Change] = []
         self.lost_s: dict[Labels, float] = {}
-        """What the other ranks of the job have waited in recurring stalls, by rank."""
+        """Seconds that other ranks have waited in recurring stalls, by rank."""
 
     def start_again(self, history: ExcessHistory) -> None:
-        """From now on the ranks of this history are compared."""
+        """Set the compared ranks."""
         for rank in self._ranks:
             self._close(rank)
         self._left_out = history.window.left_out
@@ -72,17 +70,20 @@ class RecurringStalls:
         excesses_ns: Sequence[float] | None,
         others: int,
     ) -> None:
-        """One step of all ranks. *others*: how many ranks of the whole job wait for one.
+        """Add a step of all ranks.
 
-        *excesses_ns*: None where something in the step is unusual.
+        *excesses_ns*: None if the step is unusual. *others*: how many other ranks the job has.
         """
         for i, phase, stall, waited_ns in self._pending:
-            # What comes behind the last wait of a step, the others wait for in the next one.
+            # For a stall after the last wait of a step, the others wait in the next step.
             if waited_ns + _waited_ns(i, facts) >= limits.RECURS_WAITED * stall.excess_ns:
                 self._append(self._ranks[i], phase, stall, others)
         for rank in self._ranks:
             if rank.verdict is not None:
-                self._close_overdue(rank, rank.stalls[rank.verdict.phase], number)
+                stalls = rank.stalls[rank.verdict.phase]
+                longest = max(later.number - before.number for before, later in pairwise(stalls))
+                if number - stalls[-1].number > limits.RECURS_OVERDUE * longest:
+                    self._close(rank)
         self._pending = []
         for i, phase, excess_ns in self._stalls(facts, excesses_ns):
             step_ns = facts[i].took_ns - excess_ns
@@ -92,7 +93,7 @@ class RecurringStalls:
     def _stalls(
         self, facts: Sequence[StepFacts], excesses_ns: Sequence[float] | None
     ) -> Iterator[tuple[int, str, float]]:
-        """Of each rank that stalls in this step: its place, the phase, and for how long."""
+        """The index, phase and excess of each rank that stalls in this step."""
         if excesses_ns is None:
             odd = [i for i, each in enumerate(facts) if each.unusual and not each.garbage_ns]
             if len(odd) > limits.UNUSUAL * len(facts):
@@ -104,9 +105,9 @@ class RecurringStalls:
         collected_ns = sum([each.garbage_ns for each in facts])
         for i, (each, excess_ns) in enumerate(zip(facts, excesses_ns, strict=True)):
             if each.garbage_ns:
-                # By the mean of the others: where all collect as much in turn, that evens out.
+                # Minus the mean of the others: ranks that collect in turn cancel out.
                 mean_ns = (collected_ns - each.garbage_ns) / (len(facts) - 1)
-                # While the rank waits itself, its collection keeps no other rank waiting.
+                # A collection while the rank waits itself delays no other rank.
                 more_ns = min(each.garbage_ns - mean_ns, excess_ns)
                 if more_ns > limits.EXCESS_NS:
                     yield i, GARBAGE, more_ns
@@ -117,7 +118,7 @@ class RecurringStalls:
 
     def _append(self, rank: _Rank, phase: str, stall: _Stall, others: int) -> None:
         stalls, more_ns = rank.stalls.setdefault(phase, []), stall.excess_ns
-        # Each collection of garbage is one by itself.
+        # Close stalls are joined, but not garbage collections.
         if stalls and phase != GARBAGE and stall.number <= stalls[-1].last + limits.RECURS_APART:
             first = stalls.pop()
             excess_ns = first.excess_ns + more_ns
@@ -137,7 +138,7 @@ class RecurringStalls:
                 self._close(rank)
 
     def _recur(self, rank: _Rank, phase: str, stalls: Sequence[_Stall]) -> bool:
-        """Whether the last stalls of this rank are no chance, and hardly any other rank's."""
+        """Whether the last stalls are regular, and hardly any other rank stalls."""
         if len(stalls) < limits.RECURS_REGULAR or _varies(stalls) > limits.RECURS_ALIKE:
             return False
         since, own_ns = stalls[0].number, _sum_ns(stalls[1:])
@@ -149,7 +150,7 @@ class RecurringStalls:
         ]
         return median(others_ns) <= limits.RECURS_OF_OTHERS * own_ns
 
-    # -- the verdicts
+    # -- verdicts
 
     def _charged(
         self, rank: _Rank, phase: str, stalls: Sequence[_Stall], others: int, more_ns: float
@@ -159,11 +160,6 @@ class RecurringStalls:
         self.lost_s[rank.labels] = self.lost_s.get(rank.labels, 0.0) + more_s
         return _verdict(rank, phase, stalls, others)
 
-    def _close_overdue(self, rank: _Rank, stalls: Sequence[_Stall], number: int) -> None:
-        longest = max(later.number - earlier.number for earlier, later in pairwise(stalls))
-        if number - stalls[-1].number > limits.RECURS_OVERDUE * longest:
-            self._close(rank)
-
     def _close(self, rank: _Rank) -> None:
         if rank.verdict is not None:
             until_ns = rank.stalls[rank.verdict.phase][-1].ended_ns
@@ -172,11 +168,11 @@ class RecurringStalls:
             rank.verdict, rank.lost_s = None, 0.0
 
     def present(self) -> list[Verdict]:
-        """The open verdicts, with the figures of the last stall."""
+        """The open verdicts with the figures of the last stall."""
         return [rank.verdict for rank in self._ranks if rank.verdict is not None]
 
     def poll(self) -> list[Change]:
-        """What has changed since the last poll."""
+        """The changes since the last poll."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -203,14 +199,14 @@ def _sum_ns(stalls: Sequence[_Stall]) -> float:
 
 
 def _every(stalls: Sequence[_Stall]) -> float:
-    """Their mean distance, in steps."""
+    """The mean distance in steps."""
     return (stalls[-1].number - stalls[0].number) / (len(stalls) - 1)
 
 
 def _varies(stalls: Sequence[_Stall]) -> float:
-    """The standard deviation of their distances, as a share of the mean.
+    """The coefficient of variation of the distances.
 
-    Not counting half a step: what comes every 5.5 steps has distances of 5 and 6.
+    Half a step is subtracted: stalls every 5.5 steps have distances of 5 and 6.
     """
     mean = _every(stalls)
     gaps = [later.number - earlier.number for earlier, later in pairwise(stalls)]
@@ -219,7 +215,7 @@ def _varies(stalls: Sequence[_Stall]) -> float:
 
 
 def _cost(stalls: Sequence[_Stall]) -> float:
-    """The share of the time between the first and the last one that they took."""
+    """Their share of the time between the first and the last one."""
     return _sum_ns(stalls[1:]) / max(stalls[-1].ended_ns - stalls[0].ended_ns, 1)
 
 

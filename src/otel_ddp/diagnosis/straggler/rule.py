@@ -1,7 +1,6 @@
-"""The straggler rule: when a rank or a node counts as late, and when it no longer does.
+"""The straggler rule: when a rank or node is late, and when it no longer is.
 
-`limits` has all thresholds; `cases` applies the rule to the ranks and nodes of a run, every STRIDE
-steps.
+`limits` has the thresholds; `cases` applies the rule every STRIDE steps.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, some_of
 from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
-# Length, strides in it, and the steps above the others that it takes.
+# Length, its number of strides, and in how many of its steps a late unit is above the others.
 _OFTEN = [
     (length, length // limits.STRIDE, length / 2 + limits.SIGMAS * length**0.5 / 2)
     for length in limits.LENGTHS
@@ -22,9 +21,9 @@ _OFTEN = [
 
 
 def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]) -> int | None:
-    """Over how many of the last steps unit *i* counts as late; None where it does not.
+    """The number of last steps over which unit *i* is late; None if it is not.
 
-    *table* gives the phases of so many last steps.
+    *table*: returns the phases of that many last steps.
     """
     for length in _lengths_often_above(history, i):
         if _stands_out(history, i, length) and _is_among_slowest(table(length), i):
@@ -33,15 +32,15 @@ def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
 
 
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
-    """Whether a unit that was late over *length* steps no longer is."""
+    """Whether a unit that was late over *length* steps has recovered."""
     length = max(length, history.soon)
     return len(history) >= length and _is_low(history, history.excess_ns(i, length))
 
 
 def is_alike_no_more(nodes: ExcessHistory, i: int) -> bool:
-    """Whether a rank of a late node is no longer late.
+    """Whether a rank of a late node has recovered.
 
-    One rank varies more than the median of several, so this takes the longest length.
+    Uses the longest length, as a single rank varies more than a median.
     """
     length = limits.LENGTHS[-1]
     if len(nodes) < length:
@@ -57,14 +56,14 @@ def _is_low(history: ExcessHistory, excess_ns: Sequence[float]) -> bool:
 
 
 def is_alike(nodes: ExcessHistory, i: int, length: int) -> bool:
-    """Whether all ranks of node *i* are late, as far as it is."""
+    """Whether all ranks of node *i* are late by similar amounts."""
     least_ns = limits.NODE_ALIKE * median(nodes.excess_ns(i, length))
     each_ns = list(map(median, nodes.rank_excesses_ns(i, nodes.units[i].members, length)))
     return 0 < max(least_ns, limits.NODE_OF_LATEST * max(each_ns)) <= min(each_ns)
 
 
 def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -> bool:
-    """Whether hardly any rank on nodes that are not *late* is late as the ranks of node *i* are."""
+    """Whether hardly any rank on the nodes that are not *late* is late like node *i*."""
     node = nodes.units[i]
     alike = [unit for j, unit in enumerate(nodes.units) if j not in late]
     others = [at for unit in alike if unit.stage == node.stage for at in unit.members]
@@ -77,7 +76,7 @@ def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -
 
 
 def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
-    """Whether a rank that is late may be so as all of its node *i* is, which shows soon."""
+    """Whether a rank may be late because its node *i* is, which will show soon."""
     if len(nodes.units[i].members) == 1:
         return False
     least_ns = limits.EXCESS_PER_WINDOW * median(nodes.window.steps_ns(length))
@@ -85,14 +84,13 @@ def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
 
 
 def least_excess_ns(step_ns: float) -> float:
-    """The excess above which a rank may be named."""
+    """The least excess for a verdict."""
     return max(limits.EXCESS * step_ns, limits.EXCESS_NS)
 
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
-    """The lengths over which chance cannot explain it: nearly always none, and cheap to see."""
+    """The lengths over which chance cannot explain the excess. Cheap, and nearly always empty."""
     counts, found = history.above_counts(i), []
-    # How many steps are enough is asked for those few that are far above.
     if (far := history.far_above(i)) >= limits.SOON_FEWEST and far >= (soon := history.soon):
         found = [soon] if _is_far_out(history, i, soon) else []
     return found + [
@@ -111,24 +109,24 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     if _mean_without_pauses(excess_ns, history.waits_ns(i, length)) <= least_mean_ns:
         return False
     each_ns = _window_medians(excess_ns)
-    # Where one window is far below another, it began within these steps: its phase would be
-    # blurred.
+    # If one window is far below another, the excess began within these steps, and its phase would
+    # be blurred.
     return min(each_ns) > max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * max(each_ns))
 
 
 def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
-    """Whether unit *i* is further above the others than it ever moves by itself."""
+    """Whether unit *i* is above the others by several of its own standard deviations."""
     excess_ns = history.excess_ns(i, limits.LENGTHS[0])
-    # Of a normal distribution, the median distance from the middle is 0.674 standard deviations.
+    # In a normal distribution, the median absolute deviation is 0.674 standard deviations.
     deviation_ns = spread(excess_ns) / 0.674
     return min(_window_medians(excess_ns[-length:])) > limits.SOON_SIGMAS * deviation_ns
 
 
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
-    """The mean excess: a rank that makes up in some steps for what it needs in others is not late.
+    """The mean excess: a rank that is slow in some steps and fast in others is not late.
 
-    Its own pauses make no rank late. A pause of another rank makes up for nothing: this rank waits
-    for it. Either kind is rare.
+    Without the rank's own pauses, which do not make it late, and without its waits for pauses of
+    other ranks, which do not make it fast. Both are rare.
     """
     order = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
     few = int(limits.PAUSES * len(order))
@@ -145,7 +143,7 @@ def _window_medians(excess_ns: Sequence[float]) -> list[float]:
 
 
 def _is_among_slowest(table: PhaseTable, i: int) -> bool:
-    """Slower than the slower half of the others too: of three, one is fast rather than two slow."""
+    """Whether it is slower than the slower half: with three ranks, one is fast, not two late."""
     others_s = sorted(table.others_work_s(i))
     slower_s = others_s[len(others_s) // 2]
     return table.work_s(i) - slower_s > limits.EXCESS_PER_WINDOW * table.step_s

@@ -1,9 +1,9 @@
-"""Takes out of the work of each rank what it waits for others in its calls to process groups.
+"""Separates waits in calls to process groups from the work of each rank.
 
-Nobody tells who meets whom: the n-th collective of a group in a step is the same on all of its
-members, and the n-th send of a rank to another one meets that one's n-th receive from it. What a
-rank has called is ready once the last member arrives, or once it is sent. Until then the rank may
-wait, at once or later, but no longer than its thread stands still.
+Calls are matched by their order: the n-th collective of a group in a step is the same on all
+members, and the n-th send of a rank to another one matches that one's n-th receive from it. A
+collective is ready when the last member arrives, a receive when it is sent. Until then the rank may
+wait, at once or later, but at most while its thread is idle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 _PEERS = ("send", "recv")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
-# What a step has of calls changes little: with a log of every tenth step there are two kinds.
+# Few sequences of calls occur: with a log of every tenth step there are two.
 _MOST_PLANS = 8
 
 _Each = tuple[Call, ...]
@@ -37,19 +37,18 @@ _CLOCKS = "ranks wait for other nodes, and no clock is exact enough to say for h
 
 
 class _Unknown(Exception):
-    """Why it is not known who has waited for whom."""
+    """Why it is unknown who waits for whom."""
 
 
 class _Member(NamedTuple):
-    """One rank of a group."""
+    """A rank of a group, and the indices of the group's collectives among the rank's calls."""
 
     rank: int
     places: Sequence[int]
-    """Of its collectives of this group, among all of its calls."""
 
 
 class _Receive(NamedTuple):
-    """One receive of a step, and the send that it meets."""
+    """A receive of a rank, and the matching send, by their indices."""
 
     rank: int
     place: int
@@ -58,13 +57,13 @@ class _Receive(NamedTuple):
 
 
 class _Phases:
-    """In which phases the waits of one rank are, by the calls behind which it waits."""
+    """Maps the waits of one rank after its calls to phases."""
 
     def __init__(self, each: _Each) -> None:
         """*each*: its calls."""
         phases = [call.phase for call in each]
         after = [*phases[1:], ""] if phases else []
-        # Where a backward ends, `comm_wait` comes behind its last call.
+        # After the last call of a backward, the rank waits in `comm_wait`.
         self.beside_gradients = [
             at
             for at, (phase, following) in enumerate(zip(phases, after, strict=True))
@@ -72,8 +71,8 @@ class _Phases:
         ]
         for at in self.beside_gradients:
             phases[at] = ""
+        # Index into WORK_PHASES, first call, and end.
         self.stretches = list[tuple[int, int, int]]()
-        """Index into WORK_PHASES, from which call on, and before which one that ends."""
         first = 0
         for phase, same in groupby(phases):
             end = first + len(list(same))
@@ -83,7 +82,7 @@ class _Phases:
         self.of_peers = [at for at, call in enumerate(each) if call.op in _PEERS]
 
     def spent_ns(self, waits_ns: Sequence[int], known_ns: int) -> list[int]:
-        """The waits by phase, without what is *known* as `comm_wait`."""
+        """The waits by phase, without those already *known* as `comm_wait`."""
         found = [0] * len(WORK_PHASES)
         for at, first, end in self.stretches:
             found[at] += sum(waits_ns[first:end])
@@ -93,10 +92,10 @@ class _Phases:
 
 
 class _Plan:
-    """Who meets whom in steps with these calls."""
+    """The matches of these calls."""
 
     def __init__(self, each: Sequence[_Each], numbers: Mapping[int, int]) -> None:
-        """*each*: the calls of each rank. *numbers*: the place of each rank by its number."""
+        """*each*: the calls of each rank. *numbers*: from rank number to index."""
         self.each = each
         self.groups = self._groups()
         self.receives = self._receives(numbers)
@@ -104,7 +103,7 @@ class _Plan:
         self.phases = [_Phases(calls) for calls in each]
 
     def ready_ns(self, at_ns: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Of each rank: when what it has called is ready."""
+        """When each call of each rank is ready."""
         found = [[*own_ns] for own_ns in at_ns]
         for members in self.groups.values():
             columns = [[at_ns[i][place] for place in places] for i, places in members]
@@ -153,11 +152,10 @@ class _Plan:
         return found
 
     def _stages(self, numbers: Mapping[int, int]) -> tuple[int, ...]:
-        """Of each rank: its place along the pipeline.
+        """The pipeline stage of each rank; -1 if no stage sends to it.
 
-        A rank that sends before it has received begins it, and sends to the next stage first. Where
-        all do, as in a ring of equals, or none does, there is no pipeline. What no stage sends to
-        is -1.
+        A rank that sends before it receives is in the first stage, and sends to the next one first.
+        If all ranks do, as in a ring, or none does, there is no pipeline.
         """
         first = [next((e for e in each if e.op in _PEERS), None) for each in self.each]
         sends = [next((e for e in each if e.op == "send"), None) for each in self.each]
@@ -177,7 +175,7 @@ class _Plan:
         return tuple([stages.get(i, -1) for i in range(len(first))])
 
     def check(self, world_size: int, nodes: Sequence[Labels]) -> None:
-        """Raise where some ranks wait for others that are not known, or whose clock is another."""
+        """Raise if ranks wait for unknown ones, or for ranks with another clock."""
         known = len(self.each)
         groups = self.groups.values()
         if known < world_size and any(len(members) < known for members in groups):
@@ -188,7 +186,7 @@ class _Plan:
             raise _Unknown(_CLOCKS)
 
     def alike(self, i: int, late: Sequence[int]) -> list[int]:
-        """Ranks of the same stage as rank *i* that make as many calls, without the *late* ones."""
+        """Ranks of rank *i*'s stage with as many calls, without the *late* ones."""
         stages = self.stages or (0,) * len(self.each)
         return [
             at
@@ -198,25 +196,24 @@ class _Plan:
 
 
 class Taken(NamedTuple):
-    """One step of all ranks, with waits in calls taken out of their work."""
+    """One step of all ranks, without waits in calls."""
 
     facts: Sequence[StepFacts]
     stages: tuple[int, ...]
-    """Of each rank: its place along the pipeline; empty where no rank sends or receives."""
+    """The pipeline stage of each rank; empty if no rank sends or receives."""
     bubble_ns: Sequence[int]
-    """Of each rank: how long it waited in receives."""
+    """How long each rank waited in receives."""
 
 
 class _Step(NamedTuple):
-    """One step of all ranks, as it is kept for who asks where they have waited."""
+    """One step of all ranks, and how long each waited after each of its calls."""
 
     plan: _Plan
     facts: Sequence[StepFacts]
     waits_ns: Sequence[Sequence[int]]
-    """Of each rank: how long it has waited behind each of its calls."""
 
     def works_ns(self, i: int) -> list[int]:
-        """How long rank *i* worked before each of its calls, and behind the last one."""
+        """The work of rank *i* before each of its calls, and after the last one."""
         facts = self.facts[i]
         own_ns = facts.calls.at_ns if facts.calls is not None else ()
         edges_ns = pairwise([facts.ended_ns - facts.took_ns, *own_ns, facts.ended_ns])
@@ -224,7 +221,7 @@ class _Step(NamedTuple):
         return list(map(sub, spans_ns, [0, *self.waits_ns[i]]))
 
     def awaited_ns(self, i: int) -> dict[int, int]:
-        """By the place of each collective of rank *i*: the longest wait of some others in it."""
+        """For each collective of rank *i*, by its index: the longest wait of some other members."""
         found = {}
         for members in self.plan.groups.values():
             places = next((each.places for each in members if each.rank == i), ())
@@ -240,23 +237,23 @@ class Waits:
     def __init__(self) -> None:
         self._numbers: Mapping[int, int] = {}
         self._nodes: Sequence[Labels] = ()
-        # What its clock is ahead of the one that all processes of its node share.
+        # Offset of each rank's clock from its node's.
         self._ahead_ns: Sequence[int] = ()
-        # With what they are for: it has to live on, as its ids are the keys.
+        # By the ids of the calls, which are stored to keep the ids valid.
         self._plans: dict[tuple[int, ...], tuple[Sequence[_Each], _Plan | str]] = {}
         self.why = ""
-        """Why it was not known of the last step who has waited for whom; empty: it was."""
-        # The last steps, for who asks where ranks have waited.
+        """Why the last step did not tell who waits for whom; empty if it did."""
+        # For `where`.
         self._last: deque[_Step] = deque(maxlen=limits.CALLS_KEPT)
 
     def start_again(self, ranks: Sequence[RankState]) -> None:
-        """From now on these ranks are compared, in this order."""
+        """Set the compared ranks, in their order."""
         self._numbers = {
             int(number): i
             for i, number in enumerate([rank_number(each.labels) for each in ranks])
             if number.isdecimal()
         }
-        # All processes of a node share one clock, which each has turned to its own.
+        # All processes of a node share one clock, and each has shifted it.
         self._nodes = [node_of(each.labels) for each in ranks]
         shared_ns: dict[Labels, int] = {}
         self._ahead_ns = [
@@ -267,7 +264,7 @@ class Waits:
         self._last.clear()
 
     def take(self, facts: Sequence[StepFacts], world_size: int) -> Taken | None:
-        """None where it is not known who has waited for whom."""
+        """Separate the waits of a step; None if it is unknown who waits for whom."""
         if any(each.calls is None for each in facts):
             self.why = _DISAGREE
             return None
@@ -288,10 +285,10 @@ class Waits:
         )
 
     def where(self, late: Sequence[int]) -> str:
-        """In which calls the others first wait for these ranks; empty where that is not known.
+        """The calls in which others first wait for these ranks; empty if unknown.
 
-        That is where what they need longer than ranks of their stage comes out. In later calls they
-        are as late, and so is each rank that has waited for them.
+        These are the calls before which they work longer than other ranks of their stage. In later
+        calls, ranks that have waited for them are as late.
         """
         found: Counter[Call] = Counter()
         for step in self._last:
@@ -343,19 +340,19 @@ class Waits:
 
 
 def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int]:
-    """How long a rank waited behind each of its calls.
+    """How long a rank waited after each of its calls.
 
-    *ready_ns*: when what it has called is, on a clock than which its own is *ahead*.
+    *ready_ns*: when the calls are ready, on its node's clock. *ahead_ns*: the rank's own offset.
     """
     if facts.calls is None:
         return []
     own_ns, found, until_ns = facts.calls.at_ns, list[int](), 0
     ends_ns = [*own_ns[1:], facts.ended_ns]
-    # This runs for each call of each rank: built-in functions take longer than these lines.
+    # Runs for each call of each rank: min and max would be slower.
     for ready, at_ns, end_ns, parts in zip(
         ready_ns, own_ns, ends_ns, facts.calls.idle, strict=True
     ):
-        # What it does not wait for at once it may wait for later.
+        # It may wait for earlier calls too.
         if ready > until_ns:
             until_ns = ready
         open_ns = until_ns + ahead_ns - at_ns
@@ -365,8 +362,8 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
 
 
 def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> StepFacts:
-    """The step with these waits taken out of its phases."""
-    # A phase that ends while a rank waits in it holds but a part of the wait.
+    """The step with these waits removed from its phases."""
+    # A wait may continue after the end of a phase.
     taken_ns = list(map(min, phases.spent_ns(waits_ns, facts.wait_ns), facts.phases_ns))
     return facts._replace(
         wait_ns=facts.wait_ns + sum(taken_ns),
@@ -377,17 +374,17 @@ def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> Step
 def _more_before(
     each: _Each, works_ns: Sequence[Sequence[int]], awaited_ns: Mapping[int, int]
 ) -> Counter[Call]:
-    """What the first of these needed longer than the others, by the call that shows it."""
+    """The excess work of the first of these ranks over the others, by the call that shows it."""
     found: Counter[Call] = Counter()
     own_ns, *others_ns = works_ns
     if not others_ns or not each:
         return found
     more_ns = list(map(sub, own_ns, map(round, map(median, zip(*others_ns, strict=True)))))
-    # What comes behind the last call shows in the first one of the next step.
+    # Work after the last call shows in the first call of the next step.
     carried_ns = more_ns.pop()
     for at, (call, ns) in enumerate(zip(each, more_ns, strict=True)):
         carried_ns += ns
-        # Nobody waits for it in a receive, nor in a call behind which all work on.
+        # No rank waits for it in a receive, or in a call that others do not wait for.
         shows = call.op == "send" or awaited_ns.get(at, 0) > carried_ns / 2
         if shows or at == len(each) - 1:
             found[call] += max(carried_ns, 0)

@@ -1,7 +1,4 @@
-"""Brings together the same step of all ranks, and keeps the last ones for all that is compared.
-
-With how much longer than the others each rank or node worked in them.
-"""
+"""Aligns the steps of all ranks, and keeps the excess of each rank and node in the last ones."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Labels, node_of
 
-# -- the same step of all ranks, by its number
+# -- alignment, by the number of the step
 
 
 class Row(NamedTuple):
@@ -28,11 +25,11 @@ class Row(NamedTuple):
     number: int
     facts: Sequence[StepFacts]
     first: bool = False
-    """It holds one of the first steps of a process: those are like no others."""
+    """Whether it includes one of the first steps of a process, which are unlike others."""
 
 
 class _Rank:
-    """One rank, and how far it has come."""
+    """The progress of one rank."""
 
     __slots__ = ("labels", "seen", "since_row")
 
@@ -44,13 +41,13 @@ class _Rank:
 
 
 class Alignment:
-    """The ranks of one run, and the steps that some ranks have yet to report."""
+    """Joins the steps of all ranks into rows."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
-        # Sorted when it is first read: thousands of ranks come one after the other.
+        # Sorted lazily: thousands of ranks are added one by one.
         self._ordered: list[_Rank] = []
-        # By step number, then by the rank.
+        # Incomplete rows, by step number.
         self._waiting: defaultdict[int, dict[_Rank, StepFacts]] = defaultdict(dict)
         self._share_in_common = 1.0
 
@@ -62,7 +59,7 @@ class Alignment:
 
     @property
     def ranks(self) -> list[Labels]:
-        """Those whose steps are put side by side, in their order."""
+        """The ranks, in the order of rows."""
         return [each.labels for each in self._in_order()]
 
     def _in_order(self) -> list[_Rank]:
@@ -71,7 +68,7 @@ class Alignment:
         return self._ordered
 
     def add(self, labels: Labels) -> bool:
-        """True where the rank is new. Steps without it are then no longer compared."""
+        """Returns True if the rank is new. Rows from now on include it."""
         if labels in self._ranks:
             return False
         self._ranks[labels] = _Rank(labels)
@@ -79,7 +76,7 @@ class Alignment:
         return True
 
     def remove(self, labels: Labels) -> None:
-        """The rank has ended, and no step waits for it."""
+        """Rows from now on do not include the rank."""
         if self._ranks.pop(labels, None):
             self._start_again()
 
@@ -94,10 +91,10 @@ class Alignment:
             rank.since_row = 0
 
     def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> list[Row]:
-        """Add steps of a rank; the rows that they complete."""
+        """Add steps of a rank; returns the rows that they complete."""
         rank = self._ranks[labels]
         rows = []
-        # This runs for every step of every rank.
+        # Runs for every step of every rank.
         waiting, count = self._waiting, len(self._ranks)
         for seen, facts in enumerate(steps, rank.seen + 1):
             rank.since_row += 1
@@ -130,7 +127,7 @@ class Alignment:
         self._share_in_common *= 0.99
 
     def why_not_comparable(self) -> str:
-        """Why the ranks cannot be compared; empty where they can."""
+        """Why the ranks cannot be compared; empty if they can."""
         if len(self._ranks) < 2:
             return "fewer than two known ranks are at work"
         since_row = [rank.since_row for rank in self._ranks.values()]
@@ -145,13 +142,13 @@ class Alignment:
 
 
 def _at_one_time(facts: Sequence[StepFacts]) -> bool:
-    """Ranks that wait for each other end a step at about one time; else these are not one step."""
+    """Whether these may be the same step: ranks that wait for each other end it together."""
     ends_ns = [each.ended_ns for each in facts]
     apart_ns = max(ends_ns) - min(ends_ns) - 100_000_000
     return apart_ns <= 0 or apart_ns <= 2 * max(each.took_ns for each in facts)
 
 
-# -- the last of them as columns
+# -- the last steps, as columns
 
 _MOST_STEPS = limits.LENGTHS[-1]
 _Column = Sequence[int]
@@ -163,15 +160,15 @@ class Compared(NamedTuple):
 
     number: int
     steps: int
-    """How many steps it stands for: itself, and those before it that were not measured."""
+    """How many steps it represents: itself and the unmeasured ones before it."""
     step_ns: float
-    """How long each of these took."""
+    """The typical duration of these."""
     first_ended_ns: int
     last_ended_ns: int
     took_ns: int
-    """By the first rank."""
+    """On the first rank."""
     works_ns: _Column
-    """The own time of each rank, without the phases that are not compared."""
+    """The work of each rank, without excluded phases."""
     waits_ns: _Column
     amounts: _Column
     """Tokens, or samples."""
@@ -185,7 +182,7 @@ class Compared(NamedTuple):
     def of(
         cls, number: int, columns: Any, left_out: Sequence[int], steps: int, step_ns: float
     ) -> Compared:
-        """*columns*: of all ranks. *left_out*: phases that are not compared."""
+        """*columns*: StepFacts of all ranks. *left_out*: excluded phases."""
         return cls(
             number=number,
             steps=steps,
@@ -204,27 +201,24 @@ class Compared(NamedTuple):
 
 
 def _packed(column: Sequence[Any]) -> Sequence[Any]:
-    """In a tenth of the memory, where there are very many ranks; a fifth from 4 s on."""
+    """With very many ranks, the column as an array: a tenth of the memory."""
     for size in "Iq" if len(column) >= limits.MANY_RANKS else "":
-        # It may not be known of all of them, or be beyond 64 bits.
+        # Values may be None or exceed the size.
         with suppress(TypeError, OverflowError):
             return array(size, column)
     return column
 
 
 def _by_phase(ranks: Sequence[Any]) -> Any:
-    """None where the clock of a device is not known on all ranks."""
+    """None if the device clock of any rank is unknown."""
     return None if None in ranks else [_packed(each) for each in zip(*ranks, strict=True)]
 
 
 class Window:
-    """As many of these steps as the rule looks back on."""
+    """The last steps, as many as the rule uses."""
 
     def __init__(self, left_out: Sequence[int] = (), stages: Sequence[int] = ()) -> None:
-        """*left_out*: indices into WORK_PHASES, of the phases that are not compared.
-
-        *stages*: of each rank, its stage of a pipeline.
-        """
+        """*left_out*: excluded phases, as indices into WORK_PHASES. *stages*: pipeline stages."""
         self.left_out, self.stages = left_out, stages
         self._steps: list[Compared] = []
 
@@ -232,59 +226,58 @@ class Window:
         return len(self._steps)
 
     def append(self, step: Compared) -> None:
-        """One more."""
         self._steps.append(step)
         del self._steps[:-_MOST_STEPS]
 
     def last(self, length: int) -> list[Compared]:
-        """The last ones, oldest first."""
+        """The last steps, oldest first."""
         return self._steps[max(len(self._steps) - length, 0) :]
 
     def steps_ns(self, length: int) -> list[float]:
-        """How long the last ones took."""
+        """The durations of the last steps."""
         return [each.step_ns for each in self.last(length)]
 
     def step_s(self, length: int) -> float:
-        """The median of that, in seconds."""
+        """The median duration of the last steps."""
         return median(self.steps_ns(length)) / 1e9
 
     def stand_for(self, length: int) -> int:
-        """How many steps the last ones stand for."""
+        """How many steps the last rows represent."""
         return sum([each.steps for each in self.last(length)])
 
     def one_of(self, length: int) -> int:
-        """Of how many steps one is measured: a power of two."""
+        """One in how many steps is measured: a power of two."""
         return 1 << round(log2(self.stand_for(length) / length))
 
     @property
     def apart(self) -> float:
-        """How far apart the last steps lie."""
+        """The mean distance of the last measured steps."""
         return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
 
 
 def works_ns(columns: Any, left_out: Sequence[int]) -> list[int]:
-    """What each rank worked in a step, without the phases that are not compared."""
+    """The work of each rank in a step, without excluded phases."""
     found = list(map(sub, columns.took_ns, columns.wait_ns))
     for at in left_out:
         found = list(map(sub, found, [each[at] for each in columns.phases_ns]))
     return found
 
 
-# -- how much longer than the others each unit worked
+# -- the excess of each unit
 
 
 class Unit(NamedTuple):
-    """A rank, or a node with all of its ranks."""
+    """What is compared: a rank, or a node with all of its ranks."""
 
     labels: Labels
     members: tuple[int, ...]
-    """The places of its ranks in a row."""
+    """The indices of its ranks in a row."""
     stage: int = 0
-    """Of a pipeline: stages differ by nature, so a unit is compared with others of its own."""
+    """Its pipeline stage: only units of one stage are comparable."""
 
 
 def ranks_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
-    """Each rank by itself."""
+    """A unit for each rank."""
     return [
         Unit(labels, (i,), stage)
         for i, (labels, stage) in enumerate(zip(ranks, stages, strict=True))
@@ -292,9 +285,8 @@ def ranks_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
 
 
 def nodes_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
-    """The nodes, with their ranks; empty where there is one, or none has several ranks.
-
-    Empty as well where the ranks of one node work at several stages.
+    """A unit for each node; empty if there is one node, if no node has several ranks, or if a
+    node's ranks are of several stages.
     """
     nodes: dict[Labels, list[int]] = {}
     for i, labels in enumerate(ranks):
@@ -306,7 +298,7 @@ def nodes_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
 
 
 def by_stage(stages: Sequence[int]) -> dict[int, list[int]]:
-    """The places of what belongs to each stage."""
+    """The indices of each stage."""
     found: dict[int, list[int]] = {}
     for at, stage in enumerate(stages):
         found.setdefault(stage, []).append(at)
@@ -314,13 +306,12 @@ def by_stage(stages: Sequence[int]) -> dict[int, list[int]]:
 
 
 class ExcessHistory:
-    """The excess of each unit over the median of the others, in nanoseconds, step by step.
+    """The excess of each unit over the median of the others, for each step of a window.
 
-    A node counts with the median of its ranks.
+    The value of a node is the median of its ranks.
     """
 
     def __init__(self, window: Window, units: Sequence[Unit] = ()) -> None:
-        """*window*: the steps themselves."""
         self.window, self.units = window, units
         self._kinds = by_stage([unit.stage for unit in units]).values()
         self._excesses_ns: list[array[float]] = []
@@ -328,15 +319,15 @@ class ExcessHistory:
         self._fresh: list[list[float]] = []
         # By unit and stride: in how many steps the unit was above the others.
         self._above: list[list[int]] = [[] for _ in units]
-        # By unit: in how many of the last steps in a row it was far above. Empty where steps are
-        # fast.
+        # By unit: the number of consecutive last steps in which it was far above the others. Empty
+        # if steps are fast.
         self._in_a_row: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self._excesses_ns)
 
     def append(self, works_ns: Sequence[int], step_ns: float) -> list[float]:
-        """Add the last step: what each rank worked in it. The excess of each unit."""
+        """Add the work of each rank in the last step; returns the excess of each unit."""
         each_ns: Sequence[float] = works_ns
         if len(self.units) < len(works_ns):
             each_ns = [median([works_ns[i] for i in unit.members]) for unit in self.units]
@@ -363,7 +354,7 @@ class ExcessHistory:
 
     @property
     def soon(self) -> int:
-        """How many steps show a clear case: fewer than the rule takes, where steps are slow."""
+        """How many steps suffice for a clear case: fewer if steps are slow."""
         if not self._in_a_row:
             return limits.LENGTHS[0]
         step_ns = self.window.apart * median(self.window.steps_ns(limits.SOON_FEWEST))
@@ -371,39 +362,36 @@ class ExcessHistory:
         return min(max(steps, limits.SOON_FEWEST), limits.LENGTHS[0])
 
     def far_above(self, i: int) -> int:
-        """In how many of the last steps, one after the other, unit *i* was far above the others."""
+        """The number of consecutive last steps in which unit *i* was far above the others."""
         return self._in_a_row[i] if self._in_a_row else 0
 
     @property
     def is_any_far_above(self) -> bool:
-        """Whether a unit has just been far above the others for as long as shows a clear case."""
+        """Whether a unit has just become a clear case."""
         return bool(self._in_a_row) and self.soon in self._in_a_row
 
     @property
     def is_at_stride(self) -> bool:
-        """Whether the last step has completed a stride."""
+        """Whether the last step completed a stride."""
         return not self._fresh and bool(self._excesses_ns)
 
     def above_counts(self, i: int) -> Sequence[int]:
-        """For each of the last strides: in how many steps unit *i* was above the others."""
+        """By stride: the number of steps in which unit *i* was above the others."""
         return self._above[i]
 
     def excess_ns(self, i: int, length: int) -> list[float]:
-        """The last excesses of unit *i*."""
+        """The excess of unit *i* in the last steps."""
         return [each[i] for each in self._excesses_ns[max(len(self) - length, 0) :]]
 
     def waits_ns(self, i: int, length: int) -> list[float]:
-        """How long unit *i* waited for others in each of the last steps."""
+        """The waits of unit *i* in the last steps."""
         members = self.units[i].members
         return [median([each.waits_ns[at] for at in members]) for each in self.window.last(length)]
 
     def rank_excesses_ns(
         self, i: int, ranks: Sequence[int], length: int
     ) -> list[tuple[float, ...]]:
-        """How much longer than the typical other node each of these ranks worked, step by step.
-
-        *i*: the node that the others are other than.
-        """
+        """The excess of each of these ranks over the nodes other than *i*, in the last steps."""
         members = self.units[i].members
         found = []
         for step, excess_ns in zip(
@@ -414,11 +402,11 @@ class ExcessHistory:
         return list(zip(*found, strict=True))
 
     def some_steps(self, length: int) -> list[Compared]:
-        """Some of the last steps, which say the same as all; the last one first."""
+        """A sample of the last steps, latest first."""
         return self.window.last(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
     def step_without_s(self, late: Set[int], length: int) -> float:
-        """What a step would take without these ranks: the latest of the others ends it then."""
+        """The duration of a step without the delay by these ranks."""
         kinds = [at for at in by_stage(self.window.stages).values() if not late.isdisjoint(at)]
         found = []
         for each in self.some_steps(length):
@@ -435,9 +423,9 @@ class ExcessHistory:
         return median(self.excess_ns(i, length)) / 1e9
 
     def late_for(self, i: int, length: int) -> int:
-        """In how many of the last steps unit *i* has been late: *length* may reach further back.
+        """For how many of the last steps unit *i* has been late: it may have begun within *length*.
 
-        From the first one on that is far above what is usual for it, as most of the next ones are.
+        Counted from the first step above half of its median excess, if most of the next ones are.
         """
         excess_ns = self.excess_ns(i, length)
         least_ns = median(excess_ns) / 2
@@ -456,7 +444,7 @@ def _count_above(excesses: Sequence[float]) -> int:
 
 
 class Late(NamedTuple):
-    """A late rank or node: its place in the history, and the steps that show it."""
+    """A late unit: its index in the history, and the number of steps that show it."""
 
     history: ExcessHistory
     i: int
@@ -474,5 +462,5 @@ class Late(NamedTuple):
         return self.history.excess_s(self.i, length or self.length)
 
     def is_late(self, steps: int, least: float) -> bool:
-        """Whether it was, in the last steps, by this share of them."""
+        """Whether its excess in the last steps is at least this share of them."""
         return self.excess_s(steps) >= least * self.history.window.step_s(steps)
