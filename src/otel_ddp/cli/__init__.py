@@ -12,7 +12,7 @@ from otel_ddp import __version__
 from otel_ddp.errors import OtelDdpError
 from otel_ddp.journal import place
 
-# By name: the module below this package, and what it does.
+# By name: the module in this package, and the help text.
 COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
     "compare": ("compare", "compare two runs, and fail a job if one is worse"),
@@ -35,7 +35,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Before the command is imported, which may need one of these. `run` runs its command anyway.
+    # Before the import of the command, which may need these calls. `run` works without them.
     needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}
     if needs and (lacking := place.missing_calls()):
         print(
@@ -51,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"otel-ddp {words[0]}: {why}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        # The person who pressed Ctrl-C knows why it ended.
         print(file=sys.stderr)
         return 128 + signal.SIGINT
 
@@ -69,7 +68,6 @@ def _parse(words: list[str]) -> argparse.Namespace:
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     if not words:
-        # Who types the name alone asks what there is.
         parser.print_help(sys.stderr)
         sys.exit(2)
     return parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""otel-ddp agent: runs the node agent in the foreground, for systemd, a DaemonSet or by hand."""
+"""otel-ddp agent: runs the node agent in the foreground, as for systemd or a DaemonSet."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.torch.models import too_old
 
-# A collector has so long to answer.
+# Timeout for a collector's answer.
 _ANSWER_S = 5.0
 
 Level = Literal["ok", "warn", "fail"]
@@ -38,32 +38,29 @@ Check = Callable[["Inputs"], Said]
 
 
 class Finding(NamedTuple):
-    """One line of the answer."""
-
     level: Level
     subject: str
     sentence: str
 
 
 class Inputs:
-    """What the checks look at."""
+    """The environment, settings and processes that are checked."""
 
     def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
-        """Raises ConfigError for a variable that is wrong, as the start of a training does."""
+        """Raises ConfigError for a wrong variable, as a training would."""
         self.env = env
         self.conf = settings.read(env, directory=directory or None)
-        # Each may be refused although its variable is valid by itself.
+        # These check combinations of variables.
         identity.Choice(self.conf.strategy)
         identity.resolve(env=env)
 
     @cached_property
     def survey(self) -> Survey:
-        """The agents and processes of this node."""
         return survey(place.existing(self.conf.directory, self.env))
 
     @property
     def agents(self) -> list[Mapping[str, Any]]:
-        """The living agents, as they describe themselves."""
+        """The living agents."""
         return [each for each in self.survey.agents if each["alive"]]
 
 
@@ -75,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     found: list[Finding] = []
     for each in examine(Inputs(options.dir)):
         found.append(each)
-        # Each at once: some checks take seconds.
+        # One by one: some checks take seconds.
         if print_answer(f"{each.level:<5} {each.subject:<10} {cell(each.sentence)}"):
             return 1
     failed = sum(each.level == "fail" for each in found)
@@ -85,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(inputs: Inputs, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
-    """The findings of all checks, in their order; nothing is raised."""
+    """The findings of all checks; never raises."""
     for check in CHECKS if checks is None else checks:
         subject = check.__name__
         try:
@@ -104,7 +101,7 @@ def python(inputs: Inputs) -> Said:
 
 
 def torch(inputs: Inputs) -> Said:
-    """Not imported: that takes seconds, and may end this process."""
+    # Without an import, which takes seconds and may crash.
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -125,12 +122,12 @@ def variables(inputs: Inputs) -> Said:
     if inputs.conf.disabled:
         yield "warn", "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
-    # Without their values: one may be a token.
+    # Without values: one may be a token.
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
 
 
 def journals(inputs: Inputs) -> Said:
-    """Makes the directory, as the next process that starts would, and says what that one says."""
+    """Creates the directory, as the next training process would."""
     conf = inputs.conf
     try:
         places, remark = place.find(conf.directory, inputs.env, offline=conf.offline)
@@ -183,8 +180,8 @@ def _of_agent(each: Mapping[str, Any]) -> Said:
 
 
 def collector(inputs: Inputs) -> Said:
-    """Sends an empty request for each signal, and shows the answers."""
-    # Imported here: it takes long, and a broken package must not end the other checks.
+    """Sends an empty request for each signal."""
+    # Imported here: it is slow, and a broken package must not end the other checks.
     from otel_ddp.agent.export.otlp.transport import Transport
 
     env, spools = inputs.env, shlex.quote(inputs.conf.spools)
@@ -198,11 +195,11 @@ def collector(inputs: Inputs) -> Said:
         yield "ok", f"{NO_COLLECTOR}: scrape only"
         return
     conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, _ANSWER_S))
-    # A person waits for the answer, so the long timeouts of an export do not count.
+    # Ignore the long timeouts of exports: a user waits for the answer.
     without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
     transport = Transport(conf, without_timeouts)
     try:
-        # An empty body is a request with nothing in it, for each of the signals.
+        # An empty body is a valid request for each signal.
         outcomes = {each: transport.send(each, b"") for each in signals}
     finally:
         transport.close()
@@ -211,7 +208,7 @@ def collector(inputs: Inputs) -> Said:
             yield "ok", f"{transport.destination} accepts {each}"
             continue
         variable = Variables(each, conf, env).endpoint_variable
-        # Many collectors accept no traces or logs; one without metrics is of no use.
+        # Many collectors accept no traces or logs, but metrics are required.
         level: Level = "warn" if "not taken there" in outcome.why and each != "metrics" else "fail"
         yield (
             level,

@@ -1,4 +1,4 @@
-"""otel-ddp goodput: tells what the time of a run went to, over all its attempts."""
+"""otel-ddp goodput: shows where the time of a run went, over all its attempts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def document(which: str, *, paths: bool = True) -> dict[str, Any]:
-    """For programs; raises ConfigError, NotFound or Unreadable. *paths*: as in find_run."""
+    """For programs; arguments and errors are those of find_run."""
     with find_run(which, history_directory(), paths=paths) as run:
         found = goodput_of(run)
         of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
@@ -78,7 +78,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield from aligned(rows, right=("share", "time"))
     if len(attempts := found["attempts"]) > 1:
         yield ""
-        # The end of an earlier one is not known where no agent was there, nor is its journal.
+        # The end of an earlier attempt is unknown if no agent saw it.
         ends = ["-"] * (len(attempts) - 1) + ["goes on"]
         yield from aligned([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
 

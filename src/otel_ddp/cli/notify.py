@@ -1,4 +1,4 @@
-"""otel-ddp notify: sends a test message to each address, and says whether it was taken."""
+"""otel-ddp notify: sends a test message to each address, and shows which were accepted."""
 
 from __future__ import annotations
 

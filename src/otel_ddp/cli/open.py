@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     except NotFound:
         if options.what or not served:
             raise
-        # An agent that keeps no history shows what runs.
+        # An agent without histories shows what runs now.
         _open(f"{next(iter(served.values()))}/now")
         return 0
     for place, base in served.items():
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kept(words: str) -> tuple[Path, str, str]:
-    """A folder of histories; group and name of the run, empty for all of the folder."""
+    """The folder of histories, and group and name of the run; empty for the whole folder."""
     try:
         with find_run(words, history_directory(), paths=False) as found:
             return history_directory(), found.group, found.name
     except NotFound:
-        # A name counts before a path.
+        # A name takes precedence over a path.
         folder = Path(os.path.expanduser(words)).absolute()
         if words and os.path.isdir(folder):
             return folder, "", ""
@@ -96,7 +96,7 @@ def _serve(folder: Path, group: str, name: str, port: int) -> int:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:
         print(f"This command serves {folder}, as no agent does. Ctrl-C ends it.", file=sys.stderr)
-        # A browser in the terminal holds the command until it is closed.
+        # A browser in the terminal blocks until it is closed.
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         base = f"http://localhost:{server.server_port}"

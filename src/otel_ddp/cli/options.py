@@ -1,4 +1,4 @@
-"""Where a command finds journals, agents and histories; the option --dir."""
+"""The option --dir, and the directories of journals, agents and histories."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ def add_directory_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _directory(text: str) -> str:
-    # May be relative, unlike in a variable: a person who types it knows the current directory.
+    # Unlike in a variable, it may be relative to the current directory.
     return os.path.abspath(os.path.expanduser(text)) if text else ""
 
 
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
-    """The settings, the places that exist, and a sentence on a named place that is not used.
+    """The settings, the existing places, and a sentence if OTEL_DDP_DIR does not exist yet.
 
-    Raises ConfigError for a named directory that cannot be read: no output would be taken for
-    "nothing runs". The first process that records makes the directory of OTEL_DDP_DIR, so that
-    one may be missing. A directory that was typed here must exist.
+    Raises ConfigError for an unreadable directory, as an empty answer would mean that nothing runs,
+    and for a --dir that does not exist.
     """
     conf = settings.read(directory=directory or None)
     path = Path(conf.directory)
@@ -48,7 +47,7 @@ def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
 
 
 def _why_unreadable(path: Path) -> str:
-    """Why a directory cannot be read; empty if it can, or if it does not exist."""
+    """Why a directory cannot be read; empty if it can or does not exist."""
     try:
         files.check_kept(path)
         with files.own_directory(path):
@@ -60,5 +59,5 @@ def _why_unreadable(path: Path) -> str:
 
 
 def history_directory() -> Path:
-    """Where runs are looked up by their names."""
+    """The directory in which runs are looked up by name."""
     return default_directory(settings.value("OTEL_DDP_HISTORY_DIR", os.environ) or "")

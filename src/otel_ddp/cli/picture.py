@@ -1,4 +1,4 @@
-"""Draws what runs on a node, for a terminal of any size: runs, their ranks, values and GPUs."""
+"""Draws the state of a node for a terminal of any size: runs, their ranks, values and GPUs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import shown
-from otel_ddp.cli.text import cell, dated, marked, named_ranks
+from otel_ddp.cli.text import cell, dated, marked
 from otel_ddp.history.terminal import aligned
+from otel_ddp.history.troubles import named_ranks
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, NOT_HEARD
 
-# The sentence where no agent runs, by OTEL_DDP_AGENT.
+# The sentence without an agent, by OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
     "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
@@ -23,16 +24,16 @@ NO_AGENT = {
     "(OTEL_DDP_AGENT=offline)",
     "off": "OTEL_DDP_AGENT=off: journals are written, but nothing is exported",
 }
-# Rows of a table in a picture that may be as long as it likes, and in one that must fit.
+# Rows of a table without a limit of rows; at least with one.
 _MOST_ROWS, _FEWEST_ROWS = 20, 3
-# Lines of a picture that must fit: headings, a verdict, values, the agent.
+# Lines reserved for headings, a verdict, values and the agent.
 _BESIDE_TABLES = 12
 _MOST_VALUES, _MOST_PAST = 8, 3
 _BAR = 10
 
 
 class Line(NamedTuple):
-    """One line; the style is never the only mark of what it says."""
+    """One line. The style only repeats what the text says."""
 
     text: str
     style: Literal["", "bold", "trouble", "dim"] = ""
@@ -47,13 +48,12 @@ def picture(
     columns: int | None = None,
     rows: int | None = None,
 ) -> list[Line]:
-    """What was found, in at most so many *columns* and *rows*; None: no limit.
+    """The state of a node in at most *columns* and *rows*; None: unlimited.
 
-    *agent* is the value of OTEL_DDP_AGENT. *named*: a directory was named; otherwise only the
-    user's own are searched.
+    *agent*: OTEL_DDP_AGENT. *named*: False if all directories of the user were searched.
     """
     runs: dict[tuple[str, str], list[ProcessState]] = {}
-    # Runs are shown in the order in which their first process started, but the living ones first.
+    # In the order of their first processes, living runs first.
     for process in found.processes:
         runs.setdefault(process.of_run, []).append(process)
     ended = {of for of, processes in runs.items() if all(each.ended for each in processes)}
@@ -80,7 +80,7 @@ def picture(
 
 
 def _wrapped(line: Line, columns: int | None) -> Iterator[Line]:
-    """A long sentence in several lines."""
+    """The line, wrapped with an indent."""
     if columns is None or len(line.text) <= columns:
         yield line
         return
@@ -103,12 +103,12 @@ def _agents(found: Survey) -> Iterator[Line]:
         yield Line(f"agent     pid {pid}, version {version}")
         yield Line(f"endpoint  {cell(each.get('scrape'), 'none')}")
         yield Line(f"export    {cell(each.get('export'), 'unknown')}")
-        if told := cell(each.get("notify")):
-            yield Line(f"notify    {told}")
+        if notify := cell(each.get("notify")):
+            yield Line(f"notify    {notify}")
 
 
 def _remarks(found: Survey, agent: str) -> Iterator[Line]:
-    """What is wrong with the agents themselves, and with journals."""
+    """Problems of agents and journals."""
     without_agent = list(unserved(found)) if agent in ("auto", "offline") else []
     yield from (Line(f"agent     {sentence}", "trouble") for sentence in without_agent)
     if not without_agent and not any(each["alive"] for each in found.agents):
@@ -120,7 +120,7 @@ def _remarks(found: Survey, agent: str) -> Iterator[Line]:
 
 
 def unserved(found: Survey) -> Iterator[str]:
-    """A sentence for each place whose processes wait for an agent that has not started."""
+    """A sentence for each place with processes but without an agent."""
     for each in found.unserved:
         count, directory = each["processes"], cell(each["directory"])
         processes = f"{count} processes run" if count > 1 else "a process runs"
@@ -147,20 +147,20 @@ def _run(
     *,
     fits: bool,
 ) -> Iterator[Line]:
-    """What is wrong with it first; then its values and ranks, and what is over."""
+    """Open verdicts, values, ranks, and past verdicts."""
     verdicts = [each for each in found.verdicts if of_run(each["who"]) == run]
     trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
     alive = [each for each in found.agents if each["alive"]]
     yield Line(heading(run, processes), "bold")
     for verdict in verdicts:
         yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
-    # Why it cannot tell which rank the others of this run wait for.
+    # Why late ranks cannot be detected.
     unknown = [cell(each.get("why"), "?") for each in found.insufficient if of_run(each) == run]
     looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
     if looks and not (trouble or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
     yield from (Line(f"  stragglers: {why}") for why in unknown)
-    # What it takes is another figure on each rank.
+    # Of one rank only: the figures differ.
     if (one := next((each for each in processes if each.measuring), None)) is not None:
         yield Line(f"  rank {cell(one.rank, '?')} {cell(one.measuring)}")
     if missing := next(filter(None, (each.not_measured for each in processes)), ""):
@@ -173,7 +173,6 @@ def _run(
         if of_run(link) == run:
             yield Line(f"  {cell(link.get('sentence'), '?')}")
     past = [
-        # From when to when, and what it has cost.
         Line(f"  - {dated(each, now_ns)}")
         for each in found.past
         if of_run(each["who"]) == run and each.get("since_ns") and each.get("until_ns")
@@ -182,7 +181,7 @@ def _run(
 
 
 def heading(run: tuple[str, str], processes: list[ProcessState]) -> str:
-    """Its name, group and size; the role of its processes, if all have one."""
+    """Name, group and size of a run; the role of its processes if they have the same."""
     group, name = (cell(each) for each in run)
     roles = {cell(each.job_type) for each in processes}
     parts = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
@@ -190,7 +189,7 @@ def heading(run: tuple[str, str], processes: list[ProcessState]) -> str:
 
 
 def _of_world(processes: list[ProcessState]) -> str:
-    """How many of the ranks that train together are on this node, or known to its agent."""
+    """The world size, and how many of its ranks are known here."""
     world = world_of(processes)
     if world is None:
         return "world ?"
@@ -206,10 +205,7 @@ def _of_world(processes: list[ProcessState]) -> str:
 
 
 def _values(processes: Iterable[ProcessState]) -> str:
-    """The last values of the first rank that has any; those that have a best one first.
-
-    Of its newest process: one of an earlier attempt may still be known.
-    """
+    """The last values of the first rank's newest process, those with a best value first."""
     having = (each for each in processes if each.summary)
     first = min(
         having,
@@ -227,9 +223,9 @@ def _values(processes: Iterable[ProcessState]) -> str:
 
 # -- ranks
 
-# Numbers, which end at one edge.
+# Right-aligned columns.
 _RIGHT = {"rank", "step time", "step", "since", "pid"}
-# The order in which columns are left out where there are too many.
+# The order in which columns are dropped if there is no room.
 _RANKS_GO = ("pid", "local", "job_type", "node", "since", "state", "step time", "step")
 
 
@@ -241,11 +237,11 @@ def ranks(
     columns: int | None = None,
     most: int = _MOST_ROWS,
 ) -> Iterator[Line]:
-    """One row for each process, by their ranks; if not all have room, the worst ones first.
+    """One row for each process, by rank; if there is no room for all, the worst first.
 
-    *late*: the ranks that verdicts name.
+    *late*: the ranks of open verdicts.
     """
-    # Processes without a rank last, and the attempts of a rank in their order.
+    # Stable: attempts of a rank stay in their order.
     drawn = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
     left_out: list[ProcessState] = []
     if len(drawn) > most:
@@ -266,7 +262,7 @@ def ranks(
 
 
 def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
-    """Those that are named, that broke, and for whom the others wait come first."""
+    """Sort key: late, failed and silent ranks first, then those that wait least."""
     return (
         str(one.rank) not in late,
         one.state not in ("failed", "killed"),
@@ -277,7 +273,7 @@ def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
 
 
 def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, str]:
-    # What has happened since then is not known.
+    # The state is known up to the last reading.
     until_ns = now_ns if each.ended or each.state == NOT_HEARD else each.read_ns or now_ns
     remarks = (
         cell(each.reason),
@@ -302,7 +298,7 @@ def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, s
 
 
 def _bar(ratio: float) -> str:
-    """How much of its time a rank waits for the others."""
+    """A bar for the share of time that a rank waits."""
     ratio = min(ratio, 1.0)
     return f"{'█' * round(ratio * _BAR):░<{_BAR}} {ratio:>4.0%}"
 
@@ -313,29 +309,29 @@ def _table(
     go_first: Sequence[str],
     right: Collection[str] = (),
 ) -> Iterator[str]:
-    """A head, and a line for each row, without columns that tell nothing or have no room."""
+    """The lines of a table, without empty columns and those that have no room."""
     heads = [head for head in rows[0] if any(row[head] not in ("", "-") for row in rows)]
     widths = {head: max(len(head), *(len(row[head]) for row in rows)) for head in heads}
     for head in go_first:
         if columns is not None and sum(widths.values()) + 2 * len(widths) > columns:
             widths.pop(head, None)
     cells = [tuple(row[head] for head in widths) for row in rows]
-    # Cells are cut: lines below each other would be no table.
+    # Cut, not wrapped.
     return (f"  {line}"[:columns] for line in aligned([tuple(widths), *cells], right))
 
 
 # -- GPUs
 
-# A driver keeps a part of each board's memory for itself.
+# Memory that the driver itself may use.
 _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
-# Remarks that tell only of a missing driver, as on any node without GPUs.
+# The remark on any node without GPUs.
 _NO_DRIVER = "There is no NVIDIA driver"
 
 
 def _gpus(agent: Mapping[str, Any], columns: int | None, most: int) -> Iterator[Line]:
-    """The GPUs of one agent's node, and the agent's remarks on them."""
+    """The GPUs of one agent, and remarks on them."""
     gpus = agent.get("gpus", ())
     remarks = [cell(each) for each in agent.get("gpu_remarks", ())]
     if not gpus:
@@ -380,18 +376,17 @@ def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
         return f"{rank} of run {run}" if several_runs else rank
     if "run" in labels:
         return f"shared by run {run}"
-    # Other processes, or several runs at once. In a container the driver may tell of no process,
-    # but of the memory that they hold.
+    # Other processes, or several runs. In a container the driver may report their memory only.
     used, limit = gpu.get("used_bytes"), gpu.get("limit_bytes")
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
     if held or gpu.get("processes"):
         return "others"
-    # A process of another user is not seen on every vendor's boards, but its memory is.
+    # Without the memory, processes of other users may be invisible.
     return "no rank" if used is None else "free"
 
 
 def _share(part: float | None, total: float | None, unit: int, name: str, digits: int) -> str:
-    """`60.0/80.0 GiB`, or as much of it as is known."""
+    """`60.0/80.0 GiB`, or the known part of it."""
     used, most = ("-" if value is None else f"{value / unit:.{digits}f}" for value in (part, total))
     if used == most == "-":
         return "-"

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files, plain
 from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.cli.text import cell, named_ranks, print_answer
+from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError, OtelDdpError
+from otel_ddp.history.troubles import named_ranks
 from otel_ddp.journal.layout import ASK_SUFFIX, MOST_PROFILED_STEPS, PROFILE_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
-# A question that is open holds up the next one.
+# Timeout until the profile starts.
 _WAIT_S = 120.0
-# A step that takes longer than this hangs.
+# A longer step hangs.
 _LONGEST_STEP_S = 600.0
 _POLL_S = 0.05
 _LARGEST_ANSWER = 64 * 1024
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _root() -> Path:
-    """On a disk, as post-mortems are: a trace is much larger than a journal."""
+    """On a disk: a trace is much larger than a journal."""
     return files.default_root() / "profiles"
 
 
@@ -105,7 +106,7 @@ def _record(windows: Sequence[Window], steps: int) -> None:
         waited_s = time.monotonic() - began_s
         for each in open_:
             each.poll()
-            # The process may notice the same a moment later: then its answer counts.
+            # One second for the process to report the timeout itself.
             if each.state == "waiting" and waited_s > _WAIT_S + 1:
                 each.refuse(f"no step ended within {_WAIT_S:g} s")
             elif waited_s > _WAIT_S + _LONGEST_STEP_S:
@@ -157,7 +158,7 @@ class Candidate(NamedTuple):
 
 
 def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[Candidate], str]:
-    """The suspect, and a healthy rank of its run if there is one; and why. Raises NotFound."""
+    """The suspect and a healthy rank of its run, and the reason. Raises NotFound."""
     found: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []
     looks: list[str] = []
@@ -172,10 +173,10 @@ def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[C
                 found.append(Candidate(place, each))
             elif each.rank == rank:
                 looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
-    # The last one counts. Evaluators and processes that only log give way to a rank of the same
-    # number that trains.
+    # The last one is chosen: of processes with the same rank, the one that trains, not an
+    # evaluator.
     found.sort(key=lambda each: each.takes_questions)
-    suspects = [each for told in verdicts for each in reversed(found) if _is_named(each, told)]
+    suspects = [each for one in verdicts for each in reversed(found) if _is_named(each, one)]
     named = [each for each in reversed(found) if each.rank == rank]
     if not (fitting := suspects if rank is None else named):
         what = "No open verdict names a rank" if rank is None else "The rank does not run"
@@ -192,7 +193,7 @@ def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[C
     others = [each for each in of_run.values() if each.takes_questions and each != suspect]
     if not others:
         return [suspect], why
-    # One that is late as well would hide what both are late by.
+    # Preferably one without a verdict.
     healthy = min(others, key=lambda each: each in suspects)
     return [suspect, healthy], f"{why}; rank {healthy.rank} beside it"
 
@@ -203,26 +204,25 @@ def _is_named(each: Candidate, verdict: Mapping[str, Any]) -> bool:
     return run == each.process.of_run and str(each.rank) in named_ranks(verdict)
 
 
-# -- one of them
+# -- the profile of one rank
 
 
 class Window:
-    """Some steps of one rank, which is asked through the fifo beside its journal."""
+    """The profile of some steps of one rank, requested through the fifo beside its journal."""
 
     def __init__(self, rank: Candidate, folder: Path) -> None:
         self.rank = rank
         self.state = "waiting"
-        """Then `recording`, and at last `written`, or `refused` or `failed`, with a reason."""
+        """Then `recording`, and finally `written`, `refused` or `failed`."""
         self.why = ""
         self.steps = 0
         self.first_step: int | None = None
         self.trace = folder / f"rank-{rank.rank}.json"
-        """Where the process writes it."""
+        # Also the id of the request.
         self.asked_ns = 0
-        """When, which is the number of the question too."""
 
     def ask(self, steps: int, wait_s: float) -> None:
-        """Request a trace of so many steps, which must begin within *wait_s*."""
+        """Request a trace of this many steps, which must begin within *wait_s*."""
         self.asked_ns = time.time_ns()
         question = {
             "number": self.asked_ns,
@@ -231,7 +231,7 @@ class Window:
             "until_ns": self.asked_ns + int(wait_s * 1e9),
         }
         try:
-            # In one write, which a fifo takes as a whole.
+            # One write, which a fifo takes atomically.
             line = f"profile {json.dumps(question)}\n"
             files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:
@@ -240,7 +240,7 @@ class Window:
             )
 
     def poll(self) -> None:
-        """Look for an answer."""
+        """Read the answer."""
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         state = answer.get("state")
         if not self.is_over and answer.get("number") == self.asked_ns:
@@ -254,11 +254,10 @@ class Window:
             self.refuse("it ended")
 
     def refuse(self, why: str) -> None:
-        """There will be no answer, unless there is one."""
+        """End the request, unless it has ended."""
         if not self.is_over:
             self.state, self.why = "refused", why
 
     @property
     def is_over(self) -> bool:
-        """Whether there is an answer, or will be none."""
         return self.state not in ("waiting", "recording")

@@ -1,4 +1,4 @@
-"""otel-ddp replay: sends the data that offline runs have kept on disk, or a copy of it."""
+"""otel-ddp replay: sends the data that offline runs have stored on disk."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from otel_ddp.agent.queue.folder import LOCK, Request, Waiting, Why, list_reques
 from otel_ddp.cli.text import cell
 from otel_ddp.errors import ConfigError
 
-# After so many failures without a success, a minute or two, the rest of a signal is left.
+# A signal is abandoned after this many consecutive failures: a minute or two.
 _MOST_FAILURES = 7
-# From this age on a Prometheus with the usual settings refuses values.
+# Prometheus refuses older values by default.
 _OLD_S = 3600.0
 _SHOWN_EVERY_S = 10.0
-# A file beside the data, with the names of the requests that were sent.
+# A file beside the data with the names of sent requests.
 _SENT = "sent"
 
 # The requests of one folder, in their order.
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    # Not the trainings' setting, which may be offline: a replay sends.
+    # Not the trainings' setting, which may be `offline`.
     conf = settings.read(agent="auto")
     directories = {each.resolve(): each for each in options.directories}
     spools = [spool for each in directories.values() for spool in find_spools(each)]
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-# -- what was kept
+# -- stored requests
 
 
 def find_spools(directory: Path) -> list[Requests]:
@@ -92,10 +92,10 @@ def find_spools(directory: Path) -> list[Requests]:
 
 
 def merge_by_time(spools: Iterable[Requests]) -> list[Request]:
-    """The requests of all spools by time; those of one spool in their own order.
+    """The requests of all spools by time; the order in each spool is preserved.
 
-    Merged, because a backend refuses values that are much older than its newest one. If one node
-    were sent after the other, all values of the second would be too old.
+    Backends refuse values much older than the newest one. If one node were sent after the other,
+    all values of the second would be too old.
     """
     dated: list[tuple[int, Request]] = []
     for spool in spools:
@@ -109,7 +109,7 @@ def _folder(spool: Requests) -> Path:
 
 
 def _sent_log(folder: Path) -> int:
-    """The file of what was sent, open; raises OSError where it cannot be written."""
+    """Open the file of sent requests; raises OSError."""
     return files.open_private(folder / _SENT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
@@ -119,10 +119,10 @@ def _names_sent(folder: Path) -> set[str]:
 
 
 class Replay(Waiting):
-    """Sends what is left of some spools; their files stay."""
+    """The unsent requests of some spools. Their files stay."""
 
     def __init__(self, spools: Sequence[Requests], *, again: bool = False) -> None:
-        """*again*: also what was sent before. Raises OSError where nothing can be remembered."""
+        """*again*: include sent ones. Raises OSError if sent requests cannot be recorded."""
         super().__init__(SIGNALS)
         sent = {folder: _names_sent(folder) for folder in map(_folder, spools)}
         for request in merge_by_time(spools):
@@ -130,10 +130,10 @@ class Replay(Waiting):
                 self.add(request)
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
-        """Done with; the next replay tries again what is refused."""
         super().remove(request, why, cause)
+        # A refused request stays for the next replay.
         if why == "delivered":
-            # A kill that tears this line makes a name that no request has.
+            # A line torn by a kill is a name that no request has.
             with os.fdopen(_sent_log(request.path.parent), "a") as file:
                 file.write(f"\n{request.path.name}")
 
@@ -144,19 +144,19 @@ class Replay(Waiting):
 
     @property
     def oldest_s(self) -> int:
-        """When the oldest value that is to be sent was measured; 0: there is none."""
+        """The time of the oldest value to be sent; 0 if there is none."""
         return min(filter(None, (each.oldest_s for each in self.lanes["metrics"])), default=0)
 
     def send(
         self, delivery: Delivery, sleep: Callable[[float], None] = time.sleep
     ) -> Iterator[None]:
-        """Send all that is taken; comes back after each attempt."""
+        """Send all requests; yields after each attempt."""
         total = self.left
         for signal in SIGNALS:
             while (wait_s := delivery.send_next(signal)) is not None:
                 yield
                 if wait_s:
-                    # Before a success, a wrong address is more likely than a busy collector.
+                    # Without any success, the address is probably wrong.
                     if delivery.failures(signal) >= _MOST_FAILURES or self.left == total:
                         break
                     sleep(wait_s)
@@ -165,7 +165,7 @@ class Replay(Waiting):
 def delivery_of(
     replay: Replay, send: Send, clock: Callable[[], float] = time.monotonic
 ) -> Delivery:
-    """In the order of time; and whatever is in doubt is refused, since a person waits."""
+    """A delivery that refuses requests at once, instead of retrying them for long."""
     return Delivery(replay, send, LANES, clock, jitter=lambda: 0.5, patience_s=0.0)
 
 
@@ -180,14 +180,13 @@ def _send(replay: Replay, delivery: Delivery, there: str) -> None:
         print(f"sent {delivery.attempts['delivered']} requests to {there}")
 
 
-# -- what people are told
+# -- messages
 
 
 def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
     for spool in spools:
         folder, kept = _folder(spool), shown.size(sum(each.size_bytes for each in spool))
         print(f"{folder}: {len(spool)} requests, {kept}")
-        # A living agent still adds requests.
         if files.lock_holder(folder / LOCK) is not None:
             print("! an agent still adds to it: replay it again when the training has ended")
     if before := sum(map(len, spools)) - replay.left:
@@ -204,13 +203,13 @@ def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
 
 
 def _say_troubles(replay: Replay, spools: Sequence[Requests]) -> int:
-    """A sentence for each kind of data that did not arrive; the exit status."""
-    # The delivery's log, on stderr, has said why.
+    """Print what did not arrive; returns the exit status."""
+    # The reasons are in the log, on stderr.
     lost = replay.dropped.items()
     troubles = [f"{points} points did not arrive: {what}" for what, points in lost]
     if replay.left:
         troubles.append(f"{replay.left} requests are left, and the next replay goes on there")
-    # An agent that sends empties its own spool.
+    # In other spools, sent requests are removed.
     offline = [each for each in spools if _folder(each).name.startswith(OFFLINE_PREFIX)]
     if missing := sum(each[-1].number - len(each) for each in offline):
         troubles.append(

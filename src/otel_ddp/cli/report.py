@@ -1,4 +1,4 @@
-"""otel-ddp report: writes what is known of a run into files that need no server."""
+"""otel-ddp report: writes a run's report as one HTML page and as JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.http import as_json
 
-    # All of it before the history is closed, which says so if it is damaged.
+    # Inside of `with`, which reports a damaged history.
     with find_run(options.which, history_directory()) as run:
         postmortems = postmortems_of(run)
         told = report.gather(run, postmortems)

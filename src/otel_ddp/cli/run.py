@@ -1,4 +1,4 @@
-"""otel-ddp run: starts a command, and measures what trains below it."""
+"""otel-ddp run: runs a command, and measures all training processes below it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_ddp.identity.identity import Choice
 from otel_ddp.integrations import launch
 from otel_ddp.journal import place
 
-# As env, nohup and timeout leave.
+# The exit codes of env, nohup and timeout.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 
@@ -38,7 +38,6 @@ def run(options: argparse.Namespace) -> int:
     if not words:
         raise ConfigError("nothing to run: otel-ddp run -- python train.py")
     if lacking := place.missing_calls():
-        # As with a line of ours in the script: it runs, and nothing is recorded.
         _say(f"this system lacks {lacking}, so nothing is recorded")
     else:
         _check_settings()
@@ -47,14 +46,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_settings() -> None:
-    """Mistakes end here, where a person sees them: below, none may end a training."""
+    """Raise ConfigError here, where the user sees it: below, errors must not end a training."""
     conf = settings.read()
     Choice(conf.strategy)
     identity.resolve()
 
 
 def _take_our_place(words: list[str]) -> int:
-    # Python ignores these, and what is ignored stays so in the program that takes its place.
+    # Restore the defaults: Python ignores these signals, and `exec` keeps ignored signals ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""otel-ddp runs: the runs whose histories are kept on this node, the newest first."""
+"""otel-ddp runs: lists the runs with histories on this node, newest first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import ENDED_STATES
 
 SCHEMA = 2
-"""The number of its JSON; docs/json.md describes each key."""
+"""The version of the JSON; docs/json.md describes each key."""
 _OF_RUN = ("group", "run", "job_type", "project", "name", "tags", "state", "silent")
 _HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
 _MOST_VALUES = 3
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def document() -> dict[str, Any]:
-    """The runs whose histories are kept on this node, the newest first."""
+    """The runs with histories on this node, newest first."""
     folder = history_directory()
     rows, faults = Runs(folder, ours=True).rows()
     return {
@@ -58,9 +58,9 @@ def _described(row: Mapping[str, Any]) -> dict[str, Any]:
                 "split": each.get("split") or "",
                 "last": plain.mapping(each.get("last")).get("value"),
             }
-            # Those that have a best one first.
+            # Values with a best one first.
             for each in sorted(row["summary"], key=lambda one: not one.get("direction"))
-            # An attempt that has logged nothing yet knows the best value of an earlier one.
+            # Without a last value, the best is of an earlier attempt.
             if each.get("last") is not None
         ],
         "verdicts": row["verdicts"],
@@ -95,6 +95,6 @@ def _row(run: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
     )
 
 
-def _value(told: Mapping[str, Any]) -> str:
-    name = shown.name(cell(told["name"]), cell(told["split"]))
-    return f"{name} {shown.logged({'value': told['last']})}"
+def _value(value: Mapping[str, Any]) -> str:
+    name = shown.name(cell(value["name"]), cell(value["split"]))
+    return f"{name} {shown.logged({'value': value['last']})}"

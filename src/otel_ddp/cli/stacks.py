@@ -1,7 +1,7 @@
 """otel-ddp stacks: shows the Python stacks of ranks, without stopping them.
 
-Those of this node are asked without an agent. A rank of another node is asked by the agent here, if
-that leads the run.
+Ranks of this node answer without an agent. Ranks of other nodes are asked through the agent here,
+if it leads the run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
-# The question crosses the link, and the process has its time to answer.
+# Timeout for a rank of another node.
 _ELSEWHERE_S = 15.0
 _MOST_BYTES = 64 * 1024 * 1024
 
 SCHEMA = 1
-"""The number of its JSON; docs/json.md describes each key."""
+"""The version of the JSON; docs/json.md describes each key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def document(directory: str, ranks: Collection[int]) -> dict[str, Any]:
-    """All living processes of this node, or those of these ranks; raises ConfigError."""
+    """The stacks of these ranks, or of all processes of this node; raises ConfigError."""
     conf, places, missing = find_places(directory)
     rows = [*map(_row_here, ask((path for each in places for path in each.journals()), ranks))]
     if elsewhere := {*ranks} - {each["rank"] for each in rows}:
@@ -67,9 +67,9 @@ def document(directory: str, ranks: Collection[int]) -> dict[str, Any]:
 
 
 def _row(
-    process: AskedProcess | ProcessState, node: str, told: Mapping[str, Any], **more: str
+    process: AskedProcess | ProcessState, node: str, answer: Mapping[str, Any], **more: str
 ) -> dict[str, Any]:
-    """*node*: empty for this one. *told*: the answer, as the page has it too."""
+    """*node*: empty for this node."""
     return {
         "group": str(process.group or ""),
         "run": str(process.run or ""),
@@ -77,16 +77,16 @@ def _row(
         "rank": process.rank,
         "pid": process.pid,
         "state": "",
-        "why": str(told.get("why") or ""),
+        "why": str(answer.get("why") or ""),
         "advice": "",
-        "threads": plain.list_of(dict, told.get("threads")),
+        "threads": plain.list_of(dict, answer.get("threads")),
         **more,
     }
 
 
 def _row_here(process: AskedProcess) -> dict[str, Any]:
     advice = ""
-    # Unless the kernel knows the process, its number may be that of another one.
+    # Unless the kernel confirms the process, its id may be of another one.
     if process.why_no_answer and process.evidence.kernel:
         advice = (
             f"from outside: `py-spy dump --nonblocking --pid {process.pid}` (pip install py-spy), "
@@ -115,18 +115,18 @@ def _of_other_nodes(
 
 
 def _credentials(named: str) -> Mapping[str, str]:
-    """The header that shows the token of OTEL_DDP_SCRAPE_TOKEN_FILE."""
+    """The header with the token of OTEL_DDP_SCRAPE_TOKEN_FILE."""
     try:
         token = access.find_token(named, "127.0.0.1").decode()
     except (access.Refused, ValueError):
-        token = ""  # the agent says what is wrong with it
+        token = ""  # the agent reports what is wrong with it
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _ask_agent(place: Place, path: str, headers: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """The answer of the agent of a place, as its page gets it, or a sentence on why there is none.
+    """The answer of the agent of a place, or a sentence on why there is none.
 
-    By HTTP alone: urllib would ask the proxy of a cluster, and follow a redirect with the token.
+    Not by urllib, which would use a proxy, and follow a redirect with the token.
     """
     if not place.agent_is_alive():
         return "no agent runs here"

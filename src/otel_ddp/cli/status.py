@@ -1,4 +1,4 @@
-"""otel-ddp status: the runs, ranks and GPUs of this node as its agents know them, once or live."""
+"""otel-ddp status: shows the runs, ranks and GPUs of this node, once or live."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.settings import Settings
 
 _EVERY_S = 1.0
-# At most this share of a core: a long picture is drawn less often.
+# Redraw less often if drawing takes more than this share of a core.
 _SHARE = 0.1
 _STYLES = {"": "", "bold": "\x1b[1m", "trouble": "\x1b[1;31m", "dim": "\x1b[2m"}
 
@@ -40,14 +40,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def watch(directory: str) -> int:
-    """Show the picture until a person ends it; the exit status."""
+    """Show the picture until Ctrl-C; returns the exit status."""
     once = "; `otel-ddp status` prints it once."
     if not _is_terminal():
         raise ConfigError(f"The live picture needs a terminal{once}")
     if os.environ.get("TERM", "dumb") == "dumb":
         can = "a terminal that can move its cursor (TERM is dumb or unset)"
         raise ConfigError(f"The live picture needs {can}{once}")
-    # Before the screen is cleared: it may raise.
+    # May raise, so before the screen is cleared.
     _survey(directory)
     end_by_signals()
     _write("\x1b[2J")
@@ -55,10 +55,10 @@ def watch(directory: str) -> int:
         while True:
             columns, rows = _size()
             began_s = time.process_time()
-            # A line of all columns could lose its last letter to the erasing of the rest.
+            # One column less: erasing the rest of a full line could erase its last character.
             lines = _picture(directory, columns - 1, rows)
             took_s = time.process_time() - began_s
-            # In place and at once: nothing flickers.
+            # In place and in one write, without flicker.
             shown = "\x1b[K\n".join(styled(lines, coloured=has_colours()))
             _write(f"\x1b[H{shown}\x1b[K\x1b[J")
             time.sleep(max(_EVERY_S, took_s / _SHARE))
@@ -92,12 +92,12 @@ def _is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Whether a terminal is to show colours (https://no-color.org)."""
+    """Whether to use colours (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _size() -> os.terminal_size:
-    """Columns and rows; 80 x 24 if the terminal does not tell."""
+    """Columns and rows; 80 x 24 if unknown."""
     found = os.get_terminal_size(sys.stdout.fileno())
     return found if all(found) else os.terminal_size((80, 24))
 

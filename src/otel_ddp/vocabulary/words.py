@@ -1,4 +1,4 @@
-"""The words that travel, with their codes: phases, states, reasons, kinds of verdicts, labels."""
+"""The public words and their codes: phases, states, kinds of verdicts, causes of time, labels."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 
 class Phase(NamedTuple):
-    """What a process may be busy with."""
+    """A phase of a process."""
 
     word: str
     code: int
-    """Public: boards map it back to the word. A journal keeps it in the bits of PHASE_CODE."""
+    """Public: boards map it to the word. Journals store it in the bits of PHASE_CODE."""
     kind: Literal["work", "compute", "wait", "unusual", "unmeasured"]
-    """`compute` is work that a device does. Steps with something `unusual` are not compared."""
+    """`compute` is work of a device. Steps with an `unusual` phase are not compared."""
     colour: str
-    """On boards and on the page. Waiting is grey: where one rank hangs, all others turn grey."""
+    """On boards and on the page. If one rank hangs, all others turn grey: the colour of waiting."""
     shown: str = ""
-    """In tables and sentences, where the word alone says too little."""
+    """The name in tables and sentences, if the word is not clear."""
     advice: str = ""
-    """Where a rank is late in it."""
+    """For a rank that is late in it."""
 
 
 _PHASES = (
@@ -55,17 +55,17 @@ _PHASES = (
 )
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
 PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
-# In a word of a journal, the bits above these say more of the same phase.
+# In a word of a journal, the upper bits have details of the phase.
 PHASE_CODE = 0x3F
 _OF_CODE = {each.code: each.word for each in _PHASES}
 
-# In the order in which people think of a step: what its tables and sums go by.
+# In the order of tables.
 WORK_PHASES = ("data", "forward", "backward", "optimizer", "graph", "other")
-# Python's collections of garbage: they happen in any phase, and are none themselves.
+# Python's garbage collections: not a phase, they occur in any phase.
 GARBAGE = "garbage"
 COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")
 UNUSUAL_PHASES = tuple(each.word for each in _PHASES if each.kind == "unusual")
-# Time of steps that were not measured is shared out among the phases of those that were.
+# The time of unmeasured steps is estimated from the phases of measured ones.
 UNMEASURED = PHASES["unmeasured"]
 MEASURED_PHASES = tuple(word for word, code in PHASES.items() if code != UNMEASURED)
 
@@ -76,14 +76,14 @@ def phase_word(code: int) -> str:
 
 
 def shown_phase(word: str) -> str:
-    """A phase as people read it; a word of the user's own as it is."""
+    """A phase as shown to users; other words unchanged."""
     found = PHASE.get(word)
     return found.shown or word if found else word
 
 
 STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
 ENDED_STATES = ("finished", "failed", "killed")
-# For people alone, of a process on another node whose agent is silent: it may have ended by now.
+# Shown for a process on a silent node: it may have ended.
 NOT_HEARD = "not heard"
 _STATE_OF_CODE = {code: word for word, code in STATES.items()}
 
@@ -93,29 +93,29 @@ def state_word(code: int) -> str:
     return _STATE_OF_CODE.get(code, "running")
 
 
-# Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
+# Kinds of verdicts, the worst first. A harmless one is information.
 Kind = Literal[
-    "death",  # a process died without a word, or failed
-    "silence",  # a node is no longer heard, and the ranks of others wait for its own
+    "death",  # a process was killed or failed
+    "silence",  # a node is silent, and the ranks of other nodes wait
     "stall",  # no rank moves any more
     "nonfinite",  # a logged value became NaN or infinite
     "straggler",  # one rank keeps the others waiting
     "imbalance",  # one rank has more to do than the others
-    "recurring",  # one rank stalls again and again
-    "bound",  # what most of the step goes to
+    "recurring",  # one rank stalls at regular intervals
+    "bound",  # what bounds the run
 ]
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
-# In the evidence of a death that is over: it was none, or that of another rank.
+# In the evidence of a withdrawn verdict on a death.
 TAKEN_BACK = "taken_back"
 
 
 def is_taken_back(evidence: Any) -> bool:
-    """Whether this is the evidence of such a death."""
+    """Whether this is the evidence of a withdrawn verdict."""
     return isinstance(evidence, Mapping) and bool(evidence.get(TAKEN_BACK))
 
 
-# What the time of a run goes to, in the order in which it is shown; for people, what each is.
+# Causes of the time of a run, in their order, with descriptions.
 TIME_CAUSES: Mapping[str, str] = {
     "productive": "steps that moved the run on",
     "start": "starting, until the first step has ended; compiling",
@@ -130,7 +130,7 @@ TIME_CAUSES: Mapping[str, str] = {
     "end": "after the last step",
     "unknown": "not known",
 }
-# On boards and on the page: what is a phase too has its colour, and neighbours differ.
+# On boards and on the page. Causes that are phases have the phase's colour.
 TIME_COLOURS: Mapping[str, str] = {
     "productive": "#73BF69",
     "start": "#5794F2",
@@ -146,9 +146,9 @@ TIME_COLOURS: Mapping[str, str] = {
     "unknown": "#B5BAC0",
 }
 
-# The labels of one process; a verdict about a whole run or node has fewer of them.
+# The labels of a process; a verdict on a run or node has fewer.
 Labels = tuple[tuple[str, str], ...]
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
-# Which run it is. The roles of its processes may differ, so `job_type` is no part of that.
+# Without `job_type`: the processes of a run may have different roles.
 RUN_LABELS = ("group", "run")
 NODE_LABELS = (*RUN_LABELS, "node")
