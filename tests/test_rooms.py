@@ -65,7 +65,7 @@ HOMES = {
     "google": "agent/history/ agent/link/ agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
     "apprise": "agent/notify/addresses.py",
-    "fsspec": "agent/artifacts/reader.py",
+    "fsspec": "agent/artifacts.py",
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
-from otel_ddp.agent.artifacts.artifacts import Artifacts
+from otel_ddp.agent.artifacts import Artifacts
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger

@@ -12,8 +12,8 @@ import pytest
 
 from node import PATIENCE_S
 from otel_ddp import settings
-from otel_ddp.agent.artifacts import artifacts
-from otel_ddp.agent.artifacts.artifacts import MOST_SHOWN, Artifacts
+from otel_ddp.agent import artifacts
+from otel_ddp.agent.artifacts import MOST_SHOWN, Artifacts
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.journal import layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from otel_ddp.agent.artifacts import reader
-from otel_ddp.agent.artifacts.reader import CHUNK_BYTES, read
+from otel_ddp.agent import artifacts
+from otel_ddp.agent.artifacts import CHUNK_BYTES, read
 
 
 def answer(path: Path, **request: Any) -> dict[str, Any]:
@@ -80,14 +80,14 @@ def test_a_link_within_a_directory_counts_by_where_it_leads_and_is_not_followed(
 def test_what_is_written_to_while_it_is_read_has_no_digest(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = reader._digest
+    digest = artifacts._Tree.digest
 
-    def meanwhile(chunks: Iterable[bytes]) -> str:
+    def meanwhile(tree: Any, read: Any) -> str:
         with (folder / name).open("ab") as file:
             file.write(b"more" * CHUNK_BYTES)
-        return digest(chunks)
+        return digest(tree, read)
 
-    monkeypatch.setattr(reader, "_digest", meanwhile)
+    monkeypatch.setattr(artifacts._Tree, "digest", meanwhile)
 
     for path in (folder, folder / name):
         assert answer(path) == {"problem": "it was written to while the agent read it"}
@@ -108,7 +108,7 @@ def test_what_is_no_file_has_no_digest_and_says_why(folder: Path, tmp_path: Path
 def test_a_directory_of_very_many_files_is_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "MOST_FILES", 6)
+    monkeypatch.setattr(artifacts, "MOST_FILES", 6)
 
     assert answer(folder) == {"problem": "there are more than 6 files in it"}
 
@@ -119,15 +119,15 @@ def test_a_folder_that_becomes_a_link_while_its_directory_is_read_is_not_followe
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "rank_0.pt").write_text("a secret...")
-    listed = reader._listed
+    listed = artifacts._Tree._listed
 
-    def swapped_after(top: int, own_name: bytes) -> list[Any]:
-        found = listed(top, own_name)
+    def swapped_after(tree: Any) -> list[Any]:
+        found = listed(tree)
         (folder / "a").rename(tmp_path / "before")
         (folder / "a").symlink_to(elsewhere)
         return found
 
-    monkeypatch.setattr(reader, "_listed", swapped_after)
+    monkeypatch.setattr(artifacts._Tree, "_listed", swapped_after)
 
     assert answer(folder) == {"problem": "it was written to while the agent read it"}
 
@@ -166,8 +166,10 @@ def test_a_copy_of_a_file_lies_once_under_its_digest(store: str, folder: Path) -
     first = answer(folder / "large", store=store, run="../r", name="best?")
     again = answer(folder / "large", store=store, run="../r", name="best?")
 
-    key = f"%2Fr/best%3F/{sha256(content).hexdigest()[:16]}/large"
-    assert stored(store) == {key: content}
+    base = f"%2Fr/best%3F/{sha256(content).hexdigest()[:16]}"
+    key = f"{base}/large"
+    listing = f"{sha256(content).hexdigest()}  large\n".encode()
+    assert stored(store) == {key: content, f"{base}.sha256": listing}
     system, root = fsspec.core.url_to_fs(store)
     assert first["uri"] == again["uri"] == system.unstrip_protocol(f"{root}/{key}")
 
@@ -190,23 +192,23 @@ def test_the_list_of_a_directory_lies_beside_its_copy_and_has_its_digest(
     assert found["uri"].endswith(f"/store/{base}")
 
 
-def test_what_changes_before_it_is_copied_is_not_stored(
+def test_what_changes_before_it_is_copied_has_no_list(
     store: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = reader._put
+    check = artifacts._Tree.check
 
-    def changed(system: Any, path: str, chunks: Iterable[bytes], digest: str) -> None:
+    def change_after(tree: Any) -> None:
+        check(tree)
         # Of the same size, and in the same file.
         (folder / "a.json").write_bytes(b"2" * 6)
-        put(system, path, chunks, digest)
 
-    monkeypatch.setattr(reader, "_put", changed)
+    monkeypatch.setattr(artifacts._Tree, "check", change_after)
 
     found = answer(folder / "a.json", store=store)
 
     assert found["digest"] == sha256(b"a.json").hexdigest()
     assert "it is not stored: Problem: it was written to" in found["problem"]
-    assert stored(store) == {}
+    assert not [each for each in stored(store) if each.endswith(".sha256")]
 
 
 def test_a_store_that_takes_nothing_is_said_without_its_password(

@@ -1,0 +1,354 @@
+"""The artifacts that runs name: a process reads one at a time, for series and a record.
+
+A file server or a store that hangs holds up that process alone. Its request is on stdin, in a file
+that the answer replaces.
+
+The digest of a directory is the SHA-256 of what `sha256sum` prints for its files, sorted by name. A
+link in it counts with the path that it holds. SECURITY.md says what may be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from otel_ddp import errors, files
+from otel_ddp.agent.reading.exports import Exports
+from otel_ddp.journal.layout import EVENT
+from otel_ddp.journal.parser import Document
+from otel_ddp.settings import Settings
+from otel_ddp.vocabulary import catalog
+
+MOST_WAITING = 1000
+# Of one rank: each is up to three series.
+MOST_SHOWN = 100
+LONGEST_S = 3600.0
+_WORDS = ("name", "type", "direction", "uri")
+_ROOT = str(Path(__file__).parents[2])
+# Appended: modules beside the package must not shadow others.
+_CODE = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import main; main()"
+
+
+class _Reader:
+    """A process with one artifact. Raises OSError if it cannot be started."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        # Not an argument: the address of a store may hold a password. The answer replaces it.
+        self._file = open(os.memfd_create("artifact"), "w+")  # noqa: SIM115
+        json.dump(request, self._file)
+        self._file.seek(0)
+        try:
+            command = [sys.executable, "-c", _CODE]
+            self.process = subprocess.Popen(command, cwd="/", stdin=self._file)
+        except OSError:
+            self._file.close()
+            raise
+        self._late_s = time.monotonic() + LONGEST_S
+
+    def is_late(self) -> bool:
+        """Whether the reader has worked for more than `LONGEST_S`."""
+        return self.process.poll() is None and time.monotonic() > self._late_s
+
+    def answer(self) -> dict[str, Any] | None:
+        """None while it works."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        self._file.seek(0)
+        return {"problem": f"its reader ended with {status}"} if status else json.load(self._file)
+
+    def stop(self) -> None:
+        """End it. One that hangs in a system call is left behind."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        self._file.close()
+
+
+class _Artifact(NamedTuple):
+    """One that waits."""
+
+    journal: Exports
+    event: dict[str, Any]
+    named: dict[str, str]
+
+
+class Artifacts:
+    """One an agent. Its loop calls every method; none waits for a file."""
+
+    def __init__(self, conf: Settings, *, of_platform: bool) -> None:
+        """*of_platform*: the agent may read files that the runs' user cannot, so it reads none."""
+        self._reads = not of_platform
+        is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
+        self._store = conf.artifact_sink if is_directory or not conf.offline else ""
+        # The reader has the first one.
+        self._waiting: list[_Artifact] = []
+        self._reader: _Reader | None = None
+
+    @errors.contained()
+    def feed(self, journals: Iterable[Exports]) -> None:
+        """Take what the journals have named since the last poll, and go on with what waits."""
+        for journal in journals:
+            for document in journal.process.new.events:
+                if (named := _named(document.content)) is not None:
+                    self._add(_Artifact(journal, document.content, named))
+        if self._reader is not None:
+            if self._reader.is_late():
+                # What comes next may lie on the same file server, or go to the same store.
+                self._give_up(f"a file server or a store did not answer within {LONGEST_S:g} s")
+            elif (answer := self._reader.answer()) is not None:
+                self._finish(self._waiting[0], answer)
+        if self._reader is None and self._waiting:
+            self._start_reader(self._waiting[0])
+
+    def _add(self, artifact: _Artifact) -> None:
+        for other in [each for each in self._waiting if each.named["uri"] == artifact.named["uri"]]:
+            self._finish(other, {"problem": "the next one was named before it was read"})
+        self._waiting.append(artifact)
+        artifact.journal.unread_artifacts += 1
+        if not (self._reads and artifact.named["uri"].startswith("file:///")):
+            # What lies elsewhere is not fetched.
+            self._finish(artifact, {})
+        elif len(self._waiting) > MOST_WAITING:
+            self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
+
+    def _start_reader(self, artifact: _Artifact) -> None:
+        named = artifact.named
+        request = {
+            "uri": named["uri"],
+            "store": self._store if named["direction"] == "output" else "",
+            "run": dict(artifact.journal.process.labels).get("run", ""),
+            "name": named["name"],
+        }
+        try:
+            self._reader = _Reader(request)
+        except OSError as error:
+            self._give_up(f"the agent cannot start a reader: {error.strerror}")
+
+    def _give_up(self, problem: str) -> None:
+        for each in list(self._waiting):
+            self._finish(each, {"problem": problem})
+
+    def _finish(self, artifact: _Artifact, answer: dict[str, Any]) -> None:
+        if artifact is self._waiting[0] and self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+        self._waiting.remove(artifact)
+        journal, event, named = artifact
+        journal.unread_artifacts -= 1
+        if answer and journal.is_sent:
+            journal.documents.append(_record(event, answer))
+        # The newest of a name and direction is shown.
+        slot = named["name"], named["direction"]
+        journal.artifacts.pop(slot, None)
+        if len(journal.artifacts) >= MOST_SHOWN:
+            del journal.artifacts[next(iter(journal.artifacts))]
+        journal.artifacts[slot] = {"time": event["time"], "step": event["step"], **named, **answer}
+        if problem := answer.get("problem"):
+            errors.warn_once(f"artifact: {problem}", "artifact %r: %s", named["name"], problem)
+
+    def stop(self) -> None:
+        """The agent ends."""
+        self._give_up("the agent ended before it was read")
+
+
+def _named(event: dict[str, Any]) -> dict[str, str] | None:
+    """What an event says of an artifact; None for any other. Another process has written it."""
+    attributes, step = event.get("attributes"), event.get("step")
+    if event.get("name") != catalog.ARTIFACT_EVENT or not isinstance(attributes, dict):
+        return None
+    known = ((word, attributes.get(f"artifact.{word}")) for word in _WORDS)
+    named = {word: text for word, text in known if isinstance(text, str)}
+    numbers = [event.get("time"), 0 if step is None else step]
+    is_whole = len(named) == len(_WORDS) and all(type(each) is int for each in numbers)
+    return named if is_whole else None
+
+
+def _record(event: dict[str, Any], answer: dict[str, Any]) -> Document:
+    """The event once more, with what the reader has found."""
+    said = answer.get("problem") or f"{answer['size']} bytes, sha256:{answer['digest']}"
+    found = {f"artifact.{key}": value for key, value in answer.items()}
+    content = {
+        **event,
+        "body": f"{event.get('body')}: {said}",
+        "severity": "WARN" if "problem" in answer else "INFO",
+        "attributes": {**event["attributes"], **found},
+    }
+    return Document(EVENT, content, 0)
+
+
+# -- in the process that reads
+
+CHUNK_BYTES = 1 << 20
+MOST_FILES = 100_000
+_MOST_LINKS = 40
+_LONGEST_NAME = 120
+# Letters that every store takes, and that fsspec takes for no pattern.
+_SAFE = " +,=@()~"
+_PATH_OF = b"/proc/self/fd/%d"
+_CHANGED = "it was written to while the agent read it"
+
+
+class Problem(Exception):
+    """Why there is no digest, or no copy."""
+
+
+class _File(NamedTuple):
+    """A file, or a link, when it was listed."""
+
+    name: bytes
+    size: int
+    mtime_ns: int
+    inode: int
+    link: bytes | None
+    """The path that it holds."""
+
+
+def main() -> None:
+    """Answer one request."""
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    answer = json.dumps(read(**json.load(sys.stdin))).encode()
+    os.ftruncate(0, 0)
+    os.pwrite(0, answer, 0)
+    # A store may have threads that do not end.
+    os._exit(0)
+
+
+def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
+    """Size and digest, the address of the copy, and the problem if there is one."""
+    try:
+        tree = _Tree(unquote_to_bytes(uri.removeprefix("file://")))
+        digests = {file: tree.digest(file) for file in tree.files}
+        tree.check()
+    except (Problem, OSError, ValueError) as error:
+        return {"problem": getattr(error, "strerror", None) or str(error)}
+    listing = b"".join(_line(file.name, digest) for file, digest in digests.items())
+    digest = digests[tree.files[0]] if tree.is_file else sha256(listing).hexdigest()
+    answer = {"size": sum(file.size for file in tree.files), "digest": digest}
+    if store:
+        try:
+            answer["uri"] = _copy(tree, listing, store, (run, name, digest[:16]))
+        except errors.ANY_ERROR as error:
+            # Without the password of an address.
+            why = re.sub(r"//[^/\s]*@", "//", f"{type(error).__name__}: {error}")[:200]
+            answer["problem"] = f"it is not stored: {why}"
+    return answer
+
+
+class _Tree:
+    """A file or a directory, held open: what takes its place later is not read."""
+
+    def __init__(self, path: bytes) -> None:
+        self._own_name = os.path.basename(os.path.realpath(path))
+        self._top = _open(path)
+        self.is_file = stat.S_ISREG(os.fstat(self._top).st_mode)
+        self.files = self._listed()
+
+    def check(self) -> None:
+        """Raises Problem if something has changed."""
+        if self._listed() != self.files:
+            raise Problem(_CHANGED)
+
+    def _listed(self) -> list[_File]:
+        """The files to read, sorted by name."""
+        if self.is_file:
+            return [_file(self._own_name, os.fstat(self._top))]
+        found: list[_File] = []
+        for folder, folders, names, fd in os.fwalk(b".", dir_fd=self._top, onerror=_raise):
+            for name in (*names, *folders):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                link = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(status.st_mode) else None
+                if stat.S_ISREG(status.st_mode) or link is not None:
+                    found.append(_file(os.path.normpath(os.path.join(folder, name)), status, link))
+                elif not stat.S_ISDIR(status.st_mode):
+                    raise Problem("there is something in it that is neither file nor directory")
+            if len(found) > MOST_FILES:
+                raise Problem(f"there are more than {MOST_FILES} files in it")
+        return sorted(found)
+
+    def open(self, file: _File) -> BinaryIO:
+        """Open one of `files`, unless a link has taken its place."""
+        where = os.readlink(_PATH_OF % self._top)
+        if self.is_file:
+            fd = os.open(_PATH_OF % self._top, os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            fd = files.open_private(os.fsdecode(file.name), dir_fd=self._top)
+            where = os.path.join(where, file.name)
+        content = open(fd, "rb", buffering=0)  # noqa: SIM115
+        # Any folder in between may have become a link.
+        if os.readlink(_PATH_OF % fd) != where:
+            raise Problem(_CHANGED)
+        return content  # type: ignore[return-value]
+
+    def digest(self, file: _File) -> str:
+        """SHA-256 of a file up to its listed size, or of the path that a link holds."""
+        if file.link is not None:
+            return sha256(file.link).hexdigest()
+        seen, count = sha256(), 0
+        with self.open(file) as content:
+            while count <= file.size and (chunk := content.read(CHUNK_BYTES)):
+                count += len(chunk)
+                seen.update(chunk)
+        return seen.hexdigest()
+
+
+def _open(path: bytes) -> int:
+    for _ in range(_MOST_LINKS):
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        status = os.fstat(found)
+        if not stat.S_ISLNK(status.st_mode):
+            break
+        if status.st_uid not in (0, os.geteuid()):
+            # Whoever can write there could have any file of ours read and stored.
+            raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
+        path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise Problem("it is neither a file nor a directory")
+    return os.open(_PATH_OF % found, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _file(name: bytes, status: os.stat_result, link: bytes | None = None) -> _File:
+    size = status.st_size if link is None else 0
+    return _File(name, size, status.st_mtime_ns, status.st_ino, link)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _line(name: bytes, digest: str) -> bytes:
+    """As `sha256sum` writes it, with a backslash before odd characters."""
+    escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+    return (b"\\" if escaped != name else b"") + digest.encode() + b"  " + escaped + b"\n"
+
+
+def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
+    """Store the files below these *words*, then their list; returns the address of the copy."""
+    # Few agents store anything.
+    from fsspec.core import url_to_fs
+
+    system, root = url_to_fs(store)
+    # No part of a path leads out of the store.
+    plain = [quote(word.strip("."), _SAFE)[:_LONGEST_NAME] or "_" for word in words]
+    base = path = "/".join([root.rstrip("/"), *plain])
+    for file in tree.files:
+        if file.link is None:
+            path = f"{base}/{quote(file.name, f'{_SAFE}/')}"
+            system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with tree.open(file) as content:
+                system.put_file(os.fsdecode(_PATH_OF % content.fileno()), path)
+    tree.check()
+    # With its list a copy is whole.
+    system.pipe_file(f"{base}.sha256", listing)
+    return str(system.unstrip_protocol(path if tree.is_file else base))
