@@ -21,18 +21,6 @@ Numbers = dict[str, "int | float | str"]
 
 
 @dataclass
-class Instance:
-    """A MIG instance; its number is its place in the board's list."""
-
-    uuid: str
-    name: str
-    gi: int
-    numbers: Numbers = field(default_factory=dict)
-    """By the keys of nvml.c; one that is not there is not supported."""
-    compute: list[tuple[int, int | None]] = field(default_factory=list)
-
-
-@dataclass
 class Board:
     """A board; change it and write it again, and it has changed for whoever looks."""
 
@@ -47,7 +35,6 @@ class Board:
     mps: list[tuple[int, int | None]] = field(default_factory=list)
     xids: list[int] | None = field(default_factory=list)
     """Grows: those that are put behind the others have just happened."""
-    instances: list[Instance] = field(default_factory=list)
     lost: bool = False
     hang: bool = False
     """Every call sleeps until this is written to be over."""
@@ -98,14 +85,6 @@ def _board(board: Board) -> Iterator[tuple[str, object]]:
     if board.xids is not None:
         yield "xids", " ".join(["", *map(str, board.xids)])
     yield from {"lost": int(board.lost), "hang": int(board.hang)}.items()
-    if board.instances:
-        yield from {"mig.mode": 1, "mig.most": 7}.items()
-    for index, part in enumerate(board.instances):
-        if not part.uuid:  # no instance has this number
-            continue
-        own = {"uuid": part.uuid, "name": part.name, "gi": part.gi}
-        for key, value in {**own, **part.numbers, "compute": _processes(part.compute)}.items():
-            yield f"mig.{index}.{key}", value
 
 
 def _processes(users: Sequence[tuple[int, int | None]]) -> str:
@@ -165,8 +144,6 @@ def h100(index: int = 0) -> Board:
         "ecc.1.1": 80,
         "remapped.corrected": 3,
         "remapped.uncorrected": 1,
-        "mig.mode": 0,
-        "mig.most": 7,
         "gpm": 1,
         **{f"gpm.{number}": value for number, value in _GPM.items()},
         **{f"field.{key}": f"{kind} {value}" for key, (kind, value) in _FIELDS.items()},
@@ -204,20 +181,4 @@ def t4(index: int = 0) -> Board:
     board.numbers |= {"memory.total": 16 * GIB, "memory.used": 5 * GIB}
     board.numbers["throttle_reasons"] = board.numbers["event_reasons"]
     board.numbers |= {"memory.reserved": "!13", "event_reasons": "!13"}
-    return board.without("gpm", "field.", "remapped", "mig.", "fan.")
-
-
-def a100_mig(index: int = 0) -> Board:
-    """A board that is divided: one half, and one small part."""
-    board = h100(index)
-    board.name = "NVIDIA A100-SXM4-40GB"
-    # An earlier board than those with GPM; and busy is only what its parts are.
-    board.without("gpm", "utilization.")
-    board.numbers |= {"utilization.gpu": "!3", "mig.mode": 1}
-    memory: Numbers = {"memory.reserved": 0, "memory.total": 20 * GIB, "memory.used": 7 * GIB}
-    small: Numbers = {**memory, "memory.total": 5 * GIB, "memory.used": GIB}
-    board.instances = [
-        Instance(f"MIG-{index:08x}-aaaa-4c3d-9e1f-0123456789ab", "MIG 3g.20gb", 2, memory),
-        Instance(f"MIG-{index:08x}-bbbb-4c3d-9e1f-0123456789ab", "MIG 1g.5gb", 9, small),
-    ]
-    return board
+    return board.without("gpm", "field.", "remapped", "fan.")

@@ -69,13 +69,6 @@ def test_where_nothing_is_known_of_the_gpu_the_verdict_does_not_change() -> None
         assert (found.sentence, found.evidence) == (SENTENCE, {"excess": 0.3})
 
 
-def test_of_a_board_and_the_part_of_it_that_is_used_the_part_counts() -> None:
-    board = {**gpu(1), "uuid": "GPU-1", "parent": ""}
-    part = {**gpu(1), "uuid": "MIG-1", "parent": "GPU-1", "index": "1:0"}
-
-    assert late(gpu(0), board, part).evidence["gpu"]["index"] == "1:0"
-
-
 @pytest.mark.parametrize("of_node", [False, True])
 def test_where_gpus_tell_no_reasons_of_throttling_a_verdict_has_none_and_not_an_empty_list(
     of_node: bool,

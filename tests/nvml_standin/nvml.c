@@ -1,9 +1,9 @@
 /* Stands in for libnvidia-ml.so.1: answers from a text file, with the real names and layouts.
  *
  * The file, named by NVML_STANDIN, has a line "key value" for each number or word; it is read again
- * whenever it has been replaced. "3.power_mw" is of board 3, "3.mig.1.used" of its second MIG
- * instance. A key that is not there is what that device does not support, and a value "!15" is the
- * error 15. tests/nvml_boards.py writes it. Like NVML's real callers here, one thread at a time.
+ * whenever it has been replaced. "3.power_mw" is of board 3. A key that is not there is what
+ * that board does not support, and a value "!15" is the error 15. tests/nvml_boards.py writes it.
+ * Like NVML's real callers here, one thread at a time.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ enum {
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
-typedef uintptr_t Device; /* generation << 16 | board << 8 | (instance + 1) */
+typedef uintptr_t Device; /* generation << 16 | board */
 
 static int users;
 
@@ -78,14 +78,12 @@ static long long number(const char *key, long long otherwise) {
 
 /* --- devices ------------------------------------------------------------------------------- */
 
-static Device device(int board, int instance) {
-    return (Device)number("generation", 1) << 16 | (Device)board << 8 | (Device)(instance + 1);
+static Device device(int board) {
+    return (Device)number("generation", 1) << 16 | (Device)board;
 }
 
 static void full_key(char *into, size_t size, Device of, const char *key) {
-    int board = (int)(of >> 8 & 0xFF), instance = (int)(of & 0xFF) - 1;
-    if (instance < 0) snprintf(into, size, "%d.%s", board, key);
-    else snprintf(into, size, "%d.mig.%d.%s", board, instance, key);
+    snprintf(into, size, "%d.%s", (int)(of & 0xFFFF), key);
 }
 
 static int alive(Device of) {
@@ -94,12 +92,12 @@ static int alive(Device of) {
     if (number("loaded", 1) == 0) return DRIVER_NOT_LOADED;
     if ((long long)(of >> 16) != number("generation", 1)) return INVALID_ARGUMENT;
     char key[64];
-    snprintf(key, sizeof key, "%d.hang", (int)(of >> 8 & 0xFF));
+    snprintf(key, sizeof key, "%d.hang", (int)(of & 0xFFFF));
     while (number(key, 0)) {
         usleep(5000);
         look();
     }
-    snprintf(key, sizeof key, "%d.lost", (int)(of >> 8 & 0xFF));
+    snprintf(key, sizeof key, "%d.lost", (int)(of & 0xFFFF));
     return number(key, 0) ? GPU_IS_LOST : SUCCESS;
 }
 
@@ -186,7 +184,7 @@ int nvmlDeviceGetHandleByIndex_v2(u32 index, Device *into) {
     int code = nvmlDeviceGetCount_v2(&count);
     if (code) return code;
     if (index >= count) return INVALID_ARGUMENT;
-    *into = device((int)index, -1);
+    *into = device((int)index);
     return alive(*into);
 }
 
@@ -211,8 +209,6 @@ U32(nvmlDeviceGetCurrPcieLinkGeneration, "link.generation.current")
 U32(nvmlDeviceGetMaxPcieLinkGeneration, "link.generation.max")
 U32(nvmlDeviceGetCurrPcieLinkWidth, "link.width.current")
 U32(nvmlDeviceGetMaxPcieLinkWidth, "link.width.max")
-U32(nvmlDeviceGetMaxMigDeviceCount, "mig.most")
-U32(nvmlDeviceGetGpuInstanceId, "gi")
 U64(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
 U64(nvmlDeviceGetCurrentClocksEventReasons, "event_reasons")
 U64(nvmlDeviceGetCurrentClocksThrottleReasons, "throttle_reasons")
@@ -362,25 +358,6 @@ PROCESSES(Compute, "compute")
 PROCESSES(Graphics, "graphics")
 PROCESSES(MPSCompute, "mps")
 
-/* --- MIG ----------------------------------------------------------------------------------- */
-
-int nvmlDeviceGetMigMode(Device of, u32 *current, u32 *pending) {
-    int code = ask_u32(of, "mig.mode", current);
-    *pending = *current;
-    return code;
-}
-
-int nvmlDeviceGetMigDeviceHandleByIndex(Device of, u32 index, Device *into) {
-    int code = alive(of);
-    if (code) return code;
-    Device instance = device((int)(of >> 8 & 0xFF), (int)index);
-    char key[64];
-    full_key(key, sizeof key, instance, "uuid");
-    if (!find(key)) return NOT_FOUND;
-    *into = instance;
-    return SUCCESS;
-}
-
 /* --- events: "xids 31 79" grows; a set tells what came after the board was registered in it ---- */
 
 static int held;
@@ -475,21 +452,6 @@ int nvmlGpmSampleGet(Device of, Sample *into) {
     int code = ask_u32(of, "gpm", &supported);
     into->of = of;
     return code;
-}
-
-int nvmlGpmMigSampleGet(Device of, u32 gi, Sample *into) {
-    if (of & 0xFF) return INVALID_ARGUMENT; /* asked of the board, by the number of the instance */
-    int code = alive(of);
-    if (code) return code;
-    for (int instance = 0; instance < 8; instance++) {
-        u32 its = 0;
-        Device part = device((int)(of >> 8 & 0xFF), instance);
-        if (!ask_u32(part, "gi", &its) && its == gi) {
-            into->of = part;
-            return SUCCESS;
-        }
-    }
-    return INVALID_ARGUMENT;
 }
 
 int nvmlGpmMetricsGet(Metrics *asked) {

@@ -59,9 +59,6 @@ _NOT_ON_GPU = ("data", "checkpoint")
 
 def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
     """The verdict, with the state of the GPUs of the late rank or node."""
-    # A partitioned board has the labels of the rank that uses a part of it. Only the part counts.
-    whole = {each.get("parent") for each in gpus}
-    gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
     late = dict(verdict.labels)
     is_rank = "rank" in late
     of_run = [

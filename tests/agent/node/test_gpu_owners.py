@@ -14,11 +14,6 @@ from otel_ddp.agent.reading.journals import Rank
 
 UUIDS = [f"8932f937-d72c-4106-c12f-20bd9faed9f{n}" for n in range(4)]
 BOARDS = [Device(f"GPU-{uuid}", str(n), "NVIDIA H100") for n, uuid in enumerate(UUIDS)]
-# Board 3, split in two.
-PARTS = [
-    Device(f"MIG-aaaa000{n}-0000-0000-0000-000000000000", f"3:{n}", "H100 3g.40gb", "", parent)
-    for n, parent in enumerate([BOARDS[3].uuid] * 2)
-]
 FREE: Labels = (("node", "host"),)
 SHARED: Labels = (("group", "g"), ("run", "run"), ("node", "n"))
 MIB = 1024 * 1024
@@ -40,7 +35,7 @@ def claim(number: int, *devices: str, pid: int | None = None, labels: Labels = (
 def decide(
     claims: Sequence[Rank],
     users: Mapping[Device, Sequence[tuple[int, int | None]]] | None = None,
-    devices: Sequence[Device] = (*BOARDS, *PARTS),
+    devices: Sequence[Device] = BOARDS,
 ) -> Ownership:
     samples = [
         DeviceSample(each, (), tuple(User(*user) for user in (users or {}).get(each, ())))
@@ -50,14 +45,14 @@ def decide(
 
 
 def shown(ownership: Ownership) -> str:
-    """The rank of each board and, behind a bar, of each part: `run` of several, `-` of none."""
+    """The rank of each board: `run` of several, `-` of none."""
     words: list[str] = []
-    for each in (*BOARDS, *PARTS):
+    for each in BOARDS:
         found = ownership.labels[each.uuid]
         word = "run" if found == SHARED else "-" if found == FREE else dict(found)["rank"]
         assert found in (SHARED, FREE, rank(int(word) if word.isdecimal() else 0))
         words.append(word)
-    return " ".join([*words[:4], "|", *words[4:]])
+    return " ".join(words)
 
 
 def memory(ownership: Ownership) -> list[tuple[str, str, int]]:
@@ -71,9 +66,8 @@ def memory(ownership: Ownership) -> list[tuple[str, str, int]]:
 # ------------------------------------------------------------------------------ labels
 
 ALONE, BOTH = [(100, MIB)], [(100, MIB), (101, MIB)]
-B, P = [each.uuid for each in BOARDS], [each.uuid for each in PARTS]
-R0, R1 = claim(0, B[0]), claim(1)
-OTHERS = {BOARDS[3]: BOTH, PARTS[0]: ALONE, PARTS[1]: [(101, 1)]}
+B = [each.uuid for each in BOARDS]
+R0 = claim(0, B[0])
 
 
 def also(**known: str) -> Rank:
@@ -89,29 +83,21 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
     ("claims", "users", "expected"),
     [
         # Declared, however it is spelt.
-        ([], {}, "- - - - | - -"),
-        ([claim(0, B[1]), claim(1, B[0])], {}, "1 0 - - | - -"),
-        ([claim(0, UUIDS[2])], {}, "- - 0 - | - -"),
-        ([claim(0, UUIDS[2].upper())], {}, "- - 0 - | - -"),
-        ([claim(0, B[0], B[1])], {BOARDS[1]: ALONE}, "0 0 - - | - -"),
-        ([claim(0, B[0])], {BOARDS[1]: ALONE}, "0 - - - | - -"),
+        ([], {}, "- - - -"),
+        ([claim(0, B[1]), claim(1, B[0])], {}, "1 0 - -"),
+        ([claim(0, UUIDS[2])], {}, "- - 0 -"),
+        ([claim(0, UUIDS[2].upper())], {}, "- - 0 -"),
+        ([claim(0, B[0], B[1])], {BOARDS[1]: ALONE}, "0 0 - -"),
+        ([claim(0, B[0])], {BOARDS[1]: ALONE}, "0 - - -"),
         # Shared by ranks of one run, and by others.
-        ([claim(0, B[0]), claim(1, B[0])], {}, "run - - - | - -"),
-        ([R0, also(job_type="worker")], {}, "run - - - | - -"),
-        ([R0, also(run="other")], {}, "- - - - | - -"),
+        ([claim(0, B[0]), claim(1, B[0])], {}, "run - - -"),
+        ([R0, also(job_type="worker")], {}, "run - - -"),
+        ([R0, also(run="other")], {}, "- - - -"),
         # Not declared: what the driver sees.
-        ([claim(0), claim(1)], {BOARDS[0]: [(101, 1)], BOARDS[1]: ALONE}, "1 0 - - | - -"),
-        ([claim(0, ZEROS)], {BOARDS[1]: ALONE}, "- 0 - - | - -"),
-        ([claim(0, B[0]), claim(1)], {BOARDS[0]: BOTH}, "run - - - | - -"),
-        ([claim(0, pid=0)], {BOARDS[0]: [(0, 1)]}, "- - - - | - -"),
-        # Parts, whose board belongs to the ranks on them.
-        ([claim(0, P[0])], {}, "- - - 0 | 0 -"),
-        ([claim(0, P[1][4:])], {}, "- - - 0 | - 0"),
-        ([claim(0, P[0]), claim(1, P[1])], {}, "- - - run | 0 1"),
-        ([claim(0, P[0]), R1], OTHERS, "- - - run | 0 1"),
-        ([claim(0, P[0]), claim(1)], {BOARDS[3]: BOTH, PARTS[0]: BOTH}, "- - - run | run -"),
-        # Declared is the board: it has one of the parts.
-        ([claim(0, B[3])], {PARTS[1]: ALONE}, "- - - 0 | - 0"),
+        ([claim(0), claim(1)], {BOARDS[0]: [(101, 1)], BOARDS[1]: ALONE}, "1 0 - -"),
+        ([claim(0, ZEROS)], {BOARDS[1]: ALONE}, "- 0 - -"),
+        ([claim(0, B[0]), claim(1)], {BOARDS[0]: BOTH}, "run - - -"),
+        ([claim(0, pid=0)], {BOARDS[0]: [(0, 1)]}, "- - - -"),
     ],
 )
 def test_a_device_has_the_labels_of_the_ranks_that_use_it(
@@ -138,12 +124,6 @@ def test_a_device_has_the_labels_of_the_ranks_that_use_it(
             [claim(0, B[0]), claim(0, B[0], pid=200)],
             {BOARDS[0]: [(100, 3 * MIB), (200, 4 * MIB)]},
             [("0", "0", 7)],
-        ),
-        # One that shows on the board of its part as well.
-        (
-            [claim(0, P[0]), claim(1)],
-            {BOARDS[3]: BOTH, PARTS[0]: ALONE, PARTS[1]: [(101, 2 * MIB)]},
-            [("0", "3:0", 1), ("1", "3:1", 2)],
         ),
         # A lone stranger on a declared device is its rank in a container.
         (

@@ -13,7 +13,7 @@ import pytest
 
 from agent.node.node_trees import rows
 from golden import Golden
-from nvml_boards import GIB, Board, Boards, Instance, a100_mig, h100, show_here, standin_library
+from nvml_boards import GIB, Board, Boards, h100, show_here, standin_library
 from nvml_boards import t4 as tesla_t4
 from otel_ddp.agent.node.gpu.nvml import DeviceSample, Gpus, GpuSample, User, identity
 from otel_ddp.agent.node.source import Measurement
@@ -252,47 +252,6 @@ def test_the_fault_that_ends_a_board_is_still_counted(seen: Seen) -> None:
     assert faults(back) == {"79": 1}
 
 
-# --- parts of a board
-
-
-def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
-    board = a100_mig(3)
-    board.instances[1:1] = [Instance("", "", 0), Instance("MIG-third", "MIG 1g.5gb", 7)]
-    # Some drivers answer for the whole board where they are asked about a part.
-    board.instances[0].numbers |= {"temperature": 50, "power_mw": 1, "field.186": "1 2"}
-
-    of_whole, of_first, *_, last = seen.read(board).devices
-
-    whole, first = of_whole.device, of_first.device
-    assert (whole.index, whole.parent) == ("0", "")
-    assert (first.index, first.parent, first.pci) == ("0:0", whole.uuid, whole.pci)
-    assert (first.uuid, first.name) == (board.instances[0].uuid, "MIG 3g.20gb")
-    assert last.device.index == "0:3"
-    memory = {("hw.gpu.memory.usage", ""): 7 * GIB, ("hw.gpu.memory.limit", ""): 20 * GIB}
-    assert answers(of_first) == memory
-    assert ("hw.gpu.utilization", "general") not in answers(of_whole)
-    assert answers(of_whole)["hw.power", ""] == 412.345
-
-
-def test_engines_of_an_instance_are_its_own(seen: Seen) -> None:
-    board = h100()
-    memory: dict[str, Any] = {"memory.total": GIB, "memory.used": 0}
-    board.instances = [
-        Instance("MIG-a", "MIG 1g.10gb", 1, {**memory, "gpm.2": 25.0}),
-        Instance("MIG-b", "MIG 1g.10gb", 4, {**memory, "gpm.2": 75.0, "gpm.20": 1}),
-    ]
-
-    _, *first = map(answers, seen.read(board).devices)
-    _, *second = map(answers, seen.read(after_s=5.0).devices)
-
-    engine = ("otel_ddp.gpu.engine.active", "sm")
-    assert [each.pop(engine, None) for each in first] == [None, None]
-    assert [each.pop(engine) for each in second] == [0.25, 0.75]
-    assert {name for each in second for name, _ in each} == {
-        *("hw.gpu.memory.usage", "hw.gpu.memory.limit")
-    }
-
-
 # --- the users of a board
 
 
@@ -460,15 +419,6 @@ def test_a_driver_that_is_lost_is_opened_again_after_a_minute(
     seen.now_s += 1.0
     back = seen.gpus.read()
     assert (back.remark, len(back.devices)) == ("", 2)
-
-
-def test_a_board_that_is_divided_is_seen_within_a_minute(seen: Seen) -> None:
-    board = h100()
-    seen.read(board)
-    board.instances = [Instance("MIG-a", "MIG 1g.10gb", 1)]
-
-    assert [*seen.devices(after_s=59.0)] == ["0"]
-    assert [*seen.devices(after_s=1.0)] == ["0", "0:0"]
 
 
 # --- a real board

@@ -138,7 +138,6 @@ class Sampling:
             "index": each.device.index,
             "name": each.device.name,
             "uuid": each.device.uuid,
-            "parent": each.device.parent,
             "labels": dict(self._ownership.labels.get(each.device.uuid, ())),
             "processes": len(each.users),
         }

@@ -227,7 +227,7 @@ class RunDescription:
 
 def _counted(gpus: Any) -> str:
     """8 x NVIDIA H100 80GB HBM3: the node's boards, not their parts."""
-    names = Counter(str(each.get("name")) for each in gpus if not each.get("parent"))
+    names = Counter(str(each.get("name")) for each in gpus)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 

@@ -1,4 +1,4 @@
-"""Reads NVIDIA's boards, and parts of boards (MIG instances), by NVML: numbers and users."""
+"""Reads NVIDIA's boards by NVML: numbers and users."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from otel_ddp.vocabulary.catalog import Kind
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
 
-# A driver may be loaded later or again, a board added or reset, or MIG set up anew.
+# A driver may be loaded later or again, a board added or reset.
 _FIND_EVERY_S = 60.0
 # A reset board appears only once the driver is opened anew, which interrupts the others.
 _OPEN_ANEW_EVERY_S = 600.0
 _MOST_USED_BYTES = 1 << 50
 _LINK_COUNT, _MOST_LINKS = Field(91), 72
+# If several lists have a process, each has all of its memory.
 _PROCESSES = (
-    # If several lists have a process, each has all of its memory.
-    *("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 )
 _IN_CONTAINERS = (
@@ -54,15 +55,13 @@ class _DriverMissing(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """A board, or a part of one with numbers of its own (a MIG instance)."""
+    """A board."""
 
     uuid: str
     index: str
-    """As `nvidia-smi` counts: `3`, and `3:1` for the second part of that board."""
+    """As `nvidia-smi` counts."""
     name: str
     pci: str = ""
-    parent: str = ""
-    """The UUID of the board that this device is a part of."""
 
 
 class User(NamedTuple):
@@ -92,22 +91,22 @@ class GpuSample(NamedTuple):
 def identity(device: Device) -> Attributes:
     """The first attributes of every metric in the catalogue's GPU section."""
     return (
-        *(("hw.id", device.uuid), ("hw.type", "gpu")),
-        *(("hw.model", device.name), ("gpu", device.index)),
+        ("hw.id", device.uuid),
+        ("hw.type", "gpu"),
+        ("hw.model", device.name),
+        ("gpu", device.index),
     )
 
 
 class _Watched:
     """A device that is read again and again."""
 
-    def __init__(self, device: Device, calls: Calls, xids: Xids | None) -> None:
-        """*xids*: None of a part."""
+    def __init__(self, device: Device, calls: Calls, xids: Xids) -> None:
         self.device = device
         self.lost = ""
         """Why the device is no longer asked; empty while it answers."""
         self._calls, self._xids = calls, xids
-        self._rows = [each for each in ROWS if each.of_parts or xids is not None]
-        ways = [way for row in self._rows for ways in row.series.values() for way in ways]
+        ways = [way for row in ROWS for ways in row.series.values() for way in ways]
         self._engines = [way for way in ways if isinstance(way, Gpm)]
         self._gpm: GpmSamples | None = None
         # The answers of one reading; None: not supported, or this attempt failed.
@@ -116,9 +115,9 @@ class _Watched:
 
     def close(self) -> None:
         """Release what NVML holds for it. Call it only while NVML is open."""
-        for held in (self._xids, self._gpm):
-            if held is not None:
-                held.close()
+        self._xids.close()
+        if self._gpm is not None:
+            self._gpm.close()
 
     def read(self, loaded_ns: int, gpm: Callable[[Calls], GpmSamples]) -> DeviceSample:
         """*loaded_ns*: about since when the driver counts."""
@@ -126,9 +125,8 @@ class _Watched:
         users: tuple[User, ...] = ()
         try:
             if not self.lost:
-                if (xids := self._xids) is not None:
-                    # First of all: a fault may be the reason why the other questions fail.
-                    self._attempt("Xid", lambda: xids.poll(self._calls))
+                # First of all: a fault may be the reason why the other questions fail.
+                self._attempt("Xid", lambda: self._xids.poll(self._calls))
                 self._answers.clear()
                 self._read_engines(gpm)
                 found = tuple(self._possible(self._measured(loaded_ns)))
@@ -175,7 +173,7 @@ class _Watched:
 
     def _measured(self, loaded_ns: int) -> Iterator[Measurement]:
         """Each series by the first way that the device supports."""
-        for row in self._rows:
+        for row in ROWS:
             for word, ways in row.series.items():
                 for way in ways:
                     try:
@@ -370,24 +368,6 @@ class Gpus:
                 continue
             xids = self._xids.setdefault(board, Xids(self._wall_ns()))
             yield _Watched(board, calls, xids)
-            for device, part in self._instances(board, calls):
-                yield _Watched(device, part, None)
-
-    def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, Calls]]:
-        try:
-            current, _pending = calls.ask("nvmlDeviceGetMigMode")
-            most = calls.ask("nvmlDeviceGetMaxMigDeviceCount") if current else 0
-        except NotSupported:
-            return
-        for index in range(most):
-            try:
-                handle = calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
-            except (NotSupported, self._lib.NVMLError):
-                continue  # no instance has this number
-            part = Calls(self._lib, handle, calls)
-            uuid, name = part.ask("nvmlDeviceGetUUID"), part.ask("nvmlDeviceGetName")
-            part.instance = part.ask("nvmlDeviceGetGpuInstanceId")
-            yield Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid), part
 
 
 def _board(calls: Calls, index: int) -> Device:

@@ -1,4 +1,4 @@
-"""Calls NVML for one board, or for a part of one (a MIG instance): numbers, faults, engines."""
+"""Calls NVML for one board: numbers, faults, engines."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ ARGUMENT_VERSION_MISMATCH = 25
 
 # A driver older than a number answers that the argument is invalid.
 _ABSENT = {
-    *(INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION),
-    *(FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH),
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    NO_PERMISSION,
+    FUNCTION_NOT_FOUND,
+    ARGUMENT_VERSION_MISMATCH,
 }
 _LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
@@ -60,12 +63,9 @@ _IN_32_BITS = 1
 class Calls:
     """One device of NVML: calls functions by name, and raises our own exceptions."""
 
-    def __init__(self, lib: Any, handle: Any, board: Calls | None = None) -> None:
-        """*board*: of a MIG instance, which has a number there."""
+    def __init__(self, lib: Any, handle: Any) -> None:
         self.lib = lib
         self.handle = handle
-        self.board = board or self
-        self.instance: int | None = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
         call = getattr(self.lib, function, None)
@@ -133,8 +133,7 @@ class Xids:
         """All faults until now; *pci*: the board's."""
         return [
             Measurement(
-                *(OTEL_DDP_GPU_XID_ERRORS, times, (("pci", pci), ("code", str(code)))),
-                start_ns=self._since_ns,
+                OTEL_DDP_GPU_XID_ERRORS, times, (("pci", pci), ("code", str(code))), self._since_ns
             )
             for code, times in sorted(self._codes.items())
         ]
@@ -181,13 +180,10 @@ class GpmSamples:
         self, calls: Calls, clock: Callable[[], float], wall_ns: Callable[[], int]
     ) -> None:
         """Raises NotSupported."""
-        if not calls.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+        if not calls.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
             raise NotSupported("this board has no GPM")
-        # The calls for a MIG instance go to its board.
-        self._calls = calls.board
+        self._calls = calls
         self._clock = clock
-        instance = calls.instance
-        self._get = ("nvmlGpmSampleGet",) if instance is None else ("nvmlGpmMigSampleGet", instance)
         self._before: Any = None
         self._before_s = 0.0
         self._spare: Any = None
@@ -198,7 +194,7 @@ class GpmSamples:
         """What NVML has of these; of those that count, all of it since `since_ns`."""
         if self._spare is None:
             self._spare = self._calls.guarded(self._calls.lib.nvmlGpmSampleAlloc)
-        self._calls.ask(*self._get, self._spare)
+        self._calls.ask("nvmlGpmSampleGet", self._spare)
         now_s = self._clock()
         found = {} if self._before is None else self._between(wanted, self._before, self._spare)
         for each in found:

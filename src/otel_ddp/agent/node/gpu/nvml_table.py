@@ -94,8 +94,6 @@ class Row(NamedTuple):
     metric: catalog.Metric
     unit: Unit
     series: Ways
-    of_parts: bool = False
-    """A MIG instance has it too. It shares all others with its board."""
 
     def measurement(self, word: str, raw: float, pci: str, start_ns: int) -> Measurement:
         """In our unit; NaN beyond the bounds: the reader of all devices leaves that out."""
@@ -209,13 +207,13 @@ _POWER: Ways = {"": [_sum(186), _get("PowerUsage")]}
 ROWS = (
     Row(catalog.HW_GPU_UTILIZATION, _PERCENT, _BUSY),
     Row(catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, _PERCENT, _CONTROLLER),
-    Row(catalog.HW_GPU_MEMORY_USAGE, _MEMORY, {"": _memory("used")}, of_parts=True),
-    Row(catalog.HW_GPU_MEMORY_LIMIT, _SIZE, {"": _memory("total")}, of_parts=True),
+    Row(catalog.HW_GPU_MEMORY_USAGE, _MEMORY, {"": _memory("used")}),
+    Row(catalog.HW_GPU_MEMORY_LIMIT, _SIZE, {"": _memory("total")}),
     Row(catalog.HW_TEMPERATURE, _CELSIUS, _TEMPERATURES),
     Row(catalog.HW_POWER, _MILLIWATTS, _POWER),
     Row(catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, _MEGAHERTZ, _CLOCKS),
     Row(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, _YES, _ACTIVE),
-    Row(catalog.OTEL_DDP_GPU_ENGINE_ACTIVE, _ROUNDED_PERCENT, _GPM, of_parts=True),
+    Row(catalog.OTEL_DDP_GPU_ENGINE_ACTIVE, _ROUNDED_PERCENT, _GPM),
     Row(catalog.HW_GPU_IO, _BYTES, _PCIE),
     Row(catalog.OTEL_DDP_GPU_NVLINK_IO, _BYTES, _NVLINK),
     Row(catalog.OTEL_DDP_GPU_NVLINK_ERRORS, Unit(), _NVLINK_ERRORS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from otel_ddp import plain
@@ -29,82 +29,55 @@ class Ownership(NamedTuple):
     memory: list[DeviceMemory]
 
 
-class _Boards:
-    """The devices: boards, and the parts (MIG instances) of boards."""
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self.by_uuid = {each.uuid: each for each in devices}
-        self._by_bare = {_bare(each.uuid): each.uuid for each in devices}
-
-    def declared_by(self, rank: Rank) -> list[str]:
-        """The UUIDs of GPUs that the rank's process has recorded, in the driver's spelling."""
-        written = plain.list_of(dict, rank.facts.get("boards"))
-        found = (self._by_bare.get(_bare(plain.text(each.get("uuid")))) for each in written)
-        return [uuid for uuid in found if uuid is not None]
-
-    def parts(self, uuid: str) -> list[str]:
-        return [each.uuid for each in self.by_uuid.values() if each.parent == uuid]
-
-    def with_parents(self, uuids: Iterable[str]) -> list[str]:
-        found = [each for uuid in uuids for each in (uuid, self.by_uuid[uuid].parent)]
-        return list(dict.fromkeys(filter(None, found)))
-
-    def narrowest(self, uuids: Iterable[str]) -> list[str]:
-        """Without boards that have a part in the list: the driver shows a process on both."""
-        uuids = list(uuids)
-        parents = {self.by_uuid[uuid].parent for uuid in uuids}
-        return [uuid for uuid in uuids if uuid not in parents]
-
-
 class _Process(NamedTuple):
     """A process, and where the driver sees it."""
 
     labels: Labels
     declared: list[str]
-    """The devices, by the driver's own UUIDs."""
+    """The devices that it has recorded, by the driver's own UUIDs."""
     seen: dict[str, int | None]
     """The bytes that it uses on each device."""
-
-    def devices(self, boards: _Boards) -> list[str]:
-        """Those that are its own."""
-        if not self.declared:
-            return boards.narrowest(self.seen)
-        uuids = []
-        for uuid in self.declared:
-            # Before CUDA 12 a process on a part of a board gets the UUID of the board.
-            uuids += [part for part in boards.parts(uuid) if part in self.seen] or [uuid]
-        return boards.narrowest(uuids)
 
 
 def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) -> Ownership:
     """Assign the devices to the ranks. *node*: the label of a device that no run uses."""
-    boards = _Boards([each.device for each in devices])
+    by_uuid = {each.device.uuid: each.device for each in devices}
+    by_bare = {_bare(uuid): uuid for uuid in by_uuid}
     found = [
-        _Process(each.labels, boards.declared_by(each), _seen(each.pid, ranks, devices))
+        _Process(each.labels, _declared(each, by_bare), _seen(each.pid, ranks, devices))
         for each in ranks
     ]
     users: dict[str, list[Labels]] = defaultdict(list)
+    used: dict[tuple[Labels, str], int] = defaultdict(int)
     for process in found:
-        for uuid in boards.with_parents(process.devices(boards)):
+        for uuid in process.declared or process.seen:
             # Two processes may be one rank: an attempt that has not quite ended, and the next one.
             if process.labels not in users[uuid]:
                 users[uuid].append(process.labels)
+        for uuid, used_bytes in process.seen.items():
+            if used_bytes is not None:
+                used[process.labels, uuid] += used_bytes
     labels = {
         uuid: users[uuid][0] if len(users[uuid]) == 1 else shared_labels(users[uuid], node)
-        for uuid in boards.by_uuid
+        for uuid in by_uuid
     }
-    used = _used(found, boards)
     # If the driver knows none of our process ids, it counts in another PID namespace.
     ours = {each.pid for each in ranks if each.pid}
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
-    memory = [DeviceMemory(rank, boards.by_uuid[uuid], used[rank, uuid]) for rank, uuid in used]
+    memory = [DeviceMemory(rank, by_uuid[uuid], used[rank, uuid]) for rank, uuid in used]
     return Ownership(labels, memory)
+
+
+def _declared(rank: Rank, by_bare: Mapping[str, str]) -> list[str]:
+    written = plain.list_of(dict, rank.facts.get("boards"))
+    found = (by_bare.get(_bare(plain.text(each.get("uuid")))) for each in written)
+    return [uuid for uuid in found if uuid is not None]
 
 
 def _bare(uuid: str) -> str:
     """A UUID without NVIDIA's prefix, which torch leaves out."""
-    return uuid.strip().lower().removeprefix("mig-").removeprefix("gpu-")
+    return uuid.strip().lower().removeprefix("gpu-")
 
 
 def _seen(
@@ -125,16 +98,6 @@ def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
     """The labels of the run that all ranks share; or the node's."""
     runs = {tuple(pair for pair in labels if pair[0] in NODE_LABELS) for labels in ranks}
     return runs.pop() if len(runs) == 1 else (("node", node),)
-
-
-def _used(processes: Sequence[_Process], boards: _Boards) -> dict[tuple[Labels, str], int]:
-    """The bytes of each rank on each device."""
-    used: dict[tuple[Labels, str], int] = defaultdict(int)
-    for process in processes:
-        for uuid in boards.narrowest(process.seen):
-            if (used_bytes := process.seen[uuid]) is not None:
-                used[process.labels, uuid] += used_bytes
-    return used
 
 
 def _used_by_strangers(
