@@ -31,11 +31,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from tools.exposition import parse  # noqa: E402
 
 from otel_ddp import settings  # noqa: E402
-from otel_ddp.agent.export.otlp import resource  # noqa: E402
+from otel_ddp.agent.export.folder import Request  # noqa: E402
+from otel_ddp.agent.export.otlp.render import Renderer, resource_of  # noqa: E402
 from otel_ddp.agent.export.otlp.transport import Transport  # noqa: E402
-from otel_ddp.agent.export.render import Renderer  # noqa: E402
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series  # noqa: E402
-from otel_ddp.agent.queue.folder import Request  # noqa: E402
 from otel_ddp.vocabulary import catalog  # noqa: E402
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, binaries  # noqa: E402
 
@@ -98,7 +97,7 @@ class SimulatedNode:
         self.ledger.keep_history = True
         # As the resource makes a series of its own: target_info.
         self.series = 1
-        self._renderer = Renderer(resource.describe(self.name, self.name, env={}))
+        self._renderer = Renderer(resource_of(self.name, self.name))
         self._random = random.Random(number)
         self._began_ns, self._moved_ns = began_ns, began_ns
         self._step, self._step_ns = 0, int(1e9 / steps_per_s)

@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from make import WrittenRank  # noqa: E402
 from node import Node  # noqa: E402
 from otel_ddp.agent.link import link_pb2 as wire  # noqa: E402
+from otel_ddp.agent.link.channel import LinkThread  # noqa: E402
 from otel_ddp.agent.link.client import LinkClient  # noqa: E402
 from otel_ddp.agent.link.following import Outflow  # noqa: E402
-from otel_ddp.agent.link.link_thread import LinkThread  # noqa: E402
 from otel_ddp.agent.reading.process import Host, Process  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
 from otel_ddp.journal.reader import JournalReader  # noqa: E402
@@ -61,7 +61,7 @@ class PlayedRank:
             outflow = Outflow(rank + 1, process, is_kept=world <= 512)
             self._first = wire.Process()
             outflow.write(self._first, time.monotonic_ns(), 1 << 20)
-            outflow.close()
+            outflow.journal.close()
         written.close()
         written.writer.path.unlink()
         self._position, self._words, self._at_ns, self.number = self._first.records.until, 0, 0, 0

@@ -12,8 +12,7 @@ from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.agent.reading.journals import NodeNames
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.process import Host, Process
-from otel_ddp.agent.verdicts.ends import Here
-from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader

@@ -13,9 +13,8 @@ from tools.dashboards.queries import FOLDER, board
 from tools.stack.build import Binaries
 
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp import resource
+from otel_ddp.agent.export.otlp.render import Renderer, resource_of
 from otel_ddp.agent.export.otlp.transport import Transport
-from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
@@ -96,7 +95,7 @@ class Past:
 
     def live(self, attempt: Attempt) -> None:
         """All that one process tells, export by export."""
-        ledger, renderer = Ledger(), Renderer(resource.describe("n", "n", env={}))
+        ledger, renderer = Ledger(), Renderer(resource_of("n", "n"))
         ledger.keep_history = True
         # Never at a moment that the page shows: it would be this sample's or the last one's.
         began_s = math.floor((self.page.end_s - attempt.began_s) / GRID_S) * GRID_S + 1.0
@@ -153,7 +152,7 @@ class Past:
             ledger.put(catalog.TRAINING_ARTIFACT_TIMESTAMP, labels, now_s, _ns(now_s))
             if digest:
                 ledger.put(catalog.TRAINING_ARTIFACT_SIZE, labels, 4096.0, _ns(now_s))
-        self._send(Renderer(resource.describe("n", "n", env={})), ledger, now_s)
+        self._send(Renderer(resource_of("n", "n")), ledger, now_s)
 
     def _send(self, renderer: Renderer, ledger: Ledger, at_s: float) -> None:
         for request in renderer.metrics(ledger, _ns(at_s)):

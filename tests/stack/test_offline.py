@@ -11,10 +11,10 @@ from tools.stack.build import Binaries
 
 from node import until
 from otel_ddp import settings
+from otel_ddp.agent.export.folder import Queue
+from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.export.otlp.transport import Transport
-from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.queue.folder import Queue
 from otel_ddp.cli import main
 from otel_ddp.vocabulary import catalog
 from stack.servers import CONFIGURATIONS, Collector, Prometheus

@@ -288,8 +288,9 @@ class _Tree:
         content = open(fd, "rb", buffering=0)  # noqa: SIM115
         # Any folder in between may have become a link.
         if os.readlink(_PATH_OF % fd) != where:
+            content.close()
             raise Problem(_CHANGED)
-        return content  # type: ignore[return-value]
+        return content
 
     def digest(self, file: _File) -> str:
         """SHA-256 of a file up to its listed size, or of the path that a link holds."""

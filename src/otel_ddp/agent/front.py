@@ -64,8 +64,8 @@ class Front:
 
     def serve(self) -> None:
         """Open the endpoint; where that is not possible, a remark says why."""
-        from otel_ddp.agent.scrape import access
         from otel_ddp.agent.scrape.endpoint import Endpoint
+        from otel_ddp.agent.scrape.server import NoToken, find_token
         from otel_ddp.history.page.app import App
 
         host, port = self._conf.scrape_host, self._conf.scrape_port
@@ -84,10 +84,10 @@ class Front:
                 port,
                 page,
                 idle_s=lambda: time.monotonic() - self.moved_at,
-                token=access.find_token(self._conf.scrape_token_file, host),
+                token=find_token(self._conf.scrape_token_file, host),
                 problems=self._problems,
             )
-        except access.Refused as why:
+        except NoToken as why:
             self.remarks["endpoint"] = f"no scrape endpoint: {why}"
         except OSError as error:
             self.remarks["endpoint"] = (

@@ -12,9 +12,8 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.link.links import Links
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals, Marks
-from otel_ddp.agent.verdicts.ends import Here
 from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.journal.parser import Document
 from otel_ddp.journal.place import Place

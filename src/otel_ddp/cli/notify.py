@@ -8,7 +8,7 @@ import socket
 from datetime import datetime, timezone
 
 from otel_ddp import settings
-from otel_ddp.agent.notify.addresses import Address, Message
+from otel_ddp.agent.notify.outbox import Address, Message
 from otel_ddp.errors import ConfigError
 
 

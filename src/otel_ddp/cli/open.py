@@ -10,8 +10,7 @@ import webbrowser
 from pathlib import Path
 
 from otel_ddp import settings
-from otel_ddp.agent.scrape import access
-from otel_ddp.agent.scrape.server import Handler, bind
+from otel_ddp.agent.scrape.server import Handler, NoToken, admits, bind, find_token
 from otel_ddp.cli.options import add_directory_option, find_places, history_directory
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
@@ -82,13 +81,13 @@ def _open(address: str) -> None:
 def _serve(folder: Path, group: str, name: str, port: int) -> int:
     app = App(folder, ours=folder == history_directory())
     try:
-        token = access.find_token(settings.read().scrape_token_file, _HOST)
-    except access.Refused as why:
+        token = find_token(settings.read().scrape_token_file, _HOST)
+    except NoToken as why:
         raise ConfigError(f"The page cannot be served: {why}.") from None
 
     def answer(asked: Handler) -> Answer:
         given = asked.headers.get("Authorization") or ""
-        return asked.page_answer(app, is_known=bool(token) and access.admits(token, given))
+        return asked.page_answer(app, is_known=bool(token) and admits(token, given))
 
     try:
         server = bind(_HOST, port, answer)

@@ -13,10 +13,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from otel_ddp import files, settings, shown
+from otel_ddp.agent.export.delivery import Delivery, Send
 from otel_ddp.agent.export.exporter import OFFLINE_PREFIX
+from otel_ddp.agent.export.folder import LOCK, Request, Waiting, Why, list_requests
 from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS, signals_with_endpoint
-from otel_ddp.agent.queue.delivery import Delivery, Send
-from otel_ddp.agent.queue.folder import LOCK, Request, Waiting, Why, list_requests
 from otel_ddp.cli.text import cell
 from otel_ddp.errors import ConfigError
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from otel_ddp import files, plain, settings
-from otel_ddp.agent.scrape import access
+from otel_ddp.agent.scrape.server import NoToken, find_token
 from otel_ddp.agent.verdicts.answers import AskedProcess, ask
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer, print_json
@@ -117,8 +117,8 @@ def _of_other_nodes(
 def _credentials(named: str) -> Mapping[str, str]:
     """The header with the token of OTEL_DDP_SCRAPE_TOKEN_FILE."""
     try:
-        token = access.find_token(named, "127.0.0.1").decode()
-    except (access.Refused, ValueError):
+        token = find_token(named, "127.0.0.1").decode()
+    except (NoToken, ValueError):
         token = ""  # the agent reports what is wrong with it
     return {"Authorization": f"Bearer {token}"} if token else {}
 

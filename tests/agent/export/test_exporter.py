@@ -13,8 +13,8 @@ import conventions
 from node import until
 from otel_ddp import errors, settings
 from otel_ddp.agent.export.exporter import Exporter, Marks
-from otel_ddp.agent.export.otlp import resource
 from otel_ddp.agent.export.otlp.encode import SCHEMA_URL
+from otel_ddp.agent.export.otlp.render import resource_of, with_project
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog
@@ -173,26 +173,26 @@ def forget_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "failures", {})
 
 
-def test_the_users_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=own,team=vision%20lab")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
 
-    found = resource.describe("n1", "host", {}, tmp_path)
+    found = resource_of("n1", "host")
 
     assert found["team"] == "vision lab"
-    of_project = resource.with_project(found, "p")
+    of_project = with_project(found, "p")
     assert (of_project["service.name"], of_project["service.namespace"]) == ("trainer", "own")
 
 
-def test_a_project_is_the_service(tmp_path: Path) -> None:
-    found = resource.describe("n1", "host", {}, tmp_path)
+def test_a_project_is_the_service() -> None:
+    found = resource_of("n1", "host")
 
-    assert resource.with_project(found, "p")["service.name"] == "p"
-    assert resource.with_project(found, "")["service.name"] == "otel-ddp"
+    assert with_project(found, "p")["service.name"] == "p"
+    assert with_project(found, "")["service.name"] == "otel-ddp"
 
 
-def test_every_attribute_is_one_of_the_conventions(tmp_path: Path) -> None:
-    found = resource.describe("n1", "host", {}, tmp_path)
+def test_every_attribute_is_one_of_the_conventions() -> None:
+    found = resource_of("n1", "host")
 
     assert found.keys() <= conventions.attributes()
     assert found["telemetry.sdk.language"] in conventions.values()["telemetry.sdk.language"]
@@ -201,16 +201,3 @@ def test_every_attribute_is_one_of_the_conventions(tmp_path: Path) -> None:
 
 def test_the_schema_is_that_of_the_conventions_that_we_test_against() -> None:
     assert [*Schemas][-1].value == SCHEMA_URL
-
-
-def test_kubernetes_names_pod_node_and_namespace(tmp_path: Path) -> None:
-    secrets = tmp_path / "run" / "secrets" / "kubernetes.io" / "serviceaccount"
-    secrets.mkdir(parents=True)
-    (secrets / "namespace").write_text("team-a\n")
-    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "pod-7", "NODE_NAME": "gpu-3"}
-
-    found = resource.describe("n", "h", env, tmp_path)
-
-    assert found["k8s.pod.name"] == "pod-7"
-    assert found["k8s.node.name"] == "gpu-3"
-    assert found["k8s.namespace.name"] == "team-a"

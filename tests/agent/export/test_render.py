@@ -15,10 +15,9 @@ from tools.exposition import parse
 
 from golden import Golden
 from otel_ddp import __version__, errors
-from otel_ddp.agent.export.otlp.documents import Documents
-from otel_ddp.agent.export.render import Renderer
+from otel_ddp.agent.export.folder import Request
+from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
-from otel_ddp.agent.queue.folder import Request
 from otel_ddp.agent.scrape.endpoint import LedgerRegistry
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
@@ -38,7 +37,7 @@ def span(**fields: Any) -> Document:
 
 def sent_of(documents: list[Document]) -> list[str]:
     """The names of the spans that leave."""
-    (request,) = Documents({}).render([(LABELS, "", documents)])
+    (request,) = Renderer({}).documents([(LABELS, "", documents)])
     spans = contents_in("traces", request.body)
     assert request.points == len(spans)
     return [each.name for each in spans]
@@ -121,7 +120,7 @@ def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
         Document(EVENT, {"name": "e", "time": at, "body": "x" * 100_000}, 0) for at in range(25)
     ]
 
-    requests = Documents({}).render([(LABELS, "", events)])
+    requests = [*Renderer({}).documents([(LABELS, "", events)])]
 
     records = contents_in("logs", *(each.body for each in requests))
     assert [each.time_unix_nano for each in records] == list(range(25))
@@ -179,7 +178,7 @@ def test_a_span_has_all_that_is_known_of_it(golden: Golden) -> None:
         link=["u", "00" * 7 + "03"],
     )
 
-    (request,) = Documents({"service.name": "x"}).render([(LABELS, "", [failed, span()])])
+    (request,) = Renderer({"service.name": "x"}).documents([(LABELS, "", [failed, span()])])
 
     (of_resource,) = ExportTraceServiceRequest.FromString(request.body).resource_spans
     (of_scope,) = of_resource.scope_spans
@@ -194,7 +193,9 @@ def test_an_event_is_a_log_record_with_its_severity(golden: Golden) -> None:
     ]
     events.append({"name": "run.started", "time": 8})
 
-    (request,) = Documents({}).render([(LABELS, "", [Document(EVENT, each, 0) for each in events])])
+    (request,) = Renderer({}).documents(
+        [(LABELS, "", [Document(EVENT, each, 0) for each in events])]
+    )
 
     (of_resource,) = ExportLogsServiceRequest.FromString(request.body).resource_logs
     (of_scope,) = of_resource.scope_logs

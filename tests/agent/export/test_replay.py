@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from otel_ddp.agent.export.delivery import Outcome
+from otel_ddp.agent.export.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.agent.export.otlp.variables import SIGNALS
-from otel_ddp.agent.queue.delivery import Outcome
-from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.cli import main
 from otel_ddp.cli.replay import Replay, delivery_of, find_spools, merge_by_time
 from otlp_receiver import Receiver

@@ -17,10 +17,10 @@ from tools.stack.server import free_port
 
 from node import new_certificate
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp.documents import Documents
+from otel_ddp.agent.export.delivery import Outcome
+from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.otlp.variables import SIGNALS, signals_with_endpoint
-from otel_ddp.agent.queue.delivery import Outcome
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
 from otlp_receiver import Receiver, gauges
@@ -33,7 +33,7 @@ DOCUMENTS = [
 ]
 BODY: dict[str, bytes] = {
     "metrics": gauges(("training.loss", 3, 0.5), **{"service.name": "training"}),
-    **{each.lane: each.body for each in Documents({}).render([((), "", DOCUMENTS)])},
+    **{each.lane: each.body for each in Renderer({}).documents([((), "", DOCUMENTS)])},
 }
 
 

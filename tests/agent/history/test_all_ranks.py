@@ -16,8 +16,8 @@ from histories import kept_steps
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.link.following import Following
-from otel_ddp.agent.link.known import Senseless, pack_readings, unpack_readings
 from otel_ddp.agent.link.leading import Leading
+from otel_ddp.agent.link.messages import Senseless, pack_readings, unpack_readings
 from otel_ddp.history.directory import file_name, find_run
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.reader import History

@@ -13,8 +13,8 @@ from typing import Any
 from tools.stack.server import free_port
 
 import node
+from otel_ddp.agent.link.channel import LinkThread
 from otel_ddp.agent.link.client import LinkClient
-from otel_ddp.agent.link.link_thread import LinkThread
 from otel_ddp.agent.link.server import LinkServer
 
 SECRET = bytes(range(32))

@@ -14,9 +14,9 @@ from agent.link.two_agents import RUN, TwoAgents
 from node import until
 from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link import said
-from otel_ddp.agent.link.known import Senseless
+from otel_ddp.agent.link import messages
 from otel_ddp.agent.link.leading import Leading
+from otel_ddp.agent.link.messages import Senseless
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Kernel
 from otel_ddp.diagnosis.straggler.finding import Report
@@ -303,7 +303,7 @@ def test_a_verdict_began_by_the_clock_of_the_node_that_shows_it(agents: TwoAgent
     judgement = Judgement("node-0", [verdict], [over], Report((), ""), 0)
     agents.cable.clock_offset_ns += hour_ns
 
-    agents.cable.answers.append(wire.Answer(judged=said.Said(judgement).to([])))
+    agents.cable.answers.append(wire.Answer(judged=messages.Said(judgement).to([])))
     agents.following.poll(agents.led.read(), agents.led.now_ns)
 
     found = agents.following.judgement()
@@ -375,12 +375,12 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     assert judgement is not None
     own = [each.labels for each in agents.leading.sources()]
 
-    there = said.unpack(said.Said(judgement).to(own), RUN, own)
+    there = messages.unpack(messages.Said(judgement).to(own), RUN, own)
 
     assert {dict(each.labels)["rank"] for each in there.report.ranks} == {"2", "3"}
     assert there.compared == 4
     # A lead that lies tells nothing of the ranks of others.
-    assert said.unpack(said.Said(judgement).to(own), RUN, []).report.ranks == ()
+    assert messages.unpack(messages.Said(judgement).to(own), RUN, []).report.ranks == ()
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
 ) -> None:
     judgement = Judgement("node-0", [{**VERDICT, "evidence": many}], [], Report((), ""), 0)
 
-    (found,) = said.unpack(said.Said(judgement).to([]), RUN, []).open
+    (found,) = messages.unpack(messages.Said(judgement).to([]), RUN, []).open
 
     assert found["evidence"] == (many if "ranks" in many else {})
 
@@ -399,7 +399,7 @@ def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", json.dumps({"ranks": 7}).encode()])
 def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
     with pytest.raises(Senseless):
-        said.unpack(content, RUN, [])
+        messages.unpack(content, RUN, [])
 
 
 @pytest.mark.parametrize(
@@ -409,6 +409,6 @@ def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
 def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(damage: dict[str, Any]) -> None:
     judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), 0)
 
-    found = said.unpack(said.Said(judgement).to([]), RUN, [])
+    found = messages.unpack(messages.Said(judgement).to([]), RUN, [])
 
     assert (list(found.open), list(found.past)) == ([VERDICT], [])

@@ -13,9 +13,9 @@ from tools.stack.server import free_port
 from agent.link.linked import Links, until
 from otel_ddp import __version__
 from otel_ddp.agent.link import channel, client
+from otel_ddp.agent.link.channel import within
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
-from otel_ddp.agent.link.link_thread import within
 from otel_ddp.agent.link.server import LinkServer
 
 

@@ -14,9 +14,9 @@ from fed import ReadRank
 from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.following import Outflow
-from otel_ddp.agent.link.known import Senseless, read_json
 from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.link.links import Links, wanted_by
+from otel_ddp.agent.link.messages import Senseless, read_json
 from otel_ddp.agent.link.server import LinkServer
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.verdict import Labels
@@ -237,7 +237,7 @@ def report(process: Process, node: str, count: int) -> tuple[str, Any]:
     told = wire.Process()
     outflow = Outflow(1, process, is_kept=False)
     outflow.write(told, time.monotonic_ns(), 1 << 20)
-    outflow.close()
+    outflow.journal.close()
     told.known = json.dumps({"node": node}).encode()
     fixed = told.head[: layout.FIXED.size]
     for number in range(count):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.node.gpu.nvml import Device, DeviceSample, User
-from otel_ddp.agent.node.gpu.owners import Ownership, owners
+from otel_ddp.agent.node.gpu_owners import Ownership, owners
+from otel_ddp.agent.node.nvml import Device, DeviceSample, User
 from otel_ddp.agent.reading.journals import Rank
 
 UUIDS = [f"8932f937-d72c-4106-c12f-20bd9faed9f{n}" for n in range(4)]

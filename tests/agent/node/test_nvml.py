@@ -15,7 +15,7 @@ from agent.node.node_trees import rows
 from golden import Golden
 from nvml_boards import GIB, Board, Boards, h100, show_here, standin_library
 from nvml_boards import t4 as tesla_t4
-from otel_ddp.agent.node.gpu.nvml import DeviceSample, Gpus, GpuSample, User, identity
+from otel_ddp.agent.node.nvml import DeviceSample, Gpus, GpuSample, User, identity
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
 

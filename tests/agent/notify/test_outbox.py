@@ -15,9 +15,8 @@ import pytest
 from extras import needed
 from golden import Golden
 from make import Clock
-from otel_ddp.agent.notify.addresses import Address, Message
-from otel_ddp.agent.notify.notifier import MOST_OF_A_KIND, Outbox
-from otel_ddp.agent.queue.delivery import Outcome
+from otel_ddp.agent.export.delivery import Outcome
+from otel_ddp.agent.notify.outbox import MOST_OF_A_KIND, Address, Message, Outbox
 from webhook import Webhook
 
 MESSAGE = Message(

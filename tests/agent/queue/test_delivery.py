@@ -13,10 +13,10 @@ import pytest
 
 from make import Clock
 from otel_ddp import settings
+from otel_ddp.agent.export.delivery import Delivery, Outcome, Send
+from otel_ddp.agent.export.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS
-from otel_ddp.agent.queue.delivery import Delivery, Outcome, Send
-from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue, Request
 from otlp_receiver import Receiver, gauges
 from shortages import descriptors_below, no_threads
 

@@ -12,7 +12,7 @@ import pytest
 
 from otel_ddp import settings
 from otel_ddp.agent.export.exporter import folder_of
-from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue, Request
+from otel_ddp.agent.export.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.journal.place import Place
 from shortages import locked_elsewhere
 
@@ -204,7 +204,7 @@ def test_a_full_disk_is_no_exception_and_leaves_no_half_file(folder: Path) -> No
     # A limit on file size is the full disk that needs no root: the write comes back short.
     script = (
         "import os, resource, signal, sys; from pathlib import Path\n"
-        "from otel_ddp.agent.queue.folder import Queue, Request\n"
+        "from otel_ddp.agent.export.folder import Queue, Request\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "queue = Queue(['metrics'], Path(sys.argv[1]), 2**24)\n"
         "def put(body):\n"

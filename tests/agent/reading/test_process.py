@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from fed import IDENTITY, Fed
-from otel_ddp.agent.export.otlp.documents import Documents
+from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.reading.documents import RunDescription
 from otel_ddp.agent.reading.journals import NodeNames
 from otel_ddp.journal import layout
@@ -279,7 +279,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Fed) -> None:
 
     assert bench.spans() == step_spans(100)
     documents = [(bench.process.labels, bench.process.project, bench.exports.documents)]
-    (request,) = Documents({}).render(documents)
+    (request,) = Renderer({}).documents(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
     whole, *spans = message.resource_spans[0].scope_spans[0].spans
     for span in (whole, *spans):

@@ -19,8 +19,8 @@ from agent.scrape.serving import serving
 from make import labels_of
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.agent.scrape import access
 from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.scrape.server import NoToken, admits, find_token
 from otel_ddp.history.page.app import App
 from otel_ddp.vocabulary import catalog
 
@@ -176,20 +176,20 @@ def test_the_token_is_let_in_and_nothing_else() -> None:
             assert {each: status(url, each) for each in expected} == expected
         # A probe has no token.
         assert status(endpoint.url.replace("metrics", "healthz")) == 200
-    assert not any(access.admits(b"abc", f"{kind} \u00fc") for kind in ("Bearer", "Basic"))
+    assert not any(admits(b"abc", f"{kind} \u00fc") for kind in ("Bearer", "Basic"))
 
 
 def test_loopback_is_open_and_other_addresses_need_a_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("abc\n")
 
-    assert access.find_token("", "127.0.0.1") == access.find_token("", "::1") == b""
-    assert access.find_token("insecure", "0.0.0.0") == b""
+    assert find_token("", "127.0.0.1") == find_token("", "::1") == b""
+    assert find_token("insecure", "0.0.0.0") == b""
     for host in ("127.0.0.1", "0.0.0.0"):
-        assert access.find_token(str(path), host) == b"abc"
+        assert find_token(str(path), host) == b"abc"
     for host in ("0.0.0.0", "::", "10.1.2.3"):
-        with pytest.raises(access.Refused, match=f"^{host} is reached from other machines: set "):
-            access.find_token("", host)
+        with pytest.raises(NoToken, match=f"^{host} is reached from other machines: set "):
+            find_token("", host)
 
 
 def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
@@ -197,7 +197,5 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
 
     for name, why in {"empty": "is empty", "nope": "cannot be read: No such file"}.items():
         path = tmp_path / name
-        with pytest.raises(
-            access.Refused, match=f"^OTEL_DDP_SCRAPE_TOKEN_FILE names {path}, which {why}"
-        ):
-            access.find_token(str(path), "127.0.0.1")
+        with pytest.raises(NoToken, match=f"^OTEL_DDP_SCRAPE_TOKEN_FILE names {path}, which {why}"):
+            find_token(str(path), "127.0.0.1")

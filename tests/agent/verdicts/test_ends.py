@@ -14,8 +14,7 @@ import pytest
 
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import Answers
-from otel_ddp.agent.verdicts.ends import Here
-from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.diagnosis.stall.evidence import Kernel
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader

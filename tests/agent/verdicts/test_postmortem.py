@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from otel_ddp import errors
-from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.agent.verdicts.reports import write_postmortem
 from otel_ddp.journal.process_state import ProcessState
 
 S = 1_000_000_000
@@ -61,7 +62,7 @@ def written(
 ) -> Path | None:
     found = {"verdict": DEATH, "processes": [FAILED, DEAD, process(0)], **more}
     found["processes"] = [each.to_json() for each in found["processes"]]
-    return postmortem.write(directory, run, found, earlier)
+    return write_postmortem(directory, run, found, earlier)
 
 
 @pytest.fixture
@@ -108,18 +109,17 @@ def test_the_file_does_not_grow_with_the_run(folder: Path) -> None:
 
 def test_an_incident_has_one_file_and_the_next_has_another(folder: Path) -> None:
     first = written(folder)
-    # Another agent has taken the next name.
-    (folder / "postmortem-r-2.json").write_text("")
+    time.sleep(0.002)
     second = written(folder)
 
     again = written(folder, earlier=first, verdict={**DEATH, "sentence": "more is known"})
 
-    assert (first, again) == (folder / "postmortem-r.json",) * 2
-    assert second == folder / "postmortem-r-3.json"
+    assert first == again != second
+    assert first is not None
+    assert second is not None
     assert json.loads(first.read_text())["verdict"]["sentence"] == "more is known"
     assert json.loads(second.read_text())["verdict"]["sentence"] == SENTENCE
-    assert (folder / "postmortem-r-2.json").read_text() == ""
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,11 @@ def test_an_incident_has_one_file_and_the_next_has_another(folder: Path) -> None
     ],
 )
 def test_any_name_of_a_run_makes_a_file_here(run: str, name: str, folder: Path) -> None:
-    assert written(folder, run) == folder / f"postmortem-{name}.json"
-    assert len(list(folder.iterdir())) == 1
+    path = written(folder, run)
+
+    assert path is not None
+    assert path.name.rpartition("-")[0] == f"postmortem-{name}"
+    assert list(folder.iterdir()) == [path]
 
 
 def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) -> None:
@@ -147,18 +150,19 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
         os.utime(folder / other, (0, 0))
     (folder / "postmortem-new.json.half").write_text("")
 
-    written(folder)
+    path = written(folder)
 
+    assert path is not None
     left = {each.name for each in folder.iterdir()}
     kept = {f"postmortem-old{number}.json" for number in range(6, 55)}
-    new = {"postmortem-r.json", "postmortem-new.json.half"}
+    new = {path.name, "postmortem-new.json.half"}
     assert left == {*kept, *new, "notes.txt", "postmortem-.json"}
 
 
 def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written(folder)
+    path = written(folder)
     before = {each.name: each.read_bytes() for each in folder.iterdir()}
     real = os.open
 
@@ -173,7 +177,7 @@ def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
     monkeypatch.setattr(os, "open", full)
 
     assert written(folder) is None
-    assert written(folder, earlier=folder / "postmortem-r.json") is None
+    assert written(folder, earlier=path) is None
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
     assert caplog.text.count("No space left on device") == 1
     assert not errors.failures

@@ -15,8 +15,8 @@ import pytest
 from histories import two_attempts, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape import access
 from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.scrape.server import is_own
 from otel_ddp.history.page import static_files
 from otel_ddp.history.page.app import App
 from otel_ddp.journal.process_state import ProcessState
@@ -183,8 +183,8 @@ def test_the_kernel_says_who_holds_the_other_end(
 
     peer, own = ("127.0.0.1", 0x9C40), ("127.0.0.1", 0x24F8)
 
-    assert access.is_own(peer, own, tmp_path) is expected
+    assert is_own(peer, own, tmp_path) is expected
 
 
 def test_a_connection_from_another_machine_is_not_ours(tmp_path: Path) -> None:
-    assert not access.is_own(("192.0.2.7", 40000), ("192.0.2.1", 9464), tmp_path)
+    assert not is_own(("192.0.2.7", 40000), ("192.0.2.1", 9464), tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_ddp import errors
+from otel_ddp.agent.export.folder import Request
 from otel_ddp.agent.export.otlp.variables import (
     LANES,
     NO_COLLECTOR,
@@ -21,14 +22,13 @@ from otel_ddp.agent.export.otlp.variables import (
 )
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.queue.folder import Request
 from otel_ddp.journal.place import Place
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.queue.delivery import Delivery
-    from otel_ddp.agent.queue.folder import Queue
+    from otel_ddp.agent.export.delivery import Delivery
+    from otel_ddp.agent.export.folder import Queue
     from otel_ddp.journal.parser import Document
 
 # How the names of offline agents' folders begin; a digest follows.
@@ -90,19 +90,16 @@ class Exporter:
     @errors.contained()
     def _connect(self) -> None:
         # These packages take a fifth of a second to import: only an agent that exports pays.
-        from otel_ddp.agent.export.otlp import resource
-        from otel_ddp.agent.export.otlp.documents import Documents
+        from otel_ddp.agent.export.delivery import Delivery
+        from otel_ddp.agent.export.folder import Queue
+        from otel_ddp.agent.export.otlp.render import Renderer, resource_of
         from otel_ddp.agent.export.otlp.transport import Transport
-        from otel_ddp.agent.export.render import Renderer
-        from otel_ddp.agent.queue.delivery import Delivery
-        from otel_ddp.agent.queue.folder import Queue
 
-        attributes = resource.describe(self._node, self._host)
-        renderer, documents = Renderer(attributes), Documents(attributes)
+        renderer = Renderer(resource_of(self._node, self._host))
 
         def render() -> Iterator[Request]:
             yield from renderer.metrics(self._ledger, time.time_ns())
-            yield from documents.render(self._documents())
+            yield from renderer.documents(self._documents())
 
         self._render = render
         transport = Transport(self._conf, self._env)

@@ -20,9 +20,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
 from otel_ddp.agent.link import credentials
-from otel_ddp.agent.link.channel import BROKEN, Channel, connected
+from otel_ddp.agent.link.channel import BROKEN, Channel, LinkThread, connected
 from otel_ddp.agent.link.link_pb2 import Answer, Report
-from otel_ddp.agent.link.link_thread import LinkThread
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from otel_ddp import errors
 from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link import said
-from otel_ddp.agent.link.known import Senseless, pack_readings, told_of, wall_origin_ns
+from otel_ddp.agent.link.messages import (
+    Senseless,
+    pack_readings,
+    told_of,
+    unpack,
+    wall_origin_ns,
+)
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Question
@@ -55,44 +60,28 @@ class Outflow:
         and so needs all that was read here."""
         self.number, self.process = number, process
         self._is_kept = is_kept
-        self._journal = SentJournal(process.reader, process.mark_before)
+        self.journal = SentJournal(process.reader, process.mark_before)
         self._asked_ns = 0
         self.end_reports = 0
         """How many reports have contained its end."""
-        self._questions: list[Question] = []
+        self.questions: dict[Question, None] = {}
+        """Asked after the next report, because asking voids the answer to the last question."""
         self._cause: Mapping[str, Any] = {}
-
-    @property
-    def has_ended(self) -> bool:
-        return not self.process.is_at_work
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def ask(self, question: Question) -> None:
-        """The lead asks the process: after the next report, as it voids the answer to the last."""
-        if question not in self._questions:
-            self._questions.append(question)
-
-    def go_back(self, defined: int, position: int) -> None:
-        """What lies behind these positions has not come."""
-        self._journal.go_back(defined, position)
 
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
         """All that is new since the last call; *most*: within so many bytes of the ring."""
-        journal = self._journal
-        journal.sends_values = self._is_kept and self.process.exported
-        message.id, message.journal = self.number, self.process.reader.name
+        journal, process = self.journal, self.process
+        journal.sends_values = self._is_kept and process.exported
+        message.id, message.journal = self.number, process.reader.name
         message.head = journal.head()
         message.definitions.MergeFrom(wire.Stretch(**journal.definitions()._asdict()))
         message.records.MergeFrom(wire.Stretch(**journal.records(most)._asdict()))
         message.lost = journal.lost
         message.progress, message.totals = journal.progress(), journal.totals()
-        process = self.process
         asked = bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
         known = told_of(process, now_ns, process.host.evidence(now_ns) if asked else None)
-        if self.has_ended:
+        if not process.is_at_work:
             origin_ns, life = wall_origin_ns(), process.life
             self.end_reports += 1
             message.reason = journal.reason()
@@ -109,9 +98,10 @@ class Outflow:
             if present_ns := process.host.present_ns():
                 known["present_ns"] = present_ns - origin_ns
         message.known = json.dumps(known).encode()
-        while self._questions:
-            process.host.ask(self._questions.pop(0), now_ns)
+        for question in self.questions:
+            process.host.ask(question, now_ns)
             self._asked_ns = now_ns
+        self.questions.clear()
 
 
 class Following:
@@ -150,7 +140,7 @@ class Following:
             self._report(self._now_ns - self._origin_ns)
         self._client.stop()
         for each in self._processes.values():
-            each.close()
+            each.journal.close()
 
     def poll(self, here: Collection[Process], now_ns: int) -> None:
         """Gather what is new, and report it where that is due. *here*: the run's processes here."""
@@ -177,9 +167,9 @@ class Following:
         gone = [source for source in self._processes if source not in here]
         for source in gone:
             each = self._processes[source]
-            is_told = not each.has_ended or each.end_reports > _END_REPORTS
+            is_told = source.is_at_work or each.end_reports > _END_REPORTS
             if is_told or source in gone[:-_MOST_GONE]:
-                self._processes.pop(source).close()
+                self._processes.pop(source).journal.close()
         for source in here:
             if source not in self._processes:
                 self._numbers += 1
@@ -205,14 +195,14 @@ class Following:
         for question in answer.questions[:_MOST_AT_ONCE]:
             process = by_number.get(question.process)
             if process is not None and question.asked in get_args(Question):
-                process.ask(question.asked)
+                process.questions[question.asked] = None
         for lacking in answer.lacking[:_MOST_AT_ONCE]:
             if (process := by_number.get(lacking.process)) is not None:
-                process.go_back(lacking.defined, lacking.position)
+                process.journal.go_back(lacking.defined, lacking.position)
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
-                self._said = said.unpack(answer.judged, self._run, own, self._ahead_ns)
+                self._said = unpack(answer.judged, self._run, own, self._ahead_ns)
                 self._said_ns = self._now_ns
             except Senseless as what:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, what)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.known import Elsewhere, Senseless, unpack_readings
-from otel_ddp.agent.link.said import Said
+from otel_ddp.agent.link.messages import Elsewhere, Said, Senseless, unpack_readings
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import ANSWER_S, why_silent
 from otel_ddp.agent.verdicts.reports import Judgement

@@ -21,9 +21,8 @@ from otel_ddp.identity.lead import Lead
 from otel_ddp.journal.process_state import ProcessState
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.link.following import Following
+    from otel_ddp.agent.link.channel import LinkThread
     from otel_ddp.agent.link.leading import Leading
-    from otel_ddp.agent.link.link_thread import LinkThread
 
 # A link goes on for so long after the last process here has ended: others may end later.
 _AFTER_END_NS = 60_000_000_000
@@ -44,17 +43,11 @@ class Wanted(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A link that is open: one of the two."""
+    """A link that is open, and the lead as it was known when it was opened."""
 
     wanted: Wanted
-    leading: Leading | None = None
-    following: Following | None = None
-
-    @property
-    def link(self) -> Leading | Following:
-        link = self.leading or self.following
-        assert link is not None
-        return link
+    link: Any
+    """Leading if this agent leads the run, else Following."""
 
     def goes_on(self, wanted: Wanted) -> bool:
         """Whether it is the wanted one. Rank 0 may have ended first: who leads does so to the end.
@@ -62,7 +55,7 @@ class _Open(NamedTuple):
         A rank 0 on another node draws another secret.
         """
         same = self.wanted.fact.secret == wanted.fact.secret
-        return wanted == self.wanted or (same and self.leading is not None)
+        return wanted == self.wanted or (same and self.wanted.leads)
 
 
 class Links:
@@ -135,10 +128,10 @@ class Links:
 
     def _opened(self, run: Labels, wanted: Wanted) -> _Open:
         # Protobuf and cryptography are loaded for runs on several nodes alone.
+        from otel_ddp.agent.link.channel import LinkThread
         from otel_ddp.agent.link.client import LinkClient
         from otel_ddp.agent.link.following import Following
         from otel_ddp.agent.link.leading import Leading
-        from otel_ddp.agent.link.link_thread import LinkThread
         from otel_ddp.agent.link.server import LinkServer
 
         if self._thread is None:
@@ -151,13 +144,13 @@ class Links:
         if wanted.leads:
             server = LinkServer(self._thread, secret, clock=self._now_ns, **ends)
             history = self._collector if is_kept else None
-            return _Open(wanted, leading=Leading(run, self._node, server, history))
+            return _Open(wanted, Leading(run, self._node, server, history))
         client = LinkClient(self._thread, secret, **ends)
         readings = partial(self._collector.readings, _key(run)) if is_kept else None
         following, before = Following(run, client, self._origin_ns, readings), self._open.get(run)
-        if before is not None and before.following is not None:
-            following.take_over(before.following)
-        return _Open(wanted, following=following)
+        if before is not None and not before.wanted.leads:
+            following.take_over(before.link)
+        return _Open(wanted, following)
 
     def _close(self, run: Labels) -> None:
         self._why_alone.pop(run, None)
@@ -177,11 +170,11 @@ class Links:
     def _leading(self) -> list[Leading]:
         # The endpoint's threads ask while the loop goes on.
         opened = list(self._open.values())
-        return [each.leading for each in opened if each.leading is not None]
+        return [each.link for each in opened if each.wanted.leads]
 
     def _goes_on_elsewhere(self, run: Labels) -> bool:
         known = self._open.get(run)
-        led = known.leading.sources() if known is not None and known.leading is not None else ()
+        led = known.link.sources() if known is not None and known.wanted.leads else ()
         return any(each.is_at_work and not each.host.silent_since_ns for each in led)
 
     def going_on_elsewhere(self) -> set[Labels]:
@@ -211,7 +204,7 @@ class Links:
         return {
             run: judgement
             for run, each in self._open.items()
-            if each.following is not None and (judgement := each.following.judgement()) is not None
+            if not each.wanted.leads and (judgement := each.link.judgement()) is not None
         }
 
     @errors.contained()
@@ -225,7 +218,7 @@ class Links:
         """A sentence on each run that has several nodes."""
         found = []
         for run, each in list(self._open.items()):
-            led = None if each.following is None else each.following.judgement()
+            led = None if each.wanted.leads else each.link.judgement()
             look = where_to_look("" if led is None else led.by)
             found.append({**dict(run), "sentence": each.link.describe(), "look": look})
         unled = [{**dict(run), "sentence": why} for run, why in list(self._why_alone.items())]

@@ -23,9 +23,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
 from otel_ddp.agent.link import credentials
-from otel_ddp.agent.link.channel import BROKEN, MOST_NODE_LETTERS, Channel, accepted
+from otel_ddp.agent.link.channel import BROKEN, MOST_NODE_LETTERS, Channel, LinkThread, accepted
 from otel_ddp.agent.link.link_pb2 import Answer, Report
-from otel_ddp.agent.link.link_thread import LinkThread
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -8,9 +8,9 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.node.gpu.nvml import DeviceSample, Gpus, identity
-from otel_ddp.agent.node.gpu.owners import Ownership, owners, shared_labels
+from otel_ddp.agent.node.gpu_owners import Ownership, owners, shared_labels
 from otel_ddp.agent.node.host import Host
+from otel_ddp.agent.node.nvml import DeviceSample, Gpus, identity
 from otel_ddp.agent.node.processes import ProcessReader
 from otel_ddp.agent.node.source import Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank

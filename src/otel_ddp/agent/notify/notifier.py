@@ -1,116 +1,253 @@
-"""Tells people what happens to runs: once each, and not too many, until an address has taken it."""
+"""Decides what people are told of runs: verdicts that stand, ends, and alerts of scripts."""
 
 from __future__ import annotations
 
-import json
+import shlex
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from hashlib import blake2s
 from pathlib import Path
+from typing import Any
 
-from otel_ddp import errors, files
+from otel_ddp import errors, shown
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.agent.notify.addresses import Address, Message
-from otel_ddp.agent.notify.occasions import Occasions
-from otel_ddp.agent.queue.delivery import Delivery, Outcome
-from otel_ddp.agent.queue.folder import BLOCK_BYTES, Queue, Request
+from otel_ddp.agent.notify.outbox import Address, Message, Outbox
 from otel_ddp.agent.reading.process import Process
+from otel_ddp.agent.verdicts.reports import Incident
 from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.diagnosis.say import unit_name
+from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
+from otel_ddp.history.card import Card, card_of, lines
+from otel_ddp.history.newest_attempt import Newest, OfNode, newest_attempt
+from otel_ddp.history.terminal import printable, when
+from otel_ddp.identity import addresses
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.settings import Settings
-
-# Of one kind, run and hour: a script's alerts must not leave out the run's death.
-MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
-# For each address.
-_MOST_WAITING = 100
-_DAY_S = 86400.0
-# An agent whose training has ended stays so long for a message that an address has not taken.
-_STAY_S = 3600.0
-_PAUSES_S = (5.0, 300.0)
-_LAST = (
-    f"This is message {MOST_OF_A_KIND} of this kind and run within an hour: further ones are left "
-    "out. `otel-ddp status` shows them."
+from otel_ddp.vocabulary import catalog
+from otel_ddp.vocabulary.words import (
+    HARMLESS_VERDICTS,
+    Kind,
+    is_taken_back,
+    state_word,
 )
 
+# Of each kind that is told: its level, what its title says, and how long it must have stood.
+_STOOD_S = 30.0
+# The kernel's word on a death takes a moment.
+_DEATH_S = 2.0
+_KINDS: Mapping[Kind, tuple[str, str, float]] = {
+    "death": ("error", "died", _DEATH_S),
+    "silence": ("error", "is no longer heard", _STOOD_S),
+    "stall": ("error", "hangs", _STOOD_S),
+    "nonfinite": ("error", "has a value that is not finite", 0.0),
+    "straggler": ("warn", "keeps the others waiting", _STOOD_S),
+}
+# Of a step: what a late rank or node must cost.
+_COSTS = 0.05
+# A shorter run that ends well is not told: tests, and sweeps of thousands.
+_SHORTEST_S = 10.0
 
-class Outbox:
-    """The agent's loop puts messages in; a thread of each address sends them."""
 
-    def __init__(
+class _Run:
+    """What is known of one run, and what of it was told."""
+
+    def __init__(self) -> None:
+        self.since: dict[tuple[Kind, Labels], float] = {}
+        """When each open verdict was first seen here."""
+        self.told: set[tuple[Kind, Labels]] = set()
+        self.card: Card | None = None
+        self.over_since: float | None = None
+        self.began_ns = 0
+        """When the first attempt began since one finished; 0: none has ended."""
+        self.lasted_s = 0.0
+        self.end_is_told = False
+
+
+class Occasions:
+    """One an agent. Its loop calls it right after it has judged."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Labels, _Run] = {}
+        self._carded: set[Process] = set()
+        self.ending: set[Labels] = set()
+        """Runs with an ended process and no message on their end yet."""
+
+    def poll(
         self,
-        folder: Path,
-        addresses: Sequence[Address],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._addresses = {each.key: each for each in addresses}
-        self._clock = clock
-        most_bytes = _MOST_WAITING * len(addresses) * BLOCK_BYTES
-        self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
-        names = {each.key: f"notification to {each.shown}" for each in addresses}
-        self.delivery = Delivery(self._queue, self._send, names, clock, backoff_s=_PAUSES_S)
-        # By message id: its kind, group and run, and when it was queued.
-        self._told: dict[str, tuple[str, float]] = {}
-        self._left_out = 0
-
-    def put(self, message: Message) -> None:
-        """Send it from now on, unless it was told before or there are too many of its kind."""
-        now = self._clock()
-        self._told = {key: each for key, each in self._told.items() if now - each[1] < _DAY_S}
-        if message.id in self._told:
-            return
-        kind = f"{message.kind}/{message.group}/{message.run}"
-        of_kind = sum(each == kind and now - at < _HOUR_S for each, at in self._told.values())
-        if of_kind >= MOST_OF_A_KIND:
-            self._left_out += 1
-            return
-        if of_kind == MOST_OF_A_KIND - 1:
-            message = message._replace(text=f"{message.text}\n\n{_LAST}".strip())
-        self._told[message.id] = kind, now
-        body = json.dumps(message.to_json()).encode()
-        is_alert = message.kind == "alert"
-        self.delivery.put(Request(key, body, 1, not is_alert, int(now)) for key in self._addresses)
-
-    def give_up_old(self) -> None:
-        """What has waited for a day is no news any more."""
-        with self.delivery.lock:
-            for request in self._waiting():
-                if self._waited_s(request) > _DAY_S:
-                    self._queue.remove(request, "age")
-
-    def _send(self, key: str, body: bytes) -> Outcome:
-        try:
-            message = Message.from_json(files.parse_json(body))
-        except (KeyError, TypeError, ValueError):
-            return Outcome("refused", "what waited is no message of this version")
-        return self._addresses[key].send(message)
-
-    def _waited_s(self, request: Request) -> float:
-        return self._clock() - request.oldest_s
-
-    def is_awaited(self) -> bool:
-        """Whether the agent should stay for what waits."""
-        with self.delivery.lock:
-            return any(self._waited_s(each) < _STAY_S for each in self._waiting())
-
-    def _waiting(self) -> list[Request]:
-        return [each for lane in self._queue.lanes.values() for each in lane]
-
-    def describe(self) -> str:
-        """How it goes, in a sentence."""
-        addresses, taken = self._addresses.values(), self.delivery.attempts["delivered"]
-        shown = ", ".join(each.shown for each in addresses)
-        to = f"to {len(addresses)} address{'es' * (len(addresses) > 1)} ({shown})"
-        with self.delivery.lock:
-            waiting, given_up = len(self._waiting()), self._queue.dropped.total()
-            troubles = self.delivery.troubles().items()
-        counts = {
-            "wait": waiting,
-            f"left out beyond {MOST_OF_A_KIND} a kind, run and hour": self._left_out,
-            "given up": given_up,
+        cases: Collection[RunCase],
+        feeds: Collection[Process],
+        page: str,
+        now: float,
+        *,
+        leaving: bool = False,
+    ) -> Iterator[Message]:
+        """What is to be told now. *leaving*: the agent ends, so what need not stand is told."""
+        self._runs = {case.run: self._runs.get(case.run) or _Run() for case in cases}
+        self._carded &= set(feeds)
+        for feed in feeds:
+            if (run := self._runs.get(run_labels(feed.labels))) is not None:
+                yield from self._read(feed, run, page)
+        for case in cases:
+            run = self._runs[case.run]
+            over = bool(case.reports.ended) and not any(each.is_at_work for each in case.sources)
+            if case.judgement is not None:
+                # The agent that judges the run tells all of it.
+                run.end_is_told, run.since = over, {}
+                continue
+            yield from self._verdicts(case, run, page, now, leaving)
+            yield from self._end(case, run, page, now, over, leaving)
+        self.ending = {
+            case.run
+            for case in cases
+            if case.reports.ended and not self._runs[case.run].end_is_told
         }
-        parts = [f"{to}: {taken} taken", *(f"{n} {word}" for word, n in counts.items() if n)]
-        problem = [f"the disk does not take them ({why})"] if (why := self._queue.problem) else []
-        failing = [f"{self._addresses[key].shown}: {why}" for key, why in troubles]
-        return "; ".join([", ".join(parts), *problem, *failing])
+
+    def _read(self, feed: Process, run: _Run, page: str) -> Iterator[Message]:
+        """Alerts; and what the end of the run will say."""
+        for document in feed.new.events:
+            content = document.content
+            if content.get("name") == catalog.ALERT_EVENT:
+                key = f"{feed.reader.path.name}/{document.position}"
+                yield _alert(key, feed.labels, content.get("attributes"), page)
+        of_first = feed.identity.get("global_rank") == 0
+        if of_first and feed.ended_at is not None and feed not in self._carded:
+            self._carded.add(feed)
+            state = state_word(feed.life.state)
+            run.card = card_of(feed.reader, state, 0.0, feed.extremes) or run.card
+
+    def _verdicts(
+        self, case: RunCase, run: _Run, page: str, now: float, leaving: bool
+    ) -> Iterator[Message]:
+        found = case.reports.open
+        run.since = {key: run.since.get(key, now) for key in found}
+        run.told &= found.keys()
+        for key, incident in found.items():
+            verdict = incident.shown
+            if verdict.kind not in _KINDS or key in run.told or incident.was_told_by_lead:
+                continue
+            stood_s = _KINDS[verdict.kind][2]
+            stands = now - run.since[key] >= stood_s or (leaving and stood_s < _STOOD_S)
+            if stands and _costs_enough(verdict):
+                run.told.add(key)
+                yield self._of_verdict(incident, run, page)
+
+    def _of_verdict(self, incident: Incident, run: _Run, page: str) -> Message:
+        verdict = incident.shown
+        level, what, _ = _KINDS[verdict.kind]
+        labels = dict(verdict.labels)
+        of_run = "rank" not in labels and "node" not in labels
+        who = "" if of_run else f": {unit_name(verdict.labels)}"
+        text = [verdict.sentence]
+        if incident.postmortem is not None:
+            text += ["", f"Post-mortem: {incident.postmortem}"]
+        key = f"{verdict.kind}/{verdict.labels}/{verdict.since_ns}"
+        title = f"run {labels.get('run')}{who} {what}"
+        return _message(key, verdict.kind, level, title, "\n".join(text), labels, page)
+
+    def _end(
+        self, case: RunCase, run: _Run, page: str, now: float, over: bool, leaving: bool
+    ) -> Iterator[Message]:
+        if not over:
+            run.over_since, run.end_is_told = None, False
+            return
+        ended = sorted(case.reports.ended.values(), key=lambda each: each.started_ns)
+        if run.over_since is None:
+            run.over_since = now
+            run.began_ns = run.began_ns or ended[0].started_ns
+            run.lasted_s = time.time() - run.began_ns / 1e9
+        newest = _newest(ended)
+        is_whole = len(newest.ranks) >= max(
+            each["world_size"] or 1 for each in newest.ranks.values()
+        )
+        ended_well = newest.state == "finished" and is_whole
+        # A launcher may start failed ranks again, and others may not have begun.
+        stands = ended_well or leaving or now - run.over_since >= _STOOD_S
+        if run.end_is_told or not stands:
+            return
+        run.end_is_told = True
+        if newest.state == "finished":
+            run.began_ns = 0
+        if newest.state != "finished" or run.lasted_s >= _SHORTEST_S:
+            yield _of_end(case, run, newest, page)
+
+
+def _newest(ended: Sequence[ProcessState]) -> Newest:
+    """The newest attempt of a run of which these have ended; by their starts."""
+    job_type = next((each.job_type for each in ended if each.trains), ended[0].job_type)
+    return newest_attempt(
+        [
+            OfNode({each.rank_key(job_type): each.to_json()}, each.seen_alive_ns or 0)
+            for each in ended
+        ]
+    )
+
+
+def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
+    now_ns, lasted_s, state = time.time_ns(), run.lasted_s, newest.state
+    ended = newest.ranks.values()
+    past = [each for each in case.reports.past if not is_taken_back(each["evidence"])]
+    still = [
+        each for each in case.reports.open.values() if each.shown.kind not in HARMLESS_VERDICTS
+    ]
+    sentences = [
+        *(when(each.shown._asdict(), now_ns) + each.shown.sentence for each in still),
+        *(when(each, now_ns) + str(each["sentence"]) for each in past),
+    ]
+    labels = dict(case.run)
+    group, name = labels.get("group", ""), labels.get("run", "")
+    card = run.card or Card(f"run {group}/{name}" if group else f"run {name}", state, lasted_s)
+    reason = card.reason or next((each["reason"] for each in ended if each["reason"]), "")
+    card = card._replace(
+        state=state,
+        duration_s=lasted_s,
+        reason=reason,
+        sentences=sentences,
+        # The address of this agent ends with it.
+        look=[f"otel-ddp open {shlex.quote(f'{group}/{name}' if group else name)}"],
+    )
+    key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
+    title = (
+        f"run {name} {'was killed' if state == 'killed' else state} after {shown.seconds(lasted_s)}"
+    )
+    level = "info" if state == "finished" else "error"
+    return _message(key, "ended", level, title, "\n".join(lines(card)), labels, page)
+
+
+def _alert(key: str, labels: Labels, attributes: Any, page: str) -> Message:
+    said = attributes if isinstance(attributes, dict) else {}
+    level = str(said.get("level"))
+    level = level if level in ("info", "warn", "error") else "info"
+    of = dict(labels)
+    title = f"run {of.get('run')}: {said.get('title')}"
+    return _message(key, "alert", level, title, str(said.get("text") or ""), of, page)
+
+
+def _costs_enough(verdict: Verdict) -> bool:
+    """Whether a late rank or node costs so much of a step that a person should know."""
+    step_s, without_s = (verdict.evidence.get(name) for name in ("step_s", "step_without_s"))
+    if verdict.kind != "straggler" or not step_s or without_s is None:
+        return True
+    return bool((step_s - without_s) / step_s >= _COSTS)
+
+
+def _message(
+    key: str, kind: str, level: str, title: str, text: str, labels: Mapping[str, str], page: str
+) -> Message:
+    run = labels.get("run", "")
+    return Message(
+        id=blake2s(key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
+        kind=kind,
+        level=level,
+        title=printable(title),
+        text=text,
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        group=labels.get("group", ""),
+        run=run,
+        node=labels.get("node", ""),
+        rank=labels.get("rank", ""),
+        url=addresses.page_of_run(page, run) if page else "",
+    )
 
 
 class Notifier:

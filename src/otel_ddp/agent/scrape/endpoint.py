@@ -16,8 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
-from otel_ddp.agent.scrape import access
-from otel_ddp.agent.scrape.server import Handler, bind
+from otel_ddp.agent.scrape.server import Handler, admits, bind
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.http import Answer, as_text
 from otel_ddp.vocabulary import catalog
@@ -143,7 +142,7 @@ class Endpoint:
         # A probe has no token, and learns only whether the agent is well.
         if path == "/healthz" and asked.command != "POST":
             return self._health()
-        if not access.admits(self._token, asked.headers.get("Authorization") or ""):
+        if not admits(self._token, asked.headers.get("Authorization") or ""):
             asks = {"WWW-Authenticate": 'Basic realm="otel-ddp", charset="UTF-8"'}
             return as_text(401, "this needs the token of OTEL_DDP_SCRAPE_TOKEN_FILE\n", asks)
         if path == "/metrics" and asked.command != "POST":

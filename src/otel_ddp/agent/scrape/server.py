@@ -1,23 +1,125 @@
-"""A bounded HTTP server: few clients at a time, none for ever, and always a port."""
+"""A bounded HTTP server: few clients at a time, none for ever, and who may read what."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import functools
+import hmac
+import os
 import socket
 import socketserver
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from otel_ddp.agent.scrape import access
 from otel_ddp.history.page import http
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.http import Answer, Question, Refused, as_text
+
+INSECURE = "insecure"
+_PROC = Path("/proc/net")
+_ESTABLISHED = "01"
+_ROOT = 0
+_PIECE = 65536
+
+End = tuple[IPv4Address | IPv6Address, int]
+"""An address and a port."""
+
+
+class NoToken(Exception):
+    """The endpoint cannot be served like this; the text says why."""
+
+
+def find_token(setting: str, host: str) -> bytes:
+    """The token that an endpoint on this host asks for, empty if none. Raises NoToken."""
+    if setting.lower() == INSECURE:
+        return b""
+    if setting:
+        return _read_token(Path(setting))
+    if ip_address(host).is_loopback:
+        return b""
+    raise NoToken(
+        f"{host} is reached from other machines: set OTEL_DDP_SCRAPE_TOKEN_FILE to a file with a "
+        f"token (docs/page.md#scrape-metrics), or to {INSECURE} if everyone may read what is served"
+    )
+
+
+def _read_token(path: Path) -> bytes:
+    try:
+        token = path.read_bytes().strip()
+        why = "" if token else "is empty"
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    if why:
+        raise NoToken(f"OTEL_DDP_SCRAPE_TOKEN_FILE names {path}, which {why}")
+    return token
+
+
+def admits(token: bytes, authorization: str) -> bool:
+    """Whether a request with this header may be answered."""
+    kind, _, given = authorization.partition(" ")
+    return not token or hmac.compare_digest(_given_token(kind.lower(), given), token)
+
+
+def _given_token(kind: str, given: str) -> bytes:
+    if kind == "bearer":
+        return given.strip().encode()
+    # A browser asks a person for a name and a password: the token is the password.
+    if kind == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+    return b""
+
+
+# -- which user asks
+
+
+def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> bool:
+    """Whether our own user or root holds the other end of a connection; False if unknown.
+
+    *peer* and *own*: both addresses of the connection, with their ports.
+    """
+    theirs = _plain(ip_address(peer[0].partition("%")[0])), peer[1]
+    ours = _plain(ip_address(own[0].partition("%")[0])), own[1]
+    if not theirs[0].is_loopback:
+        return False
+    owners = (user for ends, user in _connections(proc, own[1]) if ends == (theirs, ours))
+    return next(owners, None) in (_ROOT, os.geteuid())
+
+
+def _connections(proc: Path, port: int) -> Iterator[tuple[tuple[End, End], int]]:
+    """The connections with this port at an end: their ends, and the user who holds the first."""
+    # Most rows of a busy node are of no interest: reading one out takes 20 times as long.
+    wanted = b":%04X " % port
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(proc / name, "rb", buffering=_PIECE) as file:
+            for fields in (line.decode().split() for line in file if wanted in line):
+                # A socket that its process has closed has no inode, and says that root owns it.
+                if fields[3] == _ESTABLISHED and fields[9] != "0":
+                    yield (_end(fields[1]), _end(fields[2])), int(fields[7])
+
+
+def _end(text: str) -> End:
+    """As /proc/net has it."""
+    address, _, port = text.partition(":")
+    # The kernel writes words of four bytes in the machine's own order.
+    words = (int(address[at : at + 8], 16) for at in range(0, len(address), 8))
+    found = ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+    return _plain(found), int(port, 16)
+
+
+def _plain(found: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """An IPv4 address that an IPv6 socket has is that address."""
+    return (isinstance(found, IPv6Address) and found.ipv4_mapped) or found
+
 
 _PORTS_TO_TRY = 64
 CLIENT_TIMEOUT_S = 5.0
@@ -111,7 +213,7 @@ class Handler(BaseHTTPRequestHandler):
             peer, own = self.connection.getpeername(), self.connection.getsockname()
         except OSError:
             return False
-        return access.is_own(peer[:2], own[:2])
+        return is_own(peer[:2], own[:2])
 
     def do_GET(self) -> None:
         try:

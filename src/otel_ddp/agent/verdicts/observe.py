@@ -1,4 +1,4 @@
-"""Observes processes: their pidfd, exit status, memory and cgroup, and the kernel's log.
+"""Observes processes of this node: pidfd, exit status, memory, cgroup, kernel log, their answers.
 
 What can only be read while a process lives is noted while it does. What cannot be read is left out.
 """
@@ -14,13 +14,18 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
 from otel_ddp.agent.node.cgroups import Cgroups, Group
 from otel_ddp.agent.node.source import KernelFiles, numbers
+from otel_ddp.agent.reading.process import Host
+from otel_ddp.agent.verdicts.answers import Answers
+from otel_ddp.diagnosis.stall.evidence import Evidence, Question
+from otel_ddp.journal import process_state
+from otel_ddp.journal.reader import JournalReader
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0
@@ -355,3 +360,76 @@ def exit_status(pidfd: int) -> int | None:
         return None
     mask, status = _PIDFD_INFO.unpack(answer)
     return int(status) if mask & _PIDFD_INFO_EXIT else None
+
+
+# -- a process of this node, for those who judge it
+
+# The kernel reports how a worker ended once its parent has asked; by then that may end as well.
+_PATIENCE_S = 2.0
+# The kernel drops the locks of a dying process a moment before it says how that ended.
+_KERNEL_FOLLOWS_S = 0.5
+
+
+class Here(Host):
+    """One a process of this node."""
+
+    reader: JournalReader
+
+    def __init__(
+        self,
+        reader: JournalReader,
+        causes: ExitCauses,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(reader)
+        self._causes, self._clock = causes, clock
+        self._process = self.pid, reader.start_ticks
+        self._answers = Answers(reader.path, *self._process)
+        # When its end was seen.
+        self._ended_s: float | None = None
+
+    @errors.contained(default=False)
+    def ended_well(self) -> bool | None:
+        """Whether this process, which recorded no end, has ended well; None: not known yet.
+
+        It left with exit code 0, replaced its program, or is a worker that its parent ended.
+        """
+        if self._causes.goes_on(*self._process):
+            return True
+        now_s = self._clock()
+        self._ended_s = now_s if self._ended_s is None else self._ended_s
+        cause, is_idle = self.cause(), process_state.is_idle(self.reader)
+        known = cause.keys() & {"signal", "exit_code", "out_of_memory"}
+        may_follow = is_idle or self._causes.watches(*self._process)
+        patience_s = _PATIENCE_S if is_idle else _KERNEL_FOLLOWS_S
+        if not known and may_follow and now_s - self._ended_s < patience_s:
+            return None
+        if not is_idle:
+            return cause.get("exit_code") == 0
+        return process_state.ended_by_parent(self.reader, cause, self._parent_lives())
+
+    def _parent_lives(self) -> bool | None:
+        parent = process_state.parent(self.reader)
+        # In another PID namespace the number belongs to some other process.
+        if parent is None or self.pid != self.reader.pid:
+            return None
+        fields = files.stat_fields(Path("/proc") / str(parent))
+        return bool(fields) and fields[0] not in ("Z", "X")
+
+    def watch(self) -> None:
+        self._causes.watch(*self._process)
+
+    def ask(self, question: Question, now_ns: int) -> None:
+        self._answers.ask(question, now_ns)
+
+    def evidence(self, now_ns: int) -> Evidence:
+        return self._answers.poll(now_ns)
+
+    def cause(self) -> Mapping[str, Any]:
+        return self._causes.why(*self._process)
+
+    def present_ns(self) -> int:
+        return time.time_ns() if self._causes.is_there(*self._process) else 0
+
+    def forget(self) -> None:
+        self._causes.forget(*self._process)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import errors
+from otel_ddp import errors, files
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.hardware import Cores, Gpu, with_cores, with_gpus
 from otel_ddp.diagnosis.say import past_sentence, rank_list
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.history.page.http import json_text
 from otel_ddp.journal.layout import EVENT, trace_of_step
 from otel_ddp.journal.parser import Document
 from otel_ddp.journal.process_state import ProcessState
@@ -213,7 +216,7 @@ class VerdictReporter:
             "gpus": incident.gpus,
         }
         run = dict(told.run).get("run", "")
-        incident.postmortem = postmortem.write(self._postmortems, run, found, incident.postmortem)
+        incident.postmortem = write_postmortem(self._postmortems, run, found, incident.postmortem)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The log records that have not been exported yet."""
@@ -286,3 +289,59 @@ class Judgement:
 def compared_ranks(report: Report) -> int:
     """How many ranks are compared."""
     return sum([each.work_s is not None for each in report.ranks])
+
+
+Plain = Mapping[str, Any]
+
+_KEPT = 50
+_LONGEST_NAME = 120
+_STALE_S = 60.0
+# People read the files and send them by mail: they stay small, however large the run is.
+_MOST_PROCESSES, _MOST_ROWS = 1000, 64
+
+
+def write_postmortem(
+    directory: Path, run: str, found: Plain, earlier: Path | None = None
+) -> Path | None:
+    """Write what is *found* of an incident; the file's path, None where that fails.
+
+    *earlier* is what an earlier call for the same incident returned: its file is replaced,
+    because more is known now.
+    """
+    now_ns = time.time_ns()
+    name = re.sub(r"[^\w.-]+", "_", run).encode()[:_LONGEST_NAME].decode(errors="ignore") or "run"
+    path = earlier or directory / f"postmortem-{name}-{now_ns // 1_000_000}.json"
+    try:
+        files.make_kept(directory)
+        files.replace(path, _by_line({"version": 1, "run": run, "written_ns": now_ns, **found}))
+        # Another agent may delete the same ones.
+        with contextlib.suppress(FileNotFoundError):
+            _delete_oldest(directory)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        errors.warn_once("postmortem", "no post-mortem in %s: %s", directory, why)
+        return None
+    return path
+
+
+def _by_line(report: Plain) -> str:
+    """As JSON, with a line for each process and finding."""
+    rows = []
+    for name, value in report.items():
+        text = json_text(value, ensure_ascii=False)
+        if isinstance(value, (list, tuple)):
+            most = _MOST_PROCESSES if name == "processes" else _MOST_ROWS
+            lines = [f"\n  {json_text(each, ensure_ascii=False)}" for each in value[:most]]
+            text = f"[{','.join(lines)}\n ]"
+        rows.append(f' "{name}": {text}')
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _delete_oldest(directory: Path) -> None:
+    """Keep the newest, and no unfinished file of an agent that was killed."""
+    ours = directory.glob("postmortem-?*.json")
+    for path in sorted(ours, key=lambda each: each.lstat().st_mtime)[:-_KEPT]:
+        files.remove(path)
+    for path in directory.glob("postmortem-?*.half"):
+        if time.time() - path.lstat().st_mtime > _STALE_S:
+            files.remove(path)

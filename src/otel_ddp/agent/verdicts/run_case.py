@@ -9,9 +9,9 @@ from typing import Any
 
 from otel_ddp import errors
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.ends import Exits
-from otel_ddp.agent.verdicts.ras import Ras, remark
+from otel_ddp.agent.verdicts.answers import Ras, remark
 from otel_ddp.agent.verdicts.reports import Judgement, RunReports
+from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.nonfinite import Nonfinite
@@ -53,9 +53,9 @@ class _Processes:
 
     def __init__(self) -> None:
         self.known: dict[Process, _Process] = {}
-        self._newest: dict[Labels, Process] = {}
+        self.newest: dict[Labels, Process] = {}
         self._left_out: set[Process] = set()
-        self._nodes_here: set[str] = set()
+        self.nodes_here: set[str] = set()
 
     def keep(self, sources: Collection[Process]) -> set[Labels]:
         """These are all now, by their beginning; the labels of those that are gone."""
@@ -63,10 +63,10 @@ class _Processes:
             self.known,
             {each: self.known.get(each) or _Process() for each in sources},
         )
-        self._newest = {each.labels: each for each in sources}
-        self._nodes_here |= {_node(each.labels) for each in sources if each.is_here}
+        self.newest = {each.labels: each for each in sources}
+        self.nodes_here |= {_node(each.labels) for each in sources if each.is_here}
         gone = {each.labels for each, known in before.items() if not known.end_is_known}
-        return gone - self._newest.keys()
+        return gone - self.newest.keys()
 
     def newly_left_out(self) -> list[Labels]:
         """The living ones whose own agents judge them by now. What was kept of them is gone."""
@@ -82,19 +82,11 @@ class _Processes:
 
     def living(self, labels: Labels) -> Process | None:
         """The newest living process with these labels."""
-        newest = self._newest.get(labels)
+        newest = self.newest.get(labels)
         if newest is None or newest.is_at_work:
             return newest
         living = [each for each in self.known if each.labels == labels and each.is_at_work]
         return max(living, key=lambda each: each.began_ns, default=None)
-
-    def has_newer(self, source: Process) -> bool:
-        """Whether a newer process has its labels."""
-        return self._newest.get(source.labels) is not source
-
-    def are_here(self, labels: Labels) -> bool:
-        """Whether these are labels of this node, or of its processes."""
-        return _node(labels) in self._nodes_here
 
 
 def _node(labels: Labels) -> str:
@@ -130,6 +122,69 @@ class _Worlds:
         trained = self._known.trains or any(each.trains for each in living)
         last = World(self._known.size, trained)
         self._known = World(training_world(living, last), trained)
+
+
+# When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
+# once the process has left, which takes Python seconds, and once its launcher has looked, which may
+# take 5 s more.
+_LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
+
+
+class _Exit:
+    """The end of a process, and when it is looked at again."""
+
+    def __init__(self, ended: EndedProcess, now_ns: int) -> None:
+        self.ended = ended
+        self.found_ns = now_ns
+        self.looks_ns = [now_ns + after for after in _LOOK_AGAIN_AFTER_NS]
+
+
+class Exits:
+    """The processes of one run that have ended."""
+
+    def __init__(self) -> None:
+        self.new: list[Labels] = []
+        """Those whose end the last poll has found."""
+        self._ended: set[Labels] = set()
+        self._exits: dict[Process, _Exit] = {}
+
+    def add(self, source: Process, now_ns: int) -> EndedProcess:
+        """How this process ended, as far as that is known at once."""
+        ended = source.end()
+        self.new.append(ended.labels)
+        self._ended.add(ended.labels)
+        self._exits[source] = _Exit(ended, now_ns)
+        return ended
+
+    def note_at_work(self, labels: Labels) -> None:
+        """A process with these labels is at work. If an earlier one had ended, the run restarts."""
+        if labels in self._ended:
+            self._ended.remove(labels)
+            self.forget_all()
+
+    def poll(self, now_ns: int) -> list[EndedProcess]:
+        """The ends, where more may be known of one by now."""
+        looked = False
+        for source, each in self._exits.items():
+            # One that reported its end may still exist.
+            if each.ended.state != "killed" and (present_ns := source.host.present_ns()):
+                each.ended = each.ended._replace(last_present_ns=present_ns)
+            if now_ns >= each.looks_ns[0]:
+                looked, known_for_s = True, (now_ns - each.found_ns) / 1e9
+                each.ended = each.ended._replace(cause=source.host.cause(), known_for_s=known_for_s)
+                each.looks_ns = [at for at in each.looks_ns if at > now_ns]
+        found = [each.ended for each in self._exits.values()] if looked else []
+        for source in [source for source, each in self._exits.items() if not each.looks_ns]:
+            source.host.forget()
+            del self._exits[source]
+        # A verdict on one end depends on when the other processes left, too.
+        return found
+
+    def forget_all(self) -> None:
+        """No end is looked at again."""
+        for source in self._exits:
+            source.host.forget()
+        self._exits.clear()
 
 
 class RunCase:
@@ -254,7 +309,7 @@ class RunCase:
 
     def is_here(self, labels: Labels) -> bool:
         """Whether this is of this node: series of other nodes are theirs to export."""
-        return self._processes.are_here(labels)
+        return _node(labels) in self._processes.nodes_here
 
     def poll(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
         """What has changed. *judgement*: of the agent that leads the run, if another one does now.
@@ -310,7 +365,8 @@ class RunCase:
                 continue
             process.end_is_known = True
             labels = source.labels
-            if self._processes.has_newer(source) or self._processes.living(labels) is not None:
+            newest = self._processes.newest.get(labels)
+            if newest is not source or self._processes.living(labels) is not None:
                 # A new process had these labels before the agent saw the end of this one.
                 source.host.forget()
                 continue

@@ -10,11 +10,9 @@ classes. Histograms, spans and log records are few: the official classes encode 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from struct import Struct, pack
-from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -25,8 +23,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     HistogramDataPoint,
 )
 
-from otel_ddp.agent.export.otlp.variables import one_line
-from otel_ddp.agent.queue.delivery import Outcome
+from otel_ddp.agent.export.delivery import Outcome
+from otel_ddp.agent.export.post import one_line
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
 # Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
@@ -157,6 +155,7 @@ def histogram_point(
     total: float,
     bounds: Sequence[float],
     bucket_counts: Sequence[int],
+    flags: int = 0,
 ) -> bytes:
     """One point of a histogram; there is one more bucket than there are bounds."""
     point = HistogramDataPoint(
@@ -166,6 +165,7 @@ def histogram_point(
         sum=total,
         bucket_counts=bucket_counts,
         explicit_bounds=bounds,
+        flags=flags,
     )
     return element(1, point.SerializeToString() + attributes)
 
@@ -176,15 +176,10 @@ def no_number(attributes: bytes, time_ns: int) -> bytes:
 
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
-    """The same of a histogram. Prometheus has a series for each bucket and one for the sum."""
-    point = HistogramDataPoint(
-        time_unix_nano=time_ns,
-        sum=0.0,
-        bucket_counts=[0] * (len(bounds) + 1),
-        explicit_bounds=bounds,
-        flags=DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK,
-    )
-    return element(1, point.SerializeToString() + attributes)
+    """The end of a histogram. Prometheus has a series for each bucket and one for the sum."""
+    zeros = [0] * (len(bounds) + 1)
+    flag = DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+    return histogram_point(attributes, time_ns, 0, 0.0, bounds, zeros, flag)
 
 
 def metric(described: Metric, points: Sequence[bytes]) -> list[bytes]:
@@ -219,22 +214,6 @@ def in_scope(name: str, version: str, contents: Iterable[bytes]) -> list[bytes]:
 def request(resource: bytes, scope: Iterable[bytes]) -> bytes:
     """A whole request of any of the three services: they number these fields alike."""
     return b"".join(_around(1, [resource, *scope, _SCHEMA]))
-
-
-# An encoded point, span or log record: its bytes first.
-Part = TypeVar("Part", bound=tuple[Any, ...])
-
-
-def in_parts(messages: Sequence[Part], most: int) -> Iterator[Sequence[Part]]:
-    """In their order, as many at once as a request may hold: *most*, and one at least."""
-    begin = 0
-    while begin < len(messages):
-        part = messages[begin : begin + most]
-        if sum([len(each[0]) for each in part]) > MOST_BYTES:
-            ends = accumulate(len(each[0]) for each in part)
-            part = part[: max(sum(end <= MOST_BYTES for end in ends), 1)]
-        yield part
-        begin += len(part)
 
 
 # What these say is about the bytes of this request. Everything else can be mended elsewhere.

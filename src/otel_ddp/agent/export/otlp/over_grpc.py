@@ -15,14 +15,10 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
+from otel_ddp.agent.export.delivery import Outcome
 from otel_ddp.agent.export.otlp.encode import accepted_with, answered
-from otel_ddp.agent.export.otlp.variables import (
-    Variables,
-    is_loopback,
-    one_line,
-    without_credentials,
-)
-from otel_ddp.agent.queue.delivery import Outcome
+from otel_ddp.agent.export.otlp.variables import Variables
+from otel_ddp.agent.export.post import is_loopback, one_line, without_credentials
 
 _METHODS = {
     "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",

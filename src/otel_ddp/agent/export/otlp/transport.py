@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import logging
+import math
 import os
 from collections.abc import Mapping
+from http.client import HTTPResponse
 from typing import TYPE_CHECKING
 
-from otel_ddp import errors
-from otel_ddp.agent.export.otlp.variables import (
-    Variables,
-    one_line,
-    signals_with_endpoint,
-    without_credentials,
-)
-from otel_ddp.agent.queue.delivery import Outcome
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+
+from otel_ddp import __version__, errors
+from otel_ddp.agent.export.delivery import Outcome
+from otel_ddp.agent.export.otlp.encode import ABOUT_THE_WAY, accepted_with, answered
+from otel_ddp.agent.export.otlp.variables import Variables, signals_with_endpoint
+from otel_ddp.agent.export.post import UNANSWERED, Route, explain, one_line, without_credentials
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
     from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
-    from otel_ddp.agent.export.otlp.over_http import HttpSender
 
+# A reply of a collector is a few bytes; a longer one comes from another program.
+_REPLY_LIMIT_BYTES = 16 * 1024
 # What is raised when a variable, a file or a package is wrong.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
@@ -51,7 +56,7 @@ class Transport:
         return Variables(signal, self._settings, self._env)
 
     def send(self, signal: str, body: bytes) -> Outcome:
-        """Make one attempt, which takes no longer than the timeout."""
+        """Make one attempt, whose connecting, sending and answer take the timeout each at most."""
         try:
             if signal not in self._senders:
                 self._senders[signal] = self._open(self._variables(signal))
@@ -77,8 +82,6 @@ class Transport:
             from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
             return GrpcSender(there)
-        from otel_ddp.agent.export.otlp.over_http import HttpSender
-
         return HttpSender(there)
 
 
@@ -87,3 +90,92 @@ def silence_libraries() -> None:
     logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL + 1)
     # Read when grpc is imported: its core prints a line of its own for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+# -- over HTTP
+
+
+class HttpSender:
+    """Sends the requests of one signal over HTTP."""
+
+    def __init__(self, there: Variables) -> None:
+        self._signal, self._url = there.signal, there.url
+        self._timeout_s, self._compression = there.timeout_s(), there.compression()
+        self._headers = {
+            **there.headers(),
+            "content-type": "application/x-protobuf",
+            "user-agent": f"otel_ddp/{__version__}",
+        }
+        if self._compression != "none":
+            self._headers["content-encoding"] = self._compression
+        self._tls = there.tls_files()
+        self._route: Route | None = None
+
+    def send(self, body: bytes) -> Outcome:
+        packed = gzip.compress(body, 6) if self._compression == "gzip" else body
+        try:
+            self._route = self._route or Route(self._url, self._timeout_s, self._tls)
+            with self._route.post(packed, self._headers) as response:
+                outcome = self._outcome_of(response)
+                if not response.isclosed():
+                    # The rest of it is not waited for.
+                    self.close()
+                return outcome
+        except UNANSWERED as error:
+            where = without_credentials(self._url)
+            return Outcome("retry", explain(error, where, self._timeout_s))
+        except ValueError:
+            # Its text could repeat a header, and with it a token.
+            return Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
+
+    def close(self) -> None:
+        if self._route is not None:
+            self._route.close()
+
+    def _outcome_of(self, response: HTTPResponse) -> Outcome:
+        status = response.status
+        where = without_credentials(self._url, with_path=True)
+        about_the_way = 300 <= status < 400 or status in ABOUT_THE_WAY
+        reply = b"" if about_the_way else _reply(response)
+        if 200 <= status < 300:
+            return accepted_with(reply, where)
+        why = f"{status} from {where}"
+        if status == 400 and _is_tls_port(response, reply):
+            # Kept: the server has not read the request, and the address can be corrected.
+            return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
+        after_s = _retry_after_s(response.headers.get("Retry-After"))
+        return answered(status, why, _detail(response, reply), self._signal, after_s)
+
+
+def _reply(response: HTTPResponse) -> bytes:
+    try:
+        return response.read(_REPLY_LIMIT_BYTES)
+    except UNANSWERED:
+        # The status is known, and it counts more than what the reply would add.
+        return b""
+
+
+def _detail(response: HTTPResponse, reply: bytes) -> str:
+    """The reason that the collector gives: in a google.rpc.Status, or as plain text."""
+    kind = response.headers.get("Content-Type", "")
+    if "protobuf" in kind:
+        try:
+            return one_line(Status.FromString(reply).message)
+        except DecodeError:
+            return ""
+    return one_line(reply.decode("utf-8", "replace")) if kind.startswith("text/plain") else ""
+
+
+def _is_tls_port(response: HTTPResponse, reply: bytes) -> bool:
+    """Whether a TLS port answers 400 to http://, which is not about the request."""
+    # Servers in Go, such as the collector, answer without a single header. Their sentence is often
+    # lost, because they close while we still write. nginx and Apache write these words.
+    return not response.headers or b"plain http" in reply.lower()
+
+
+def _retry_after_s(text: str | None) -> float:
+    """The header's seconds; 0 for any other text, such as a date."""
+    with contextlib.suppress(TypeError, ValueError):
+        seconds = float(text or "")
+        return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+    return 0.0

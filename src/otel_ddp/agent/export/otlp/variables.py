@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
+from otel_ddp.agent.export.post import TlsFiles, is_loopback, take_user, without_credentials
 from otel_ddp.settings import Settings, value
 
 SIGNALS = ("metrics", "traces", "logs")
@@ -36,21 +35,7 @@ def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[s
     )
 
 
-def one_line(text: str, limit: int = 200) -> str:
-    """What a collector wrote, made fit for one line of a log."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
-    return words if len(words) <= limit else words[:limit] + "…"
-
-
 # -- where to, and how
-
-
-class TlsFiles(NamedTuple):
-    """Where the files for TLS are; empty for those that are not configured."""
-
-    certificate: str = ""
-    client_key: str = ""
-    client_certificate: str = ""
 
 
 class Variables:
@@ -132,37 +117,6 @@ class Variables:
         return variable, self._env.get(variable, "").strip()
 
 
-# -- addresses without their credentials
-
-
-def without_credentials(url: str, with_path: bool = False) -> str:
-    """An address that may be shown: credentials in it are left out."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "the endpoint"
-    if not parts.netloc:
-        return url.split("?")[0].rpartition("@")[2]
-    # A password with a slash ends the host too early.
-    behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
-    host = behind.partition("/")[0]
-    return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
-
-
-def take_user(url: str) -> tuple[str, str]:
-    """An address without its user and password, and the Authorization that they make; or ""."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url, ""
-    user, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, ""
-    pair = unquote(user) if ":" in user else f"{unquote(user)}:"
-    packed = base64.b64encode(pair.encode()).decode()
-    return parts._replace(netloc=host).geturl(), f"Basic {packed}"
-
-
 def _with_path(url: str, path: str) -> str:
     """An address with more of a path, before its query."""
     with contextlib.suppress(ValueError):
@@ -170,12 +124,3 @@ def _with_path(url: str, path: str) -> str:
         if parts.netloc:
             return parts._replace(path=f"{parts.path.rstrip('/')}{path}", fragment="").geturl()
     return f"{url.rstrip('/')}{path}"
-
-
-def is_loopback(url: str) -> bool:
-    """Whether an address is on this machine."""
-    host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,54 +1,76 @@
-"""Sends OTLP over HTTP: one POST of prepared bytes, and what its answer means."""
+"""Posts bytes to an address over HTTP, by a proxy if the variables name one for it."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import gzip
-import math
+import io
 import select
 import socket
 import ssl
 import time
 from collections.abc import Mapping
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from ipaddress import ip_address, ip_network
-from urllib.parse import SplitResult, quote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
-
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-
-from otel_ddp import __version__
-from otel_ddp.agent.export.otlp.encode import ABOUT_THE_WAY, accepted_with, answered
-from otel_ddp.agent.export.otlp.variables import (
-    TlsFiles,
-    Variables,
-    is_loopback,
-    one_line,
-    take_user,
-    without_credentials,
-)
-from otel_ddp.agent.queue.delivery import Outcome
-
-# A reply of a collector is a few bytes; a longer one comes from another program.
-_REPLY_LIMIT_BYTES = 16 * 1024
 
 UNANSWERED = (OSError, HTTPException)
 _PORTS = {"http": 80, "https": 443}
-_NO_FILES = TlsFiles()
 # Characters of a URL that are not percent-encoded; % stays, so nothing is encoded twice.
 _SAFE = "!#$%&'()*+,/:;=?@[]~"
+
+
+class TlsFiles(NamedTuple):
+    """Where the files for TLS are; empty for those that are not configured."""
+
+    certificate: str = ""
+    client_key: str = ""
+    client_certificate: str = ""
+
+
+_NO_FILES = TlsFiles()
+
+
+class _Timed(io.RawIOBase):
+    """What comes on a socket until a deadline."""
+
+    def __init__(self, sock: socket.socket, ends_at: float) -> None:
+        self._sock, self._ends_at = sock, ends_at
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(max(self._ends_at - time.monotonic(), 0.001))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    """An answer that has to be there by a deadline, in however small pieces it comes."""
+
+    def __init__(self, ends_at: float, sock: socket.socket, **more: Any) -> None:
+        super().__init__(sock, **more)
+        self.fp = io.BufferedReader(_Timed(sock, ends_at))
 
 
 class Route:
     """A kept connection to an address, by a proxy if the variables name one for it.
 
-    The timeout is for each wait on the socket.
+    Connecting, sending and the answer may take the timeout each.
     """
 
     def __init__(self, url: str, timeout_s: float, tls: TlsFiles = _NO_FILES) -> None:
         """Raises one of UNANSWERED if the URL is invalid or a TLS file cannot be loaded."""
         there, self._headers = _address(url), dict[str, str]()
+        self._timeout_s = timeout_s
         host, port = str(there.hostname), there.port or _PORTS[there.scheme]
         proxy = _proxy(there)
         by = (host, port) if proxy is None else (str(proxy.hostname), proxy.port or _PORTS["http"])
@@ -89,6 +111,8 @@ class Route:
             # A server that takes no more of it may have answered.
             if connection.sock is None:
                 raise
+        ends_at = time.monotonic() + self._timeout_s
+        connection.response_class = partial(_Response, ends_at)  # type: ignore[assignment]
         return connection.getresponse()
 
     def close(self) -> None:
@@ -125,101 +149,6 @@ def _proxy(there: SplitResult) -> SplitResult | None:
     raise OSError("a proxy has to be of http://")
 
 
-class HttpSender:
-    """Sends the requests of one signal over HTTP: headers that drip hold up no other."""
-
-    def __init__(self, there: Variables) -> None:
-        self._signal, self._url = there.signal, there.url
-        self._timeout_s, self._compression = there.timeout_s(), there.compression()
-        self._headers = {
-            **there.headers(),
-            "content-type": "application/x-protobuf",
-            "user-agent": f"otel_ddp/{__version__}",
-        }
-        if self._compression != "none":
-            self._headers["content-encoding"] = self._compression
-        self._tls = there.tls_files()
-        self._route: Route | None = None
-
-    def send(self, body: bytes) -> Outcome:
-        ends_at = time.monotonic() + self._timeout_s
-        packed = gzip.compress(body, 6) if self._compression == "gzip" else body
-        try:
-            self._route = self._route or Route(self._url, self._timeout_s, self._tls)
-            with self._route.post(packed, self._headers) as response:
-                outcome = self._outcome_of(response, ends_at)
-                if not response.isclosed():
-                    # The rest of it is not waited for.
-                    self.close()
-                return outcome
-        except UNANSWERED as error:
-            where = without_credentials(self._url)
-            return Outcome("retry", explain(error, where, self._timeout_s))
-        except ValueError:
-            # Its text could repeat a header, and with it a token.
-            return Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
-
-    def close(self) -> None:
-        if self._route is not None:
-            self._route.close()
-
-    def _outcome_of(self, response: HTTPResponse, ends_at: float) -> Outcome:
-        status = response.status
-        where = without_credentials(self._url, with_path=True)
-        about_the_way = 300 <= status < 400 or status in ABOUT_THE_WAY
-        reply = b"" if about_the_way else _reply(response, ends_at)
-        if 200 <= status < 300:
-            return accepted_with(reply, where)
-        why = f"{status} from {where}"
-        if status == 400 and _is_tls_port(response, reply):
-            # Kept: the server has not read the request, and the address can be corrected.
-            return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
-        after_s = _retry_after_s(response.headers.get("Retry-After"))
-        return answered(status, why, _detail(response, reply), self._signal, after_s)
-
-
-def _reply(response: HTTPResponse, ends_at: float) -> bytes:
-    reply = b""
-    try:
-        # In the pieces in which it comes.
-        while piece := response.read1(_REPLY_LIMIT_BYTES):
-            reply += piece
-            if len(reply) >= _REPLY_LIMIT_BYTES or time.monotonic() > ends_at:
-                return reply
-    except UNANSWERED:
-        # The status is known, and it counts more than what the reply would add.
-        return b""
-    # All of it.
-    response.close()
-    return reply
-
-
-def _detail(response: HTTPResponse, reply: bytes) -> str:
-    """The reason that the collector gives: in a google.rpc.Status, or as plain text."""
-    kind = response.headers.get("Content-Type", "")
-    if "protobuf" in kind:
-        try:
-            return one_line(Status.FromString(reply).message)
-        except DecodeError:
-            return ""
-    return one_line(reply.decode("utf-8", "replace")) if kind.startswith("text/plain") else ""
-
-
-def _is_tls_port(response: HTTPResponse, reply: bytes) -> bool:
-    """Whether a TLS port answers 400 to http://, which is not about the request."""
-    # Servers in Go, such as the collector, answer without a single header. Their sentence is often
-    # lost, because they close while we still write. nginx and Apache write these words.
-    return not response.headers or b"plain http" in reply.lower()
-
-
-def _retry_after_s(text: str | None) -> float:
-    """The header's seconds; 0 for any other text, such as a date."""
-    with contextlib.suppress(TypeError, ValueError):
-        seconds = float(text or "")
-        return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
-    return 0.0
-
-
 def explain(error: BaseException, where: str, timeout_s: float) -> str:
     """Why a request was not answered, for people; of its address only *where*."""
     if isinstance(error, InvalidURL):
@@ -238,3 +167,49 @@ def explain(error: BaseException, where: str, timeout_s: float) -> str:
         return f"connection closed by {where}"
     said = getattr(error, "strerror", None) or (str(error) if type(error) is OSError else "")
     return f"no way to {where}: {one_line(said) or type(error).__name__}"
+
+
+# -- addresses, and what may be shown of them
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """What a collector wrote, made fit for one line of a log."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
+    return words if len(words) <= limit else words[:limit] + "…"
+
+
+def without_credentials(url: str, with_path: bool = False) -> str:
+    """An address that may be shown: credentials in it are left out."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the endpoint"
+    if not parts.netloc:
+        return url.split("?")[0].rpartition("@")[2]
+    # A password with a slash ends the host too early.
+    behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
+    host = behind.partition("/")[0]
+    return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
+
+
+def take_user(url: str) -> tuple[str, str]:
+    """An address without its user and password, and the Authorization that they make; or ""."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url, ""
+    user, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, ""
+    pair = unquote(user) if ":" in user else f"{unquote(user)}:"
+    packed = base64.b64encode(pair.encode()).decode()
+    return parts._replace(netloc=host).geturl(), f"Basic {packed}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is on this machine."""
+    host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.node.gpu.nvml import Device, DeviceSample
+from otel_ddp.agent.node.nvml import Device, DeviceSample
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary.words import NODE_LABELS
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from otel_ddp import errors
-from otel_ddp.agent.node.gpu.nvml_calls import (
+from otel_ddp.agent.node.nvml_calls import (
     DRIVER_NOT_LOADED,
     LIBRARY_NOT_FOUND,
     Calls,
@@ -20,7 +20,7 @@ from otel_ddp.agent.node.gpu.nvml_calls import (
     NotSupported,
     Xids,
 )
-from otel_ddp.agent.node.gpu.nvml_table import ROWS, Field, Fields, Gpm, Way
+from otel_ddp.agent.node.nvml_table import ROWS, Field, Fields, Gpm, Way
 from otel_ddp.agent.node.source import Measurement, boot_ns
 from otel_ddp.vocabulary.catalog import Kind
 

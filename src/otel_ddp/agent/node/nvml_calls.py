@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from otel_ddp.agent.node.gpu.nvml_table import U32, Field, Gpm
+from otel_ddp.agent.node.nvml_table import U32, Field, Gpm
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS
 

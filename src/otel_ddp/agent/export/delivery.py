@@ -22,8 +22,8 @@ from functools import partial
 from typing import Literal
 
 from otel_ddp import errors
+from otel_ddp.agent.export.folder import Request, Waiting
 from otel_ddp.agent.kept_thread import KeptThread
-from otel_ddp.agent.queue.folder import Request, Waiting
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -1,23 +1,28 @@
-"""What only a node knows: of its processes, and of itself. As JSON; and such a process by that."""
+"""The JSON in messages of the link: facts on processes, samples of a node, the lead's judgement."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from otel_ddp import files, plain
 from otel_ddp.agent.history.kept_run import Sample
+from otel_ddp.agent.link.channel import MOST_BYTES, MOST_NODE_LETTERS
 from otel_ddp.agent.reading.process import Host, Life, Process
 from otel_ddp.agent.verdicts.answers import content_of, evidence_of
+from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Question
+from otel_ddp.diagnosis.straggler.finding import RankReport, Report
+from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import state_of
 from otel_ddp.journal.sent import ReceivedJournal
-from otel_ddp.vocabulary.words import STATES
+from otel_ddp.vocabulary.words import STATES, Kind
 
 # Nothing that people read, and no list of theirs, is longer.
 _LONGEST_TEXT = 4000
@@ -43,6 +48,15 @@ _CAUSES: Mapping[str, Any] = {
 
 class Senseless(ValueError):
     """What no agent of ours says."""
+
+
+@contextlib.contextmanager
+def _sensible(what: str) -> Iterator[None]:
+    """Raises Senseless for content of other types than expected."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, LookupError, AttributeError):
+        raise Senseless(what) from None
 
 
 def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[str, Any]:
@@ -73,22 +87,18 @@ def wall_origin_ns() -> int:
     return time.time_ns() - time.monotonic_ns()
 
 
+@_sensible("JSON")
 def read_json(content: bytes, most: int = _MOST_KNOWN) -> Mapping[str, Any]:
     """A mapping as JSON, of which others make JSON again: a browser reads no infinite number."""
-    try:
-        if len(content) > most:
-            raise Senseless("JSON")
-        found = files.parse_json(content or b"{}", parse_constant=_finite, parse_float=_finite)
-    except ValueError:
-        raise Senseless("JSON") from None
-    if not isinstance(found, dict):
-        raise Senseless("JSON")
-    return found
+    if len(content) > most:
+        raise ValueError
+    found = files.parse_json(content or b"{}", parse_constant=_finite, parse_float=_finite)
+    return dict(found)
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise Senseless("JSON")
+        raise ValueError
     return number
 
 
@@ -125,15 +135,15 @@ class Elsewhere(Host):
         self.process = self.process.poll(now_ns, alive=True)
         self.process.has_news = True
 
+    @_sensible("what its node knows of it")
     def hear(self, known: bytes, ahead_ns: int, now_ns: int) -> None:
         """What its node knows of it. Raises Senseless.
 
         *ahead_ns*: our clock less that of its times. *now_ns*: on the clock of the judge.
         """
         told = read_json(known)
-        end = told.get("end")
-        if end is not None and plain.text(plain.mapping(end).get("state")) not in STATES:
-            raise Senseless("end")
+        if (end := told.get("end")) is not None and end["state"] not in STATES:
+            raise ValueError
         self._nonfinite = _nonfinite(told, ahead_ns)
         self._told, self.logged_step = told, plain.whole(told.get("step"))
         if (answer := told.get("answer")) is not None:
@@ -192,23 +202,20 @@ class Elsewhere(Host):
 
 
 def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
-    try:
-        found = [
-            NonfiniteValue(
-                str(name)[:_LONGEST_TEXT],
-                str(split)[:_LONGEST_TEXT],
-                float(value),
-                plain.whole(step),
-                int(time_ns) + ahead_ns,
-                plain.whole(finite_step),
-            )
-            for name, split, value, step, time_ns, finite_step in told.get("nonfinite", ())
-        ][:_MOST_MEMBERS]
-    except (ValueError, TypeError, OverflowError):
-        raise Senseless("nonfinite") from None
+    found = [
+        NonfiniteValue(
+            str(name)[:_LONGEST_TEXT],
+            str(split)[:_LONGEST_TEXT],
+            float(value),
+            plain.whole(step),
+            int(time_ns) + ahead_ns,
+            plain.whole(finite_step),
+        )
+        for name, split, value, step, time_ns, finite_step in told.get("nonfinite", ())
+    ][:_MOST_MEMBERS]
     # A verdict says when, and is stored: a time that fits no column would be in its way for ever.
     if any(math.isfinite(each.value) or abs(each.time_ns) > _LAST_NS for each in found):
-        raise Senseless("nonfinite")
+        raise ValueError
     return found
 
 
@@ -222,11 +229,13 @@ def _kernel(told: Mapping[str, Any]) -> Kernel | None:
     )
 
 
+# -- samples of a node for the history of a run
+
 # Of one report. A node has some hundred.
 _MOST_SAMPLES = 4000
 _MOST_OF_READINGS = 1 << 20
-_LONGEST_WORD, _MOST_LABELS = 200, 16
-_KINDS = ("node", "counter")
+_MOST_LETTERS, _MOST_LABELS = 1000, 16
+_KINDS_OF_SAMPLES = ("node", "counter")
 _LAST_NS = 1 << 62
 
 
@@ -242,32 +251,123 @@ def pack_readings(found: Sequence[Sample]) -> bytes:
     return json.dumps({"samples": rows}).encode()
 
 
+@_sensible("samples")
 def unpack_readings(content: bytes, node: str, ahead_ns: int) -> list[Sample]:
     """Parse what a node sent; raises Senseless. *ahead_ns*: our clock minus the sender's."""
-    told = read_json(content, _MOST_OF_READINGS)
-    rows = plain.list_of(list, told.get("samples"))[:_MOST_SAMPLES]
-    return [_sample(row, node, ahead_ns) for row in rows]
+    rows = plain.list_of(list, read_json(content, _MOST_OF_READINGS).get("samples"))
+    return [_sample(row, node, ahead_ns) for row in rows[:_MOST_SAMPLES]]
 
 
 def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
-    try:
-        kind, name, rank, labels, time_ns, value = row
-        more = {_word(key): _word(word) for key, word in labels[:_MOST_LABELS]}
-        at_ns = int(time_ns) + ahead_ns
-        if kind not in _KINDS or not 0 <= at_ns < _LAST_NS:
-            raise Senseless("a sample")
-        # The connection decides whose it is, not the message.
-        labelled = tuple({**more, "node": node}.items())
-        key = SeriesKey(kind, _word(name), _word(rank), labelled)
-        if (number := plain.number(value)) is None:
-            raise Senseless("a sample")
-        return Sample(None, key, at_ns, number)
-    # An integer may be too long for a number, and a mapping has no slices.
-    except (ValueError, TypeError, OverflowError, LookupError):
-        raise Senseless("a sample") from None
+    kind, name, rank, labels, time_ns, value = row
+    words = dict(labels[:_MOST_LABELS])
+    at_ns, number = int(time_ns) + ahead_ns, plain.number(value)
+    letters = len("".join((name, rank, *words.keys(), *words.values())))
+    if kind not in _KINDS_OF_SAMPLES or letters > _MOST_LETTERS or number is None:
+        raise ValueError
+    if not 0 <= at_ns < _LAST_NS:
+        raise ValueError
+    # The connection decides whose it is, not the message.
+    return Sample(
+        None, SeriesKey(kind, name, rank, tuple({**words, "node": node}.items())), at_ns, number
+    )
 
 
-def _word(text: Any) -> str:
-    if not isinstance(text, str) or len(text) > _LONGEST_WORD:
-        raise Senseless("a word of a sample")
-    return text
+# -- the judgement of a run
+
+# Tables of all ranks stay with the lead; lists of a few members travel.
+_MOST_IN_LIST = 256
+_MOST_VERDICTS = 100
+
+
+class Said:
+    """What is said of a run at one moment: to each agent what is true of all, and of its ranks."""
+
+    def __init__(self, judgement: Judgement) -> None:
+        of_all = {
+            "by": judgement.by,
+            "open": [_lean(each) for each in judgement.open[-_MOST_VERDICTS:]],
+            "past": [_lean(each) for each in judgement.past[-_MOST_VERDICTS:]],
+            "insufficient": judgement.report.insufficient,
+            "compared": judgement.compared,
+        }
+        self._of_all = json.dumps(of_all)
+        self._ranks = {each.labels: each for each in judgement.report.ranks}
+
+    def to(self, own: Sequence[Labels]) -> bytes:
+        """For the agent whose processes have these labels, whatever that agent is called."""
+        ranks = [
+            [each.labels, dict(each.excess), each.lost_s, each.work_s]
+            for labels in own
+            if (each := self._ranks.get(labels)) is not None
+        ]
+        # What is true of all is packed once.
+        of_node = json.dumps({"ranks": ranks})
+        return f"{self._of_all[:-1]}, {of_node[1:]}".encode()
+
+
+def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    evidence = verdict["evidence"]
+    few = {
+        name: value
+        for name, value in evidence.items()
+        if not isinstance(value, (list, dict)) or len(value) <= _MOST_IN_LIST
+    }
+    return {**verdict, "evidence": few}
+
+
+@_sensible("the judgement of the lead")
+def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0) -> Judgement:
+    """Parse the lead's verdicts; rows of ranks other than these are left out. Raises Senseless.
+
+    *ahead_ns*: its clock less ours.
+    """
+    found = read_json(content, MOST_BYTES)
+    ranks = tuple(
+        RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
+        for row, excess, lost_s, work_s in found["ranks"]
+        if (labels := tuple((str(key), str(value)) for key, value in row)) in own
+    )
+    still, past = (
+        [_turned(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
+        for name in ("open", "past")
+    )
+    report, by = Report(ranks, insufficient=str(found["insufficient"])), found["by"]
+    if not by.isprintable():
+        raise ValueError
+    return Judgement(by[:MOST_NODE_LETTERS], still, past, report, int(found["compared"]))
+
+
+_KINDS: frozenset[Kind] = frozenset(get_args(Kind))
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {str(word): float(each) for word, each in found.items()}
+
+
+def _is_verdict(each: Any, run: Labels) -> bool:
+    """Whether it has what those show who read verdicts, and is about this run."""
+    return (
+        isinstance(each, dict)
+        and each.get("kind") in _KINDS
+        and isinstance(each.get("sentence"), str)
+        and isinstance(each.get("phase"), str)
+        and isinstance(each.get("evidence"), dict)
+        and _is_whole(each.get("since_ns"))
+        # The history of this node has columns for these.
+        and "step" in each
+        and all(each.get(name) is None or _is_whole(each[name]) for name in ("step", "until_ns"))
+        and isinstance(each.get("who"), dict)
+        and run_labels(tuple((str(k), str(v)) for k, v in each["who"].items())) == run
+    )
+
+
+def _turned(verdict: Mapping[str, Any], ahead_ns: int) -> dict[str, Any]:
+    """With its times on our clock."""
+    times = {name: verdict.get(name) for name in ("since_ns", "until_ns")}
+    return {**verdict, **{name: ns - ahead_ns for name, ns in times.items() if ns is not None}}
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is an integer of 64 bits."""
+    return type(value) is int and abs(value) < 1 << 63

@@ -1,0 +1,325 @@
+"""Renders the ledger, spans and events as OTLP requests of bounded size; totals are cumulative."""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from opentelemetry.proto.logs.v1 import logs_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+from otel_ddp import __version__, errors
+from otel_ddp.agent.export.folder import Request
+from otel_ddp.agent.export.otlp import encode
+from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
+from otel_ddp.journal import layout
+from otel_ddp.journal.layout import SPAN
+from otel_ddp.journal.parser import Document
+from otel_ddp.vocabulary.catalog import Kind, Metric
+
+# Of what belongs to no project, and where the user names none.
+_SERVICE = "otel-ddp"
+# Points, or spans and log records, of one request.
+_MOST_POINTS, _MOST_MESSAGES = 2000, 500
+_MOST_STEP_TRACES = 4096
+_S = 10**9
+_HOUR_NS = 3600 * _S
+# In steps of four, as the specification has them.
+_SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
+
+# Encoded points of one series and hour, or one span or log record: the bytes, the time of the
+# first, how many, and the metric. No class: there are thousands a second.
+_Part = tuple[bytes, int, int, Metric | None]
+
+
+class _Batch:
+    """The parts of one request."""
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self.count = self.size = 0
+
+    def has_room(self, part: _Part, most: int) -> bool:
+        """Whether this may be added; in an empty request it may."""
+        room = self.size + len(part[0]) <= encode.MOST_BYTES
+        return not self.parts or (room and self.count + part[2] <= most)
+
+    def add(self, part: _Part) -> None:
+        self.parts.append(part)
+        self.size += len(part[0])
+        self.count += part[2]
+
+
+def _batches(parts: Iterable[tuple[str, _Part]], most: int) -> Iterator[tuple[str, _Batch]]:
+    """These parts of each project, in batches for one request each."""
+    batches: dict[str, _Batch] = {}
+    for project, part in parts:
+        batch = batches.setdefault(project, _Batch())
+        if not batch.has_room(part, most):
+            yield project, batch
+            batch = batches[project] = _Batch()
+        batch.add(part)
+    yield from batches.items()
+
+
+# -- the resource: what all data of this node is attached to
+
+
+def resource_of(node: str, host: str) -> dict[str, str]:
+    """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES win."""
+    ours = {
+        "service.name": _SERVICE,
+        # Not random: a restart would then start every series anew.
+        "service.instance.id": node,
+        "host.name": host,
+        "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(
+            platform.machine(), platform.machine()
+        ),
+        "os.type": "linux",
+        # No SDK makes our data. So this name must not be "opentelemetry", says the specification.
+        "telemetry.sdk.name": "otel_ddp",
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.version": __version__,
+    }
+    users = OTELResourceDetector().detect()
+    merged = Resource(dict(ours)).merge(Resource(dict(users.attributes)))
+    return {key: str(value) for key, value in merged.attributes.items()}
+
+
+def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
+    """The resource of one project's series; a service that the user has named keeps its name."""
+    if not project or resource.get("service.name") != _SERVICE:
+        return dict(resource)
+    return {**resource, "service.name": project}
+
+
+class Renderer:
+    """Renders for one resource; each project gets a resource of its own."""
+
+    def __init__(self, attributes: Mapping[str, str]) -> None:
+        self._attributes = attributes
+        # By run and name: the traces of steps whose first span was made, the latest ones.
+        self._step_traces: dict[tuple[str, str], None] = {}
+
+    def metrics(self, ledger: Ledger, now_ns: int) -> Iterator[Request]:
+        """Every logged value since the last call, the current value of all other series, and ends.
+
+        Without its end, Prometheus shows a series for five minutes more: a device without a rank
+        beside the same with one.
+        """
+        with ledger.lock:
+            families, ended = [*ledger.families()], ledger.take_ended()
+        # Logged values and current values go apart: a lost request loses logged values for good,
+        # while current values are sent again.
+        logged = [each for metric, rows in families if is_logged(metric) for each in rows]
+        # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
+        # A journal that was read hours late holds such values.
+        while logged := [each for each in logged if each.history is not None]:
+            first_ns = min([each.history[0][0] for each in logged if each.history])
+            until_ns = (first_ns // _HOUR_NS + 1) * _HOUR_NS
+            of_hour = ((each, self._logged(each, until_ns)) for each in logged)
+            yield from self._of_series(of_hour, irreplaceable=True)
+        others = [each for metric, rows in families if not is_logged(metric) for each in rows]
+        standing = ((each, self._points(each, now_ns)) for each in others)
+        ends = ((each, self._end(each, now_ns)) for each in ended)
+        yield from self._of_series(chain(standing, ends), irreplaceable=False)
+
+    def _of_series(
+        self, found: Iterable[tuple[Series, Sequence[_Part]]], *, irreplaceable: bool
+    ) -> Iterator[Request]:
+        parts = ((series.project, part) for series, of_series in found for part in of_series)
+        for project, batch in _batches(parts, _MOST_POINTS):
+            of_metrics: dict[str, tuple[Metric, list[bytes]]] = {}
+            for content, _, _, metric in batch.parts:
+                assert metric is not None
+                of_metrics.setdefault(metric.name, (metric, []))[1].append(content)
+            metrics = chain.from_iterable(encode.metric(*each) for each in of_metrics.values())
+            yield self._request("metrics", project, batch, metrics, irreplaceable)
+
+    def _request(
+        self,
+        signal: str,
+        project: str,
+        batch: _Batch,
+        contents: Iterable[bytes],
+        irreplaceable: bool = True,
+    ) -> Request:
+        described = encode.resource_bytes(with_project(self._attributes, project))
+        body = encode.request(described, encode.in_scope(encode.SCOPE, __version__, contents))
+        oldest_s = min([at_ns for _, at_ns, _, _ in batch.parts]) // _S
+        return Request(signal, body, batch.count, irreplaceable, oldest_s)
+
+    @errors.contained(default=())
+    def _points(self, series: Series, now_ns: int) -> Sequence[_Part]:
+        """The point of a series, encoded, with its time."""
+        metric, value, start_ns = series.metric, series.value, series.start_ns
+        if isinstance(value, Buckets):
+            counts, bounds = [int(count) for count in value.counts], metric.bounds
+            point = encode.histogram_point(
+                _encoded(series), now_ns, start_ns, value.total, bounds, counts
+            )
+            return [(point, now_ns, 1, metric)]
+        if value is None:
+            return ()
+        if metric.kind is Kind.GAUGE:
+            start_ns = 0
+        point = encode.number_point(_encoded(series), now_ns, value, start_ns)
+        return [(point, now_ns, 1, metric)]
+
+    @errors.contained(default=())
+    def _logged(self, series: Series, until_ns: int) -> Sequence[_Part]:
+        """Take the points of a series of logged values before this time.
+
+        Contained for each series: one that OTLP cannot express must not lose the others, whose
+        values leave the ledger here.
+        """
+        assert series.history is not None
+        times, values = series.history
+        end = bisect_left(times, until_ns)
+        series.history = (times[end:], values[end:]) if end < len(times) else None
+        attributes, found = _encoded(series), list[_Part]()
+        most = encode.most_points(attributes, _MOST_POINTS // 4)
+        for begin in range(0, end, most):
+            part = times[begin : min(begin + most, end)]
+            content = encode.number_points(attributes, part, values[begin : begin + len(part)])
+            found.append((content, part[0], len(part), series.metric))
+        return found
+
+    def _end(self, series: Series, now_ns: int) -> Sequence[_Part]:
+        """The point that ends a series."""
+        metric = series.metric
+        # The last of logged values stays: an end behind it would hide it, where it stands between
+        # two looks of a dashboard.
+        if is_logged(metric):
+            return ()
+        if metric.kind is Kind.HISTOGRAM:
+            return [(encode.no_histogram(series.encoded, now_ns, metric.bounds), now_ns, 1, metric)]
+        return [(encode.no_number(series.encoded, now_ns), now_ns, 1, metric)]
+
+    # -- spans and log records
+
+    def documents(
+        self, documents_of: Iterable[tuple[Labels, str, Sequence[Document]]]
+    ) -> Iterator[Request]:
+        """The requests; a document that OTLP cannot express is left out alone."""
+        found: dict[str, list[tuple[str, _Part]]] = {"traces": [], "logs": []}
+        for labels, project, documents in documents_of:
+            for each in documents:
+                signal = "traces" if each.kind == SPAN else "logs"
+                make = self._spans if each.kind == SPAN else _log_records
+                try:
+                    parts = [(project, part) for part in make(labels, each.content)]
+                except (KeyError, TypeError, ValueError, OverflowError):
+                    continue  # a record of another version
+                found[signal] += parts
+        for signal, all_parts in found.items():
+            for project, batch in _batches(all_parts, _MOST_MESSAGES):
+                contents = [content for content, _, _, _ in batch.parts]
+                yield self._request(signal, project, batch, contents)
+
+    def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[_Part]:
+        """The span, behind the first one of its trace where no rank has been in that before."""
+        run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
+        span = _span(run, trace, labels, content)
+        if not span.parent_span_id and layout.is_of_step(trace):
+            # Ranks of other nodes may be in this trace. Their agents make this very span too.
+            span.parent_span_id = layout.first_span_id(run, trace)
+            if (run, trace) not in self._step_traces:
+                self._step_traces[run, trace] = None
+                if len(self._step_traces) > _MOST_STEP_TRACES:
+                    del self._step_traces[next(iter(self._step_traces))]
+                whole: dict[str, Any] = {"name": "global step", "id": span.parent_span_id.hex()}
+                whole |= {key: content.get(key) for key in ("start", "end", "step")}
+                yield _message(span.start_time_unix_nano, _span(run, trace, labels, whole))
+        yield _message(span.start_time_unix_nano, span)
+
+
+def _encoded(series: Series) -> bytes:
+    """The attributes of a series, encoded once."""
+    is_histogram = series.metric.kind is Kind.HISTOGRAM
+    field = encode.HISTOGRAM_ATTRIBUTES if is_histogram else encode.NUMBER_ATTRIBUTES
+    series.encoded = series.encoded or encode.attribute_bytes(dict(series.labels), field)
+    return series.encoded
+
+
+def _message(time_ns: int, content: trace_pb2.Span | logs_pb2.LogRecord) -> _Part:
+    return encode.element(2, bytes(content.SerializeToString())), time_ns, 1, None
+
+
+def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trace_pb2.Span:
+    span = trace_pb2.Span(
+        name=_clean(content["name"]),
+        trace_id=layout.trace_id(run, trace),
+        span_id=bytes.fromhex(content["id"]),
+        parent_span_id=bytes.fromhex(content.get("parent") or ""),
+        start_time_unix_nano=_time_ns(content["start"]),
+        end_time_unix_nano=_time_ns(content["end"]),
+        kind=trace_pb2.Span.SPAN_KIND_INTERNAL,
+        # The parent is known to be in the same process.
+        flags=trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
+    )
+    span.MergeFromString(_attributes(labels, content, encode.SPAN_ATTRIBUTES))
+    if content.get("error"):
+        span.status.code = trace_pb2.Status.STATUS_CODE_ERROR
+        span.status.message = _clean(content["error"])
+    if link := content.get("link"):
+        span.links.add(trace_id=layout.trace_id(run, str(link[0])), span_id=bytes.fromhex(link[1]))
+    if content.get("exception"):
+        event = span.events.add(name="exception", time_unix_nano=_time_ns(content["end"]))
+        event.MergeFromString(encode.attribute_bytes(_exception(content), encode.EVENT_ATTRIBUTES))
+    return span
+
+
+def _exception(content: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of the exception that ended a span."""
+    _, full_name = content["exception"]
+    said = str(content.get("error") or "").partition(": ")[2]
+    message = {"exception.message": said} if said else {}
+    return {"exception.type": str(full_name), **message}
+
+
+def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Part]:
+    trace, time_ns = str(content.get("trace") or ""), _time_ns(content["time"])
+    severity = str(content.get("severity") or "INFO")
+    record = logs_pb2.LogRecord(
+        time_unix_nano=time_ns,
+        observed_time_unix_nano=time_ns,
+        severity_number=_SEVERITIES.get(severity, 9),  # type: ignore[arg-type]
+        severity_text=_clean(severity),
+        event_name=_clean(content["name"]),
+        trace_id=layout.trace_id(dict(labels).get("run", ""), trace) if trace else b"",
+        span_id=bytes.fromhex(content.get("span") or ""),
+    )
+    record.body.string_value = _clean(content.get("body") or content["name"])
+    record.MergeFromString(_attributes(labels, content, encode.LOG_ATTRIBUTES))
+    yield _message(time_ns, record)
+
+
+def _clean(text: Any) -> str:
+    return encode.utf8(str(text)).decode()
+
+
+def _time_ns(value: Any) -> int:
+    # The OTLP classes raise for any other number, and the whole request would be lost.
+    time_ns = int(value)
+    if not 0 <= time_ns < 2**63:
+        raise ValueError(f"{time_ns} is no time")
+    return time_ns
+
+
+def _attributes(labels: Labels, content: dict[str, Any], field: int) -> bytes:
+    attributes = content.get("attributes")
+    found: dict[str, Any] = {}
+    if isinstance(attributes, dict):
+        found.update((key, value) for key, value in attributes.items() if value is not None)
+    if content.get("step") is not None:
+        found["step"] = int(content["step"])
+    if content.get("exception"):
+        found["error.type"] = str(content["exception"][0])
+    # Last: an attribute of the user's never replaces a label.
+    found.update(labels)
+    return encode.attribute_bytes(found, field)

@@ -1,1 +1,0 @@
-"""Requests that wait until their receiver takes them."""
