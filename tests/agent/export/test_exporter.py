@@ -184,13 +184,6 @@ def test_the_users_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (of_project["service.name"], of_project["service.namespace"]) == ("trainer", "own")
 
 
-def test_a_project_is_the_service() -> None:
-    found = resource_of("n1", "host")
-
-    assert with_project(found, "p")["service.name"] == "p"
-    assert with_project(found, "")["service.name"] == "otel-ddp"
-
-
 def test_every_attribute_is_one_of_the_conventions() -> None:
     found = resource_of("n1", "host")
 

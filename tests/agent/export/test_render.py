@@ -30,6 +30,13 @@ MS, HOUR_NS = 10**6, 3600 * 10**9
 NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    made = Ledger()
+    made.keep_history = True
+    return made
+
+
 def span(**fields: Any) -> Document:
     content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **fields}
     return Document(SPAN, content, 0)
@@ -43,9 +50,7 @@ def sent_of(documents: list[Document]) -> list[str]:
     return [each.name for each in spans]
 
 
-def test_values_of_different_hours_go_into_different_requests() -> None:
-    ledger = Ledger()
-    ledger.keep_history = True
+def test_values_of_different_hours_go_into_different_requests(ledger: Ledger) -> None:
     series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", "loss")))
     logged_ns = [HOUR_NS - 2 * MS, HOUR_NS - MS, HOUR_NS, 5 * HOUR_NS]
     for at_ns in logged_ns:
@@ -64,9 +69,8 @@ def points_of(requests: Iterable[Request]) -> list[tuple[str, int, bool]]:
     return [(each.metric, each.time_ns, each.value is None) for each in points]
 
 
-def test_what_leaves_the_ledger_is_ended_once() -> None:
-    ledger, renderer = Ledger(), Renderer({})
-    ledger.keep_history = True
+def test_what_leaves_the_ledger_is_ended_once(ledger: Ledger) -> None:
+    renderer = Renderer({})
     board, other = (*LABELS, ("hw.id", "GPU-4")), (("run", "other"), ("rank", "0"))
     buckets = Buckets((1.0,) * (len(catalog.TRAINING_STEP_DURATION.bounds) + 1), 1.0)
     ledger.put(catalog.HW_GPU_UTILIZATION, board, 0.9, 1)
@@ -92,8 +96,10 @@ def test_what_leaves_the_ledger_is_ended_once() -> None:
     assert points_of(renderer.metrics(ledger, 4 * MS)) == [("training.steps", 4 * MS, False)]
 
 
-def test_a_series_that_another_has_replaced_or_another_agent_has_is_not_ended() -> None:
-    ledger, renderer = Ledger(), Renderer({})
+def test_a_series_that_another_has_replaced_or_another_agent_has_is_not_ended(
+    ledger: Ledger,
+) -> None:
+    renderer = Renderer({})
     ledger.put(catalog.TRAINING_STEPS, LABELS, 7.0, 1)
     points_of(renderer.metrics(ledger, MS))
 
@@ -128,11 +134,9 @@ def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
 
 
 def test_only_the_series_that_otlp_cannot_express_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "raise_failures", False)
-    ledger = Ledger()
-    ledger.keep_history = True
 
     for name in ("loss", "accuracy"):
         series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", name)))
@@ -211,9 +215,7 @@ def labels_of(metric: Metric) -> Labels:
     return tuple((name, f"value of {name}") for name in names)
 
 
-def ledger_with(metric: Metric) -> Ledger:
-    ledger = Ledger()
-    ledger.keep_history = True
+def fill(ledger: Ledger, metric: Metric) -> None:
     labels = labels_of(metric)
     if metric.kind is Kind.HISTOGRAM:
         counts = tuple(float(i) for i in range(len(metric.bounds) + 1))
@@ -222,12 +224,13 @@ def ledger_with(metric: Metric) -> Ledger:
         ledger.log(ledger.series(metric, labels), 0.25, NOW_NS)
     else:
         ledger.put(metric, labels, 3.0, NOW_NS, 7)
-    return ledger
 
 
 @pytest.mark.parametrize("metric", catalog.METRICS, ids=lambda metric: metric.name)
-def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(metric: Metric) -> None:
-    ledger = ledger_with(metric)
+def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(
+    metric: Metric, ledger: Ledger
+) -> None:
+    fill(ledger, metric)
     scraped = list(parse(generate_latest(LedgerRegistry(ledger)).decode()))
     (request,) = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
 
@@ -252,9 +255,7 @@ def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(metric: Metric) 
         assert scraped == [(name, labels, point.value)]
 
 
-def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
-    ledger = Ledger()
-    ledger.keep_history = True
+def test_requests_are_of_bounded_size_and_lose_nothing(ledger: Ledger) -> None:
     series = [
         ledger.series(catalog.TRAINING_SCALAR, (("name", f"m{i}"), ("split", "train")))
         for i in range(3)
@@ -275,8 +276,8 @@ def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
     assert again == []
 
 
-def test_logged_and_current_values_go_in_requests_of_their_own() -> None:
-    ledger = ledger_with(catalog.TRAINING_SCALAR)
+def test_logged_and_current_values_go_in_requests_of_their_own(ledger: Ledger) -> None:
+    fill(ledger, catalog.TRAINING_SCALAR)
     ledger.put(catalog.TRAINING_STATE, (("rank", "0"),), 1.0, NOW_NS)
     ledger.put(catalog.TRAINING_NONFINITE, (("rank", "0"),), 0.0, NOW_NS)
 
@@ -293,27 +294,7 @@ def test_logged_and_current_values_go_in_requests_of_their_own() -> None:
     }
 
 
-def test_times_of_a_series_grow_by_a_millisecond_whatever_the_clock_does() -> None:
-    ledger = Ledger()
-    ledger.keep_history = True
-    series = ledger.series(catalog.TRAINING_SCALAR, (("name", "loss"),))
-
-    for time_ns in (5_000_000, 5_000_000, 1_000_000, 5_500_000, 9_000_000):
-        ledger.log(series, 1.0, time_ns)
-
-    assert series.history is not None
-    assert series.history[0] == [
-        5_000_000,
-        6_000_000,
-        7_000_000,
-        8_000_000,
-        9_000_000,
-    ]
-
-
-def test_values_logged_at_one_moment_all_arrive_up_to_a_minute_ahead() -> None:
-    ledger = Ledger()
-    ledger.keep_history = True
+def test_values_logged_at_one_moment_all_arrive_up_to_a_minute_ahead(ledger: Ledger) -> None:
     series = ledger.series(catalog.TRAINING_SCALAR, (("name", "loss"),))
 
     first = [ledger.log(series, float(number), NOW_NS) for number in range(60_003)]
@@ -333,12 +314,11 @@ def test_values_logged_at_one_moment_all_arrive_up_to_a_minute_ahead() -> None:
     assert series.history[0] == sent
 
 
-def test_projects_become_services_of_their_own() -> None:
-    ledger = Ledger()
-    for project in ("a", "b"):
+def test_projects_become_services_of_their_own(ledger: Ledger) -> None:
+    for project in ("a", "b", ""):
         ledger.put(catalog.TRAINING_STATE, (("run", project),), 1.0, NOW_NS, project=project)
 
     requests = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
 
     resources = [point.resource for each in requests for point in points_in(each.body)]
-    assert resources == [{"service.name": "a"}, {"service.name": "b"}]
+    assert [each["service.name"] for each in resources] == ["a", "b", "otel-ddp"]

@@ -6,6 +6,7 @@ import os
 import time
 import tracemalloc
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,31 +147,35 @@ def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     assert home.bodies == [b"a", b"c", b"b", b"b"]
 
 
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """The collector that is named."""
+    with Receiver() as receiver:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
+        yield receiver
+
+
 def test_nothing_is_sent_where_it_cannot_be_remembered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory = three(tmp_path) / "sent"
     memory.mkdir()
-    with Receiver() as receiver:
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
 
-        assert main(["replay", str(tmp_path)]) == 1
+    assert main(["replay", str(tmp_path)]) == 1
 
     assert receiver.attempts == []
     assert f"Is a directory: '{memory}'): replay a copy" in capsys.readouterr().err
 
 
 def test_what_did_not_arrive_is_said_and_fails_a_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spool(tmp_path, ("metrics", "", 1), ("traces", "", 1), ("logs", "", 1))
-    with Receiver() as receiver:
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
-        # The first signal: one that was never taken is not tried again.
-        receiver.set_mode(404, "metrics")
-        receiver.set_mode(400, "traces")
+    # The first signal: one that was never taken is not tried again.
+    receiver.set_mode(404, "metrics")
+    receiver.set_mode(400, "traces")
 
-        assert main(["replay", str(tmp_path)]) == 1
+    assert main(["replay", str(tmp_path)]) == 1
 
     printed = capsys.readouterr().out
     assert f"sent 1 requests to {os.environ['OTEL_EXPORTER_OTLP_ENDPOINT']}\n" in printed
@@ -178,6 +183,7 @@ def test_what_did_not_arrive_is_said_and_fails_a_script(
     assert "! 1 requests are left, and the next replay goes on there\n" in printed
 
 
+@pytest.mark.usefixtures("receiver")
 @pytest.mark.parametrize("hours", [0.5, 26])
 def test_a_warning_names_the_age_of_values_that_prometheus_may_refuse(
     hours: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -185,30 +191,21 @@ def test_a_warning_names_the_age_of_values_that_prometheus_may_refuse(
     then_s = int(time.time() - hours * 3600)
     # Of metrics: what keeps spans takes them of any age.
     spool(tmp_path, ("traces", "", then_s - 999_999), ("metrics", "", then_s), ("logs", "", then_s))
-    with Receiver() as receiver:
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
 
-        assert main(["replay", str(tmp_path)]) == 0
+    assert main(["replay", str(tmp_path)]) == 0
 
     printed = capsys.readouterr().out
     assert ("The oldest value is 26 h old." in printed) == (hours == 26)
     assert ("Set it to 28h before." in printed) == (hours == 26)
 
 
-def test_a_directory_without_a_spool_is_refused_with_a_reason(
+def test_what_cannot_be_replayed_is_refused_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", str(tmp_path)]) == 2
-    assert f"{tmp_path} holds no data of an offline run." in capsys.readouterr().err
-    assert main(["replay", f"{tmp_path}/gone"]) == 2
-    assert f"{tmp_path}/gone cannot be read: No such file" in capsys.readouterr().err
+    def refusal(directory: Path) -> str:
+        assert main(["replay", str(directory)]) == 2
+        return capsys.readouterr().err
 
-
-def test_without_a_collector_the_error_tells_how_to_name_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    three(tmp_path)
-
-    assert main(["replay", str(tmp_path)]) == 2
-
-    assert "Set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
+    assert f"{tmp_path} holds no data of an offline run." in refusal(tmp_path)
+    assert f"{tmp_path}/gone cannot be read: No such file" in refusal(tmp_path / "gone")
+    assert "Set OTEL_EXPORTER_OTLP_ENDPOINT" in refusal(three(tmp_path))

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,16 @@ def elsewhere(endpoint: str) -> str:
     return endpoint.replace("127.0.0.1", "0.0.0.0")
 
 
+@contextlib.contextmanager
+def served(talk: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a server that talks to its clients as the test says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=talk, args=(server,))
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
 def read_until(end: bytes, connection: socket.socket) -> bytes:
     seen = b""
     while not seen.endswith(end):
@@ -251,18 +261,17 @@ def test_what_goes_to_another_host_goes_by_the_proxy_that_the_variables_name(
 ) -> None:
     asked: list[bytes] = []
 
-    def serve(proxy: socket.socket) -> None:
+    def refuse(server: socket.socket) -> None:
         for end in (BODY["metrics"], b"\r\n\r\n"):
-            connection, _ = proxy.accept()
+            connection, _ = server.accept()
             with connection:
                 asked.append(read_until(end, connection))
                 connection.sendall(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n")
 
     http.set(COMPRESSION="none")
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        threading.Thread(target=serve, args=(proxy,), daemon=True).start()
+    with served(refuse) as proxy:
         for name in ("http_proxy", "https_proxy"):
-            monkeypatch.setenv(name, f"me:p%40ss@127.0.0.1:{proxy.getsockname()[1]}")
+            monkeypatch.setenv(name, f"me:p%40ss@{proxy}")
         found = [http.send(f"{scheme}://far.example:81").why for scheme in ("http", "https")]
     monkeypatch.setenv("no_proxy", "localhost, 0.0.0.0/8")
 
@@ -278,7 +287,7 @@ def test_a_connection_is_kept_until_the_collector_closes_it(http: Way) -> None:
     ports: list[int] = []
     closed = threading.Event()
 
-    def serve(server: socket.socket) -> None:
+    def take(server: socket.socket) -> None:
         for requests in (2, 1):
             connection, (_, port) = server.accept()
             with connection:
@@ -288,9 +297,8 @@ def test_a_connection_is_kept_until_the_collector_closes_it(http: Way) -> None:
                     ports.append(port)
             closed.set()
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, args=(server,), daemon=True).start()
-        transport = http.connect(f"http://127.0.0.1:{server.getsockname()[1]}")
+    with served(take) as address:
+        transport = http.connect(f"http://{address}")
         outcomes = [transport.send("metrics", BODY["metrics"]).kind for _ in range(2)]
         assert closed.wait(10.0)
         outcomes.append(transport.send("metrics", BODY["metrics"]).kind)
@@ -421,72 +429,52 @@ def test_tls_towards_a_collector_without_it_never_falls_back(way: Way) -> None:
 # --------------------------------------------------------------------------- bad settings
 
 
-def test_an_endpoint_without_a_scheme_is_explained(http: Way) -> None:
-    assert http.send("collector:4318").why == (
-        "collector:4318/v1/metrics is no address to send to; http://host:4318 would be one"
-    )
+NO_ADDRESS = "is no address to send to; http://host:4318 would be one"
+FAR = "http://far.example:81"
 
 
-@pytest.mark.parametrize("host", ["no..name", "a" * 64 + ".example"])
-def test_a_host_that_no_name_can_be_is_explained(http: Way, host: str) -> None:
-    assert http.send(f"http://{host}:4318").why == (
-        f"http://{host}:4318 is no address to send to; http://host:4318 would be one"
-    )
-
-
-@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "https://127.0.0.1:9", "no..name:9"])
-def test_a_proxy_that_cannot_be_used_is_not_taken_for_the_endpoint(
-    http: Way, monkeypatch: pytest.MonkeyPatch, proxy: str
+@pytest.mark.parametrize(
+    ("endpoint", "proxy", "why"),
+    [
+        ("collector:4318", "", f"collector:4318/v1/metrics {NO_ADDRESS}"),
+        ("http://no..name:4318", "", f"http://no..name:4318 {NO_ADDRESS}"),
+        (f"http://{'a' * 64}.example:4318", "", f"http://{'a' * 64}.example:4318 {NO_ADDRESS}"),
+        *(
+            (FAR, proxy, f"no way to {FAR}: a proxy has to be of http://")
+            for proxy in ("socks5://127.0.0.1:9", "https://127.0.0.1:9", "no..name:9")
+        ),
+    ],
+)
+def test_what_can_be_no_address_or_no_proxy_is_explained(
+    http: Way, monkeypatch: pytest.MonkeyPatch, endpoint: str, proxy: str, why: str
 ) -> None:
     monkeypatch.setenv("http_proxy", proxy)
 
-    assert http.send("http://far.example:81").why == (
-        "no way to http://far.example:81: a proxy has to be of http://"
-    )
+    assert http.send(endpoint).why == why
 
 
 # --------------------------------------------------------------------------- odd replies
 
 
-class Odd:
-    """Answers one request with these bytes: at once, and then in small pieces if there are some."""
+def answering(begin: bytes, drops: Iterable[bytes] = ()) -> Callable[[socket.socket], None]:
+    """Answers with these bytes at once, and with these drops until the client closes."""
 
-    PIECES = 1000
-
-    def __init__(self, begin: bytes, piece: bytes = b"") -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._begin, self._piece = begin, piece
-        self.client_closed = False
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Odd:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-        self._socket.close()
-
-    def _serve(self) -> None:
-        connection, _ = self._socket.accept()
+    def talk(server: socket.socket) -> None:
+        connection, _ = server.accept()
         with connection:
-            seen = b""
-            while not seen.endswith(BODY["metrics"]):
-                seen += connection.recv(65536)
+            read_until(BODY["metrics"], connection)
             with contextlib.suppress(OSError):
-                connection.sendall(self._begin)
-                for _ in range(self.PIECES if self._piece else 0):
+                connection.sendall(begin)
+                for drop in drops:
                     # The client sends nothing more: a readable socket means that it has closed.
                     if select.select([connection], [], [], 0.01)[0]:
-                        self.client_closed = True
                         return
-                    connection.sendall(self._piece)
+                    connection.sendall(drop)
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):
                     pass
-                return
-            self.client_closed = True
+
+    return talk
 
 
 HUGE = 4 * 1024 * 1024
@@ -510,8 +498,8 @@ HUGE = 4 * 1024 * 1024
     ],
 )
 def test_odd_replies_are_survived(http: Way, reply: bytes, kind: str) -> None:
-    with Odd(reply) as server:
-        transport = http.connect(server.endpoint)
+    with served(answering(reply)) as address:
+        transport = http.connect(f"http://{address}")
         outcome = transport.send("metrics", BODY["metrics"])
         transport.close()
 
@@ -523,10 +511,11 @@ HEADERS = b" X\r\nContent-Type: text/plain\r\nContent-Length: 4000\r\n\r\n"
 
 @pytest.mark.parametrize(("status", "kind"), [(b"200", "delivered"), (b"400", "refused")])
 def test_a_body_that_drips_is_not_waited_for(http: Way, status: bytes, kind: str) -> None:
-    with Odd(b"HTTP/1.1 " + status + HEADERS, b"x") as server:
-        outcome = http.send(server.endpoint, timeout_s=2.0)
+    drops = iter([b"x"] * 1000)
+    with served(answering(b"HTTP/1.1 " + status + HEADERS, drops)) as address:
+        outcome = http.send(f"http://{address}", timeout_s=2.0)
 
-    assert server.client_closed
+    assert next(drops, None)
     # The status is known, and it counts.
     assert outcome.kind == kind
 
@@ -543,19 +532,16 @@ def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Wa
 
 
 def test_an_answer_to_a_request_of_which_the_rest_is_not_read_counts(http: Way) -> None:
-    def serve(server: socket.socket) -> None:
+    def refuse(server: socket.socket) -> None:
         connection, _ = server.accept()
         connection.recv(1)
         connection.sendall(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
         # With more to read, the kernel resets the connection.
         connection.close()
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, args=(server,), daemon=True).start()
-        transport = http.connect(f"http://127.0.0.1:{server.getsockname()[1]}")
-
+    with served(refuse) as address:
         # More than the kernel buffers for a server that does not read.
-        outcome = transport.send("metrics", bytes(32 * 1024 * 1024))
+        outcome = http.connect(f"http://{address}").send("metrics", bytes(32 * 1024 * 1024))
 
     assert outcome.why.startswith("401 "), outcome.why
 

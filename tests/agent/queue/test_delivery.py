@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -400,34 +399,6 @@ def test_at_its_end_it_tries_once_more_and_does_not_wait_for_a_collector_that_is
 
 
 # --------------------------------------------------------------------------- over real sockets
-
-
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
-    queue: Queue, protocol: str
-) -> None:
-    with Receiver() as receiver:
-        begin = receiver.start_grpc if protocol == "grpc" else receiver.start_http
-        transport = Transport(settings.read({}, endpoint=begin(), protocol=protocol), {})
-        delivery = Bench(queue, transport.send, clock=time.monotonic, backoff_s=(0.001, 0.001))
-        delivery.start()
-        for number in range(10):
-            delivery.put([Request("metrics", points_of(("loss", number)), 1)])
-        assert receiver.wait_for(lambda r: len(r.points()) == 10)
-        receiver.set_mode(503)
-        for number in range(10, 20):
-            delivery.put([Request("metrics", points_of(("loss", number)), 1)])
-        assert receiver.wait_for(lambda r: len(r.attempts) >= 13)
-        receiver.set_mode("ok")
-        for number in range(20, 30):
-            delivery.put([Request("metrics", points_of(("loss", number)), 1)])
-
-        assert receiver.wait_for(lambda r: len(r.points()) == 30)
-        assert [point.value for point in receiver.points()] == [float(n) for n in range(30)]
-        delivery.stop(PATIENCE_S, PATIENCE_S)
-        transport.close()
-    assert queue.dropped == {}
-    assert (delivery.attempts["delivered"], queue.size_bytes) == (30, 0)
 
 
 def test_traces_that_are_never_answered_delay_no_metrics(queue: Queue) -> None:

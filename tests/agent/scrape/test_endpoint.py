@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from agent.scrape.serving import serving
 from make import labels_of
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Buckets, Ledger
+from otel_ddp.agent.scrape import server as servers
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.agent.scrape.server import NoToken, admits, find_token
 from otel_ddp.history.page.app import App
@@ -199,3 +202,67 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
         path = tmp_path / name
         with pytest.raises(NoToken, match=f"^OTEL_DDP_SCRAPE_TOKEN_FILE names {path}, which {why}"):
             find_token(str(path), "127.0.0.1")
+
+
+# -- many clients, and slow ones: those who ask are answered
+
+# The kernel keeps no more.
+SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with serving() as endpoint:
+        yield endpoint
+
+
+def connect(endpoint: Endpoint) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
+
+
+def drip(clients: list[socket.socket]) -> None:
+    for each in clients:
+        # Most have been cut off.
+        with contextlib.suppress(OSError):
+            each.send(b"G")
+
+
+def test_many_clients_at_once_find_room_before_they_are_accepted() -> None:
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
+    try:
+        # Nothing accepts yet. A client without room would be silent until its time is over.
+        with contextlib.ExitStack() as scrapers:
+            for _ in range(min(400, int(SOMAXCONN.read_text()))):
+                scrapers.enter_context(connect(endpoint))
+    finally:
+        endpoint.start()
+        endpoint.stop()
+
+
+def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
+    with contextlib.ExitStack() as clients:
+        idle, dripping = (
+            [clients.enter_context(connect(endpoint)) for _ in range(80)] for _ in "ab"
+        )
+        answered = []
+        for _ in range(8):
+            drip(dripping)
+            answered.append(status(endpoint.url))
+
+        # Those that are awaited longest have made room: the endpoint is as bounded as ever.
+        assert idle[0].recv(1) == b""
+
+    assert answered == [200] * 8
+
+
+def test_clients_for_whom_there_is_no_thread_are_answered_one_after_the_other(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
+    monkeypatch.setattr("socketserver.threading.Thread", Short)
+
+    assert [status(endpoint.url) for _ in range(4)] == [200] * 4
