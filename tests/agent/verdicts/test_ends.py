@@ -6,22 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from make import Clock
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.diagnosis.stall.evidence import Kernel
 from otel_ddp.journal import layout
+from otel_ddp.journal.process_state import ended_by_parent
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.vocabulary.catalog import TRAINING_STEPS
 from otel_ddp.vocabulary.words import PHASES, STATES
-
-SIGTERM = {"signal": "SIGTERM"}
 
 
 class FakeExitCauses(ExitCauses):
@@ -39,89 +40,130 @@ class FakeExitCauses(ExitCauses):
         return {"resident_bytes": 1, **self.report}
 
 
-class Bench:
-    """Workers of one parent, some of which die."""
-
-    def __init__(self, folder: Path) -> None:
-        self.causes = FakeExitCauses()
-        self.now = 100.0
-        self.writers: list[JournalWriter] = []
-        self.journals: list[Process] = []
-        self.folder = folder
-
-    def worker(self, pool: bool, parent: int = 1) -> Process:
-        writer = JournalWriter(self.folder, 128 * 1024, {"run": "r", "settled": True})
-        writer.document(layout.FACTS, {"parent": parent, "pool": pool})
-        writer.phase(PHASES["other"], 0, 5)
-        writer.state(STATES["running"], 6)
-        reader = JournalReader(writer.path)
-        journal = Process(Here(reader, self.causes, lambda: self.now), lambda who: "n")
-        self.writers.append(writer)
-        self.journals.append(journal)
-        self.poll({})
-        return journal
-
-    def poll(self, report: dict[str, Any], *gone: Process, later_s: float = 0.0) -> list[float]:
-        """One round of the agent's loop, so much later; the states of the dead workers."""
-        self.now += later_s
-        self.causes.report = report
-        for each in self.journals:
-            each.life.gone_ns = each.life.gone_ns or (1 if each in gone else 0)
-            each.poll(1, each not in gone)
-        return [each.life.state for each in gone]
-
-    def close(self) -> None:
-        self.causes.close()
-        for writer, journal in zip(self.writers, self.journals, strict=True):
-            journal.reader.close()
-            writer.close()
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.close()
-
-
-RUNNING, FINISHED, KILLED = ([STATES[word]] for word in ("running", "finished", "killed"))
-
-
-@pytest.mark.parametrize("pool", [False, True])
-def test_a_child_counts_as_running_until_the_kernel_has_reported_its_end(
-    pool: bool, bench: Bench
-) -> None:
-    child = bench.worker(pool=pool)
-
-    assert bench.poll({}, child) == RUNNING
-    assert child.ended_at is None
-    assert bench.poll(SIGTERM, child, later_s=1.9) == FINISHED
-    assert child.ended_at is not None
-    assert bench.poll({"signal": "SIGKILL"}, child, later_s=9.0) == FINISHED
-
-
-@pytest.mark.parametrize("word", [{"signal": "SIGSEGV"}, {"exit_code": 3}, {"out_of_memory": "x"}])
-def test_a_worker_that_died_is_killed_at_once(word: dict[str, Any], bench: Bench) -> None:
-    worker = bench.worker(pool=True)
-
-    assert bench.poll({}, worker) == RUNNING
-    assert bench.poll(word, worker, later_s=0.1) == KILLED
+RUNNING, FINISHED, KILLED = (STATES[word] for word in ("running", "finished", "killed"))
 
 
 @pytest.mark.parametrize(
-    ("pool", "parent", "expected"),
-    [(True, os.getpid(), FINISHED), (False, os.getpid(), KILLED), (False, 1 << 22, FINISHED)],
-    ids=["of a pool", "its parent lives", "its parent has ended too"],
+    ("pool", "parent_lives", "report", "after_s", "expected"),
+    [
+        *((pool, True, {"signal": "SIGTERM"}, 1.9, FINISHED) for pool in (False, True)),
+        *(
+            (True, True, report, 0.1, KILLED)
+            for report in ({"signal": "SIGSEGV"}, {"exit_code": 3}, {"out_of_memory": "x"})
+        ),
+        # The kernel reports nothing.
+        *((True, True, {}, 2.1, FINISHED), (False, True, {}, 2.1, KILLED)),
+        (False, False, {}, 2.1, FINISHED),
+    ],
 )
-def test_without_the_kernels_report_a_pool_or_a_parent_that_ended_has_ended_its_worker(
-    pool: bool, parent: int, expected: list[int], bench: Bench
+def test_a_child_counts_as_running_until_it_is_known_how_it_has_ended(
+    pool: bool,
+    parent_lives: bool,
+    report: dict[str, Any],
+    after_s: float,
+    expected: int,
+    tmp_path: Path,
 ) -> None:
-    worker = bench.worker(pool=pool, parent=parent)
+    causes, clock = FakeExitCauses(), Clock()
+    writer = JournalWriter(tmp_path, 128 * 1024, {"run": "r", "settled": True})
+    parent = os.getpid() if parent_lives else 1 << 22
+    writer.document(layout.FACTS, {"parent": parent, "pool": pool})
+    writer.phase(PHASES["other"], 0, 5)
+    writer.state(STATES["running"], 6)
+    reader = JournalReader(writer.path)
+    child = Process(Here(reader, causes, clock), lambda _: "n")
+    child.life.gone_ns = 1
 
-    assert bench.poll({}, worker) == RUNNING
-    assert bench.poll({}, worker, later_s=1.9) == RUNNING
-    assert bench.poll({}, worker, later_s=0.2) == expected
+    def state_after(seconds: float, report: dict[str, Any]) -> int:
+        clock.now += seconds
+        causes.report = report
+        child.poll(1, alive=False)
+        return child.life.state
 
+    assert (state_after(0.0, {}), child.ended_at) == (RUNNING, None)
+    if not report:
+        assert state_after(1.9, {}) == RUNNING
+        after_s -= 1.9
+    assert state_after(after_s, report) == expected
+    assert child.ended_at is not None
+    assert state_after(9.0, {"signal": "SIGKILL"}) == expected
+    for each in (causes, reader, writer):
+        each.close()
+
+
+# -- which of those whose end nobody has recorded their parent has ended
+
+WORKER: Mapping[str, Any] = {"parent": 1234, "pool": False}
+POOLED: Mapping[str, Any] = {"parent": 1234, "pool": True}
+SIGTERM = {"signal": "SIGTERM", "resident_bytes": 1}
+LIVES, GONE = {"parent_lives": True}, {"parent_lives": False}
+
+
+def ended(
+    folder: Path,
+    facts: Mapping[str, Any],
+    end: Mapping[str, Any],
+    *,
+    phase: str = "other",
+    name: str = "",
+    steps: int = 0,
+    world: int | None = None,
+) -> bool:
+    """Whether a process that stood there when it went was ended by its parent."""
+    writer = JournalWriter(folder, 128 * 1024, {"run": "r", "world_size": world})
+    writer.document(layout.FACTS, facts)
+    writer.phase(PHASES[phase], writer.name(name) if name else 0, 5)
+    writer.state(STATES["running"], 6)
+    if steps:
+        writer.add(writer.counter(TRAINING_STEPS.name), steps)
+    writer.close()
+    reader = JournalReader(writer.path)
+    reader.read_definitions()
+    answer = ended_by_parent(reader, **end)
+    reader.close()
+    return answer
+
+
+TERMINATED: Mapping[str, Any] = {"cause": SIGTERM}
+
+
+@pytest.mark.parametrize(
+    ("facts", "end", "more", "expected"),
+    [
+        # The kernel reports the signal that a parent sends.
+        (WORKER, {**TERMINATED, **LIVES}, {}, True),
+        (POOLED, {**TERMINATED, **LIVES}, {}, True),
+        (WORKER, {"cause": {"exit_code": 0}}, {}, True),
+        # It reports nothing of a worker of a pool; or of another child whose parent has ended too.
+        *((POOLED, LIVES, {}, True), (POOLED, {}, {}, True), (WORKER, GONE, {}, True)),
+        # Something else has ended it.
+        *((WORKER, LIVES, {}, False), (WORKER, {}, {}, False), ({}, TERMINATED, {}, False)),
+        (POOLED, {"cause": {"signal": "SIGKILL"}}, {}, False),
+        (POOLED, {"cause": {**SIGTERM, "out_of_memory": "cgroup events"}}, {}, False),
+        (POOLED, {"cause": {"exit_code": 1}}, {}, False),
+        # A phase was under way.
+        *((each, TERMINATED, {"phase": "forward"}, False) for each in (WORKER, POOLED)),
+        *((each, TERMINATED, {"name": "my own"}, False) for each in (WORKER, POOLED)),
+        # Of processes that train only a worker of a pool may be idle.
+        (POOLED, TERMINATED, {"steps": 3}, True),
+        (POOLED, TERMINATED, {"steps": 3, "phase": "unmeasured"}, True),
+        (WORKER, TERMINATED, {"steps": 3}, False),
+        # One of several ranks may have crashed if the signal is unknown.
+        (WORKER, TERMINATED, {"world": 2}, True),
+        *((WORKER, GONE, {"world": 2}, False), (WORKER, GONE, {"world": 1}, True)),
+    ],
+)
+def test_an_idle_worker_was_ended_by_its_parent_unless_something_else_ended_it(
+    facts: Mapping[str, Any],
+    end: Mapping[str, Any],
+    more: Mapping[str, Any],
+    expected: bool,
+    tmp_path: Path,
+) -> None:
+    assert ended(tmp_path, facts, end, **more) is expected
+
+
+# -- one that goes on, and what it answers
 
 # Becomes another program; or closes what it has open, its journal's lock too, as a daemon does.
 LEAVES = """
@@ -153,12 +195,12 @@ def test_a_process_that_leaves_its_journal_and_goes_on_is_not_dead(
         assert not reader.writer_is_alive()
 
         journal.poll(1, alive=False)
-        while_it_lives = [journal.life.state]
+        while_it_lives = journal.life.state
         process.kill()
         process.wait()
         journal.poll(2, alive=False)
 
-        assert (while_it_lives, [journal.life.state]) == (FINISHED, FINISHED)
+        assert (while_it_lives, journal.life.state) == (FINISHED, FINISHED)
     causes.close()
     reader.close()
 

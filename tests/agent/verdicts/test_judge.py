@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import time
@@ -34,9 +33,7 @@ class Rank(ReadRank):
     """One that runs, and whose waits are known."""
 
     def __init__(self, bench: Bench, number: int, node: str = "node-1", **more: Any) -> None:
-        super().__init__(
-            bench.folder / f"{next(bench.numbers)}", number, node, bench.causes, **more
-        )
+        super().__init__(bench.folder / str(len(bench.made)), number, node, bench.causes, **more)
         self.rank = number
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
         self.enter("forward")
@@ -52,7 +49,6 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.numbers = itertools.count()
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.now_ns = time.monotonic_ns()
@@ -70,18 +66,19 @@ class Bench:
         self.made: list[Rank] = []
 
     def join(self, *numbers: int, **more: Any) -> None:
-        made = [Rank(self, number, **more) for number in numbers]
-        self.ranks += made
-        self.made += made
+        for number in numbers:
+            self.made.append(Rank(self, number, **more))
+            self.ranks.append(self.made[-1])
 
-    def poll(self, later_s: float = 1.0) -> None:
+    def poll(self, later_s: float = 1.0, times: int = 1) -> None:
         """What the agent's loop does, so much later."""
-        self.now_ns += int(later_s * 1e9)
-        for rank in self.ranks:
-            rank.poll()
-        self.judge.poll([rank.process for rank in self.ranks], self.led)
-        with self.ledger.lock:
-            self.judge.update_series(time.time_ns())
+        for _ in range(times):
+            self.now_ns += int(later_s * 1e9)
+            for rank in self.ranks:
+                rank.poll()
+            self.judge.poll([rank.process for rank in self.ranks], self.led)
+            with self.ledger.lock:
+                self.judge.update_series(time.time_ns())
 
     def train(
         self,
@@ -105,15 +102,14 @@ class Bench:
     def series(self, metric: catalog.Metric) -> dict[tuple[str, ...], float]:
         """Values by rank and by the attributes of the metric."""
         found = {}
-        for each, rows in self.ledger.families():
-            for row in rows if each is metric else []:
-                fields = dict(row.labels)
-                names = ("rank", *metric.attributes)
-                found[tuple(fields[name] for name in names if name in fields)] = row.value
+        for row in self.rows(metric):
+            fields = dict(row.labels)
+            names = ("rank", *metric.attributes)
+            found[tuple(fields[name] for name in names if name in fields)] = row.value
         return found
 
     def rows(self, metric: catalog.Metric) -> list[Any]:
-        return [row for each, rows in self.ledger.families() for row in rows if each is metric]
+        return list(dict(self.ledger.families()).get(metric, []))
 
     def reported(self) -> list[tuple[str, str, str]]:
         """Kind, state and severity of what is on its way."""
@@ -434,8 +430,7 @@ def test_a_death_is_reported_at_once_looked_at_again_and_over_when_the_run_is_st
     # The kernel says more once the run has been started anew.
     bench.join(1)
     monkeypatch.setattr(ExitCauses, "why", lambda *_: {"signal": "SIGSEGV"})
-    for _ in range(10):
-        bench.poll(later_s=3.0)
+    bench.poll(later_s=3.0, times=10)
 
     assert of("death", bench.reported()) == [("closed", "INFO")]
     assert bench.open() == []
@@ -463,8 +458,7 @@ def test_a_death_counts_for_the_rank_that_ended_first_and_not_for_one_that_was_t
 
     # It stays told when the run is started anew.
     bench.join(0, 1)
-    for _ in range(3):
-        bench.poll(later_s=3.0)
+    bench.poll(later_s=3.0, times=3)
     assert bench.open() == []
     assert bench.series(catalog.TRAINING_DEATHS) == {("0", "out_of_memory"): 1.0}
 
@@ -491,8 +485,7 @@ def test_a_death_before_the_agent_came_is_over_where_the_run_was_started_again(
         for rank in bench.ranks[-2:]:
             rank.state(state)
             rank.alive = False
-    for _ in range(3):
-        bench.poll(later_s=3.0)
+    bench.poll(later_s=3.0, times=3)
 
     assert (bench.open(), bench.judge.past()) == ([], [])
 
@@ -534,8 +527,7 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.train(25)
     bench.ranks[0].enter("comm_wait")
     bench.ranks[1].enter("data")
-    for _ in range(14):
-        bench.poll(later_s=5)
+    bench.poll(later_s=5, times=14)
 
 
 def test_what_nccl_itself_says_of_a_stall_is_told_with_it(
@@ -549,8 +541,7 @@ def test_what_nccl_itself_says_of_a_stall_is_told_with_it(
         bench.train(25)
         bench.ranks[0].enter("comm_wait")
         bench.ranks[1].enter("comm_wait")
-        for _ in range(14):
-            bench.poll(later_s=5)
+        bench.poll(later_s=5, times=14)
         before = bench.verdict("stall")["sentence"]
         here = {"rank": 0, "host": "10.0.0.7", "pid": bench.ranks[0].process.reader.pid}
         gone = {"rank": 1, "host": "10.0.0.8", "pid": 7, "status": {"considered_dead": True}}
@@ -621,8 +612,7 @@ def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted
     bench.ranks[1].alive = False
     bench.poll()
     bench.ranks.pop()
-    for _ in range(13):
-        bench.poll(later_s=5)
+    bench.poll(later_s=5, times=13)
 
     found = bench.verdict("stall")
     assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == ("dead", ["1"])
@@ -730,25 +720,29 @@ def test_ranks_that_train_together_are_compared_whatever_their_roles(bench: Benc
     assert of_run == [{"group": "g", "run": "r"}]
 
 
-@pytest.mark.parametrize("comes", ["first", "last"])
-def test_an_evaluator_beside_the_training_is_not_compared_with_it(bench: Bench, comes: str) -> None:
+@pytest.mark.parametrize("beside", ["an evaluator first", "an evaluator last", "more actors"])
+def test_what_is_beside_the_training_is_not_compared_with_it(bench: Bench, beside: str) -> None:
     def evaluate() -> None:
         bench.join(0, job_type="eval", world_size=1)
         # It has steps as well, whose waits are not known.
         bench.ranks[-1].writer.document(layout.FACTS, {"capability": {"comm_wait": "fsdp"}})
         bench.train(40)
 
-    if comes == "first":
+    if beside == "more actors":
+        # Those that make steps are the training.
+        bench.join(0, 1, 2, 3, job_type="actor", world_size=4)
+        bench.poll()
+    if beside == "an evaluator first":
         evaluate()
     bench.join(0, 1)
-    if comes == "last":
+    if beside == "an evaluator last":
         evaluate()
-    bench.train(200, late_ms=30)
+    bench.train(200, late_ms=30, ranks=bench.ranks[4:] or None)
 
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
     roles = {dict(row.labels)["job_type"] for row in bench.rows(catalog.TRAINING_STRAGGLER)}
     assert roles == {"train"}
-    assert bench.judge.insufficient() == []
+    assert beside == "more actors" or bench.judge.insufficient() == []
 
 
 def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
@@ -787,15 +781,3 @@ def test_a_process_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     assert found["who"] == {"group": "g", "run": "r", "node": "node-1"}
     standing = bench.rows(catalog.TRAINING_STALLED)
     assert {dict(row.labels)["job_type"] for row in standing} == {"train"}
-
-
-def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it(bench: Bench) -> None:
-    bench.join(0, 1, 2, 3, job_type="actor", world_size=4)
-    bench.poll()
-    bench.join(0, 1)
-
-    bench.train(400, late_ms=30, ranks=bench.ranks[4:])
-
-    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
-    roles = {dict(row.labels)["job_type"] for row in bench.rows(catalog.TRAINING_STRAGGLER)}
-    assert roles == {"train"}
