@@ -49,11 +49,6 @@ def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: 
     assert abs(follower.clock_offset_ns - (time.time_ns() - time.monotonic_ns())) < 1e9
 
 
-def framed(answer: Any) -> bytes:
-    content: bytes = answer.SerializeToString()
-    return len(content).to_bytes(4, "big") + content
-
-
 def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
@@ -97,16 +92,6 @@ def test_a_link_that_was_cut_comes_back_to_the_same_lead_or_to_another(links: Li
     until(lambda: follower.is_connected)
     send(follower, b"e")
     assert said(successor, 1) == [("node-1", b"e")]
-
-
-def test_a_follower_says_that_its_lead_has_closed_the_link(links: Links) -> None:
-    lead, follower = links.lead(), links.follower()
-    until(lambda: follower.is_connected)
-
-    lead.stop()
-    until(lambda: not follower.is_connected)
-
-    assert follower.state == f"lost 127.0.0.1:{links.port}: closed"
 
 
 def test_what_an_agent_has_sent_is_with_the_lead_before_it_ends(links: Links) -> None:

@@ -48,23 +48,17 @@ def process(tmp_path: Path) -> Iterator[Made]:
         each.close()
 
 
-def test_the_node_of_rank_0_leads_also_after_an_attempt_with_more_ranks(process: Made) -> None:
+def test_the_node_of_rank_0_leads_also_after_a_larger_attempt_and_when_that_rank_ends_first(
+    process: Made,
+) -> None:
     before = [process(rank, 6, alive=False) for rank in (2, 3)]
     now = [process(rank, 4) for rank in (0, 1)]
+    ended_first = [process(1, 4), process(0, 4, alive=False)]
 
-    wanted = wanted_by([*before, *now])
+    for ranks in ([*before, *now], ended_first):
+        wanted = wanted_by(ranks)
 
-    assert wanted is not None
-    assert (wanted.leads, wanted.world_size) == (True, 4)
-
-
-def test_the_node_of_rank_0_leads_on_when_that_rank_ends_first(process: Made) -> None:
-    other, first = process(1, 4), process(0, 4, alive=False)
-
-    wanted = wanted_by([first, other])
-
-    assert wanted is not None
-    assert wanted.leads
+        assert (wanted.leads, wanted.world_size) == (True, 4)
 
 
 def test_an_attempt_on_one_node_has_no_lead_whatever_the_last_one_had(process: Made) -> None:
@@ -177,29 +171,26 @@ def test_a_lead_stays_one_when_rank_0_has_gone_until_another_secret_is_drawn(
     assert ("this agent leads the run" in told["sentence"]) is (drawn == "once")
 
 
-def test_ranks_that_name_no_lead_are_compared_alone_and_status_says_so(
-    process: Made, links: Links
+@pytest.mark.parametrize(
+    ("world_size", "named", "known", "why"),
+    [
+        (4, None, 2, "they name no lead (no process group yet, or OTEL_DDP_LEAD=off)"),
+        (10_241, NAMED, 1, "one agent compares 10240 at most"),
+    ],
+)
+def test_ranks_that_have_no_lead_are_compared_alone_and_status_says_so(
+    process: Made, links: Links, world_size: int, named: Any, known: int, why: str
 ) -> None:
-    two = [process(rank, 4, named=None) for rank in (0, 1)]
-    said = (
-        "2 of 4 ranks are known here and compared with each other alone: they name no lead (no "
-        "process group yet, or OTEL_DDP_LEAD=off)"
-    )
+    ranks = [process(rank, world_size, named=named) for rank in range(known)]
 
-    links.poll(two)
-    assert [each["sentence"] for each in links.describe()] == [said]
+    links.poll(ranks)
+    (told,) = links.describe()
+    said = f"{known} of {world_size} ranks are known here and compared with each other alone: {why}"
+    assert told["sentence"] == said
 
-    links.poll([*two, *(process(rank, 4, named=None) for rank in (2, 3))])
-    assert links.describe() == []
-
-
-def test_a_run_of_more_ranks_than_one_agent_compares_has_no_link_and_status_says_so(
-    process: Made, links: Links
-) -> None:
-    links.poll([process(0, 10_241)])
-
-    (said,) = (each["sentence"] for each in links.describe())
-    assert said.endswith("compared with each other alone: one agent compares 10240 at most")
+    if named is None:
+        links.poll([*ranks, *(process(rank, world_size, named=None) for rank in (2, 3))])
+        assert links.describe() == []
 
 
 @pytest.mark.parametrize(("world_size", "is_whole"), [(512, True), (513, False)])
@@ -231,6 +222,16 @@ class Wire:
         return found
 
 
+@pytest.fixture
+def end() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def led(end: Any) -> Leading:
+    return Leading(RUN, "node-0", end, None)
+
+
 def report(process: Process, node: str, count: int) -> tuple[str, Any]:
     """Of so many processes, which are all told as this one is, but for their beginnings."""
     made = wire.Report(clock_offset_ns=time.time_ns() - time.monotonic_ns())
@@ -250,12 +251,10 @@ def report(process: Process, node: str, count: int) -> tuple[str, Any]:
 
 
 def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
-    process: Made, monkeypatch: pytest.MonkeyPatch
+    process: Made, led: Leading, end: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
     monkeypatch.setattr(leading_module, "_MOST_OF_RUN", 10)
-    end: Any = Wire()
-    led = Leading(RUN, "node-0", end, None)
     for at in range(1, 8):
         end.reports.append(report(process(0, 4), f"node-{at}", 4))
         led.poll([], at)
@@ -267,9 +266,8 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
 
 @pytest.mark.parametrize(("run", "node"), [("r", "node-0"), ("another", "node-1")])
 def test_processes_of_the_lead_itself_or_of_another_run_are_not_taken_from_others(
-    process: Made, run: str, node: str
+    process: Made, end: Any, run: str, node: str
 ) -> None:
-    end: Any = Wire()
     led = Leading((("group", "g"), ("run", run)), "node-0", end, None)
     _, made = report(process(0, 4), node, 1)
     end.reports.append(("node-1", made))
@@ -278,9 +276,7 @@ def test_processes_of_the_lead_itself_or_of_another_run_are_not_taken_from_other
     assert list(led.sources()) == []
 
 
-def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
-    end: Any = Wire()
-    led = Leading(RUN, "node-0", end, None)
+def test_what_the_lead_refuses_is_told_by_its_reason(led: Leading, end: Wire) -> None:
     assert "refused" not in led.describe()
 
     end.refused = {"another version": 2, "no name": 1}
@@ -291,10 +287,8 @@ def test_what_the_lead_refuses_is_told_by_its_reason() -> None:
 
 
 def test_an_agent_of_another_version_is_told_of_in_one_line(
-    process: Made, caplog: pytest.LogCaptureFixture
+    process: Made, led: Leading, end: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    end: Any = Wire()
-    led = Leading(RUN, "node-0", end, None)
     node, made = report(process(0, 4), "node-1", 3)
     for each in made.processes:
         later = bytearray(each.head)

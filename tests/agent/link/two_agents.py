@@ -125,12 +125,9 @@ class Agent:
         """By rank: the series that name it for backward."""
         with self.ledger.lock:
             self.judge.update_series(time.time_ns())
-        return {
-            dict(row.labels)["rank"]: row.value
-            for metric, rows in self.ledger.families()
-            for row in (rows if metric is catalog.TRAINING_STRAGGLER else ())
-            if ("phase", "backward") in row.labels
-        }
+        rows = dict(self.ledger.families()).get(catalog.TRAINING_STRAGGLER, [])
+        named = [row for row in rows if ("phase", "backward") in row.labels]
+        return {dict(row.labels)["rank"]: row.value for row in named}
 
 
 class TwoAgents:
@@ -180,7 +177,11 @@ class TwoAgents:
             for rank in {*agent.ranks, *agent.seen}:
                 rank.close()
 
-    def poll(self) -> None:
+    def poll(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.poll_once()
+
+    def poll_once(self) -> None:
         here = self.led.read()
         self.following.poll(here, self.led.now_ns)
         judgement = self.following.judgement()
