@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import threading
 import time
@@ -14,28 +13,57 @@ from typing import Any
 
 import pytest
 
-from agent.history.batches import MS, RUN, S, batch
 from fed import IDENTITY, Fed
 from histories import kept_steps
+from make import step_of
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
 from otel_ddp.agent.history.run_time import ProcessTime
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.process import News
 from otel_ddp.diagnosis.steps import Parts
 from otel_ddp.history import directory, run_file
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
 from otel_ddp.journal.layout import EVENT
-from otel_ddp.journal.parser import Document, Scalars
+from otel_ddp.journal.parser import Document, Name, Scalars
 from otel_ddp.settings import MIB
 from otel_ddp.vocabulary.words import UNMEASURED
 
+RUN = ("g", "r")
+S, MS = 10**9, 10**6
+NAMES = {1: Name("loss", "train")}
 NOTHING = State({}, {}, (), ())
 OTHER = 65534
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+
+
+def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0", **more: Any) -> Batch:
+    """What is read of a rank: so many steps of 10 ms, each with a value and a line.
+
+    *more*: other news.
+    """
+    numbers = range(first, first + count)
+    steps = [step_of(n, n * 10 * MS, [(2, 7 * MS), (4, 3 * MS)]) for n in numbers if n]
+    news = News(
+        scalars=[Scalars((n + 1) * S, n, None, (1,), (n / 3,), 100 * n + 1) for n in numbers],
+        steps=steps,
+        device_steps=[],
+        estimated=steps,
+        device_estimated=[],
+        events=[
+            Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
+            for n in numbers
+        ],
+        spans=[],
+        overwritten=[],
+    )
+    until = 100 * (first + count)
+    process = ProcessTime(rank, 1, 1, 0, "running", journal=journal)
+    return Batch(RUN, process, until, NAMES, news._replace(**more))
 
 
 def kept(path: Path) -> tuple[int, int, int]:
@@ -107,12 +135,16 @@ def _later(earlier: Batch) -> Batch:
     )
 
 
-def _minutes_and_counts(path: Path) -> dict[int, list[int]]:
+# A first attempt came to step 9, and the next one begins a minute later at step 5 and comes to 7.
+OF_TWO_ATTEMPTS = {**dict.fromkeys(range(5), (0, 1)), **dict.fromkeys(range(5, 8), (1, 1))}
+
+
+def _minutes_and_counts(path: Path) -> dict[int, tuple[int, int]]:
     """By step: when its first value was logged, in minutes, and how many there are."""
     with History(path) as history:
         (series,) = history.series("value")
         return {
-            each.first: [each.first_ns // (60 * S), each.finite] for each in history.sums(series)
+            each.first: (each.first_ns // (60 * S), each.finite) for each in history.sums(series)
         }
 
 
@@ -125,10 +157,7 @@ def test_attempts_that_are_read_at_once_are_kept_as_if_each_had_been_written(
         # It goes on from step 5, and has not come as far.
         run.feed(_later(batch(5, 3, **steps)))
 
-    assert _minutes_and_counts(run.path) == {
-        **{step: [0, 1] for step in range(5)},
-        **{step: [1, 1] for step in range(5, 8)},
-    }
+    assert _minutes_and_counts(run.path) == OF_TWO_ATTEMPTS
 
 
 def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next_one_began(
@@ -141,10 +170,7 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
         run.write(1)
         run.feed(batch(3, 7))
 
-    assert _minutes_and_counts(run.path) == {
-        **{step: [0, 1] for step in range(5)},
-        **{step: [1, 1] for step in range(5, 8)},
-    }
+    assert _minutes_and_counts(run.path) == OF_TWO_ATTEMPTS
     with History(run.path) as history:
         (series,) = history.step_series.values()
         # It is not known yet which steps the later attempt has made.
@@ -157,33 +183,24 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
 def test_an_attempt_without_a_step_replaces_values_from_its_first_one_on(
     tmp_path: Path, state: str, agents: int
 ) -> None:
-    run = KeptRun(tmp_path / "a.sqlite")
-    run.open()
     no_steps: Any = {"steps": [], "estimated": []}
-    run.feed(batch(0, 10, **no_steps))
-    ended = ProcessTime("0", 1, 1, 30 * S, state)
-    run.feed_state(State({}, {}, (), (), [ended]))
-    run.write(1)
-    if agents == 2:
-        run.close()
-        run = KeptRun(tmp_path / "a.sqlite")
-        run.open()
-    # Its values come before anything else is known of it.
-    run.feed(_later(batch(5, 3, **no_steps)))
-    run.write(2)
-    run.close()
+    with contextlib.ExitStack() as life:
+        run = life.enter_context(opened(tmp_path / "a.sqlite"))
+        run.feed(batch(0, 10, **no_steps))
+        run.feed_state(State({}, {}, (), (), [ProcessTime("0", 1, 1, 30 * S, state)]))
+        run.write(1)
+        if agents == 2:
+            life.close()
+            run = life.enter_context(opened(tmp_path / "a.sqlite"))
+        # Its values come before anything else is known of it.
+        run.feed(_later(batch(5, 3, **no_steps)))
 
-    assert _minutes_and_counts(run.path) == {
-        **{step: [0, 1] for step in range(5)},
-        **{step: [1, 1] for step in range(5, 8)},
-    }
+    assert _minutes_and_counts(run.path) == OF_TWO_ATTEMPTS
 
 
 def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(
     tmp_path: Path,
 ) -> None:
-    run = KeptRun(tmp_path / "a.sqlite")
-    run.open()
     good = batch(1, 8)
     bare = [
         each._replace(parts=Parts(each.began_ns, bytes([UNMEASURED]), (10 * MS,)))
@@ -192,10 +209,9 @@ def test_steps_that_were_not_measured_are_kept_with_estimates_by_either_clock(
     news = good.news._replace(
         steps=bare, device_steps=bare[-1:], device_estimated=good.news.estimated
     )
-    run.feed(good._replace(news=news))
-    run.write(1)
+    with opened(tmp_path / "a.sqlite") as run:
+        run.feed(good._replace(news=news))
     seconds = run.time.to_json()["time"]["seconds"]
-    run.close()
 
     with History(run.path) as history:
         for clock in history.series("steps"):
@@ -266,41 +282,6 @@ def test_costly_writing_waits_and_so_does_what_failed(
     made._write_all()
 
     assert made._write_at - 100 == pytest.approx(pause_s)
-
-
-def test_what_waits_for_its_directory_is_kept_once_that_is_there(made: Histories) -> None:
-    made.directory.write_text("in the way")
-    made.feed(batch(0, 10))
-    made._write_all()
-    told = made.describe()
-    assert "directory" in told["problem"].lower()
-    assert told["since_ns"] > 0
-    made.feed(batch(10, 10))
-    made._write_all()
-
-    made.directory.unlink()
-    made._write_all()
-
-    assert made.describe()["problem"] == ""
-    assert kept(path_of(made)) == (20, 19, 20)
-
-
-def test_records_that_were_overwritten_unread_are_a_gap(made: Histories) -> None:
-    second = 1_000_000_000
-    for since in (10, 11, 200):
-        made.feed(batch(0, 2, overwritten=[(since * second, (since + 1) * second)]))
-        made._write_all()
-
-    with History(path_of(made)) as history:
-        gaps = history.about["gaps"]
-    # What goes on is one.
-    assert [(each["since_ns"], each["until_ns"]) for each in gaps] == [
-        (10 * second, 12 * second),
-        (200 * second, 201 * second),
-    ]
-    assert {each["why"] for each in gaps} == {
-        "records of rank 0 were overwritten before they were read"
-    }
 
 
 def test_what_an_agent_had_read_and_could_not_write_before_it_was_killed_is_a_gap(
@@ -497,21 +478,6 @@ def test_what_is_certainly_no_history_neither_counts_nor_goes(tmp_path: Path, na
     assert list(folder.iterdir()) == [folder / name]
 
 
-def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "h", tmp_path / "elsewhere"
-    for each in (folder, elsewhere):
-        each.mkdir(mode=0o700)
-    path = elsewhere / file_name("g", "r", "n")
-    made_by_an_agent(path)
-    for name in ("", "-wal", "-journal"):
-        (folder / f"{path.name}{name}").symlink_to(path)
-
-    directory.delete_oldest(folder, 1, ())
-
-    assert path.exists()
-    assert list(directory.histories(folder)) == []
-
-
 @as_root
 def test_a_history_of_another_user_is_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / file_name("g", "r", "n")
@@ -565,20 +531,6 @@ def test_nothing_is_kept_in_a_file_of_another_user_or_behind_a_link(
 
 
 # -- what goes wrong
-
-
-def test_a_directory_that_is_removed_in_mid_run_is_made_again_with_all_that_was_in_it(
-    made: Histories, caplog: pytest.LogCaptureFixture
-) -> None:
-    made.feed(batch(0, 10))
-    made._write_all()
-    shutil.rmtree(made.directory)
-    made.feed(batch(10, 10))
-    made._write_all()
-
-    assert f"the history {path_of(made)} was removed, and is made again" in caplog.text
-    assert kept(path_of(made)) == (20, 19, 20)
-    assert made.directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_disk_that_hangs_is_said_while_it_hangs_and_does_not_hold_up_the_end(
