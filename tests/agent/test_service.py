@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -80,14 +79,11 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "place")
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    """The journal of a dead process."""
-    writer = JournalWriter(tmp_path, 128 * 1024, {"run": "r"})
-    copy = tmp_path / "copy"
-    shutil.copy(writer.path, copy)
+def dead_journal(folder: Path) -> Path:
+    """The journal of a process that has ended."""
+    writer = JournalWriter(folder, 128 * 1024, {"run": "r"})
     writer.close()
-    return copy
+    return writer.path
 
 
 def delete_done(journals: Journals) -> None:
@@ -126,13 +122,9 @@ def two_left_of(files: int) -> Iterator[None]:
 
 
 def test_a_journal_for_which_no_file_was_left_is_read_later(
-    place: Place,
-    journal: Path,
-    journals: Journals,
-    files: int,
-    caplog: pytest.LogCaptureFixture,
+    place: Place, journals: Journals, files: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = (shutil.copy(journal, place.directory / f"{n}.journal") for n in (1, 2))
+    first, second = sorted(dead_journal(place.directory) for _ in range(2))
 
     with two_left_of(files):
         journals.find()
@@ -149,8 +141,9 @@ def test_a_journal_for_which_no_file_was_left_is_read_later(
 
 
 def test_a_file_that_is_no_journal_is_logged_once_and_listed_until_it_is_deleted(
-    place: Place, journal: Path, journals: Journals, caplog: pytest.LogCaptureFixture
+    place: Place, journals: Journals, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    journal = dead_journal(tmp_path)
     bad, link = place.directory / "1.journal", place.directory / "2.journal"
     bad.write_bytes(b"no")
     link.symlink_to(journal)
@@ -162,7 +155,7 @@ def test_a_file_that_is_no_journal_is_logged_once_and_listed_until_it_is_deleted
     assert journals.unreadable() == told
     assert [each.message.partition(";")[0] for each in caplog.records] == told
     bad.unlink()
-    os.replace(shutil.copy(journal, place.directory / "whole"), link)
+    journal.replace(link)
     journals.find()
     assert (list(journals.marks()), journals.unreadable()) == ([link], [])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fed import IDENTITY
 from node import PATIENCE_S
 from otel_ddp import settings
 from otel_ddp.agent import artifacts
@@ -22,17 +23,6 @@ from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import record_artifact, record_event
 from otel_ddp.vocabulary import catalog
-
-IDENTITY = {
-    "run": "r",
-    "group": "g",
-    "job_type": "train",
-    "host": "h",
-    "global_rank": 0,
-    "local_rank": 0,
-    "exported": True,
-    "settled": True,
-}
 
 
 class Here:
@@ -70,12 +60,8 @@ class Here:
         self.journals.update_series(time.time_ns())
 
     def series(self, metric: catalog.Metric) -> list[tuple[dict[str, str], Any]]:
-        return [
-            (dict(series.labels), series.value)
-            for each, rows in self.ledger.families()
-            if each is metric
-            for series in rows
-        ]
+        rows = dict(self.ledger.families()).get(metric, [])
+        return [(dict(series.labels), series.value) for series in rows]
 
     def records(self) -> list[dict[str, Any]]:
         """Of the agent, about what it has read."""
@@ -141,18 +127,10 @@ def test_only_so_many_of_a_rank_are_shown(here: Here) -> None:
 
     shown = here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)
     assert len(shown) == MOST_SHOWN
+    # What lies elsewhere is shown as it is named: the event of the run says all of it.
+    assert here.records() == here.series(catalog.TRAINING_ARTIFACT_SIZE) == []
+    assert {(labels["uri"], labels["digest"]) for labels, _ in shown} == {("s3://bucket/data", "")}
     assert "data 0" not in {labels["name"] for labels, _ in shown}
-
-
-def test_what_lies_elsewhere_is_shown_as_it_is_named(here: Here) -> None:
-    here.name("s3://bucket/data")
-    here.read()
-
-    # The event of the run says all of it.
-    assert here.records() == []
-    assert here.series(catalog.TRAINING_ARTIFACT_SIZE) == []
-    ((labels, _),) = here.series(catalog.TRAINING_ARTIFACT_TIMESTAMP)
-    assert (labels["uri"], labels["digest"]) == ("s3://bucket/data", "")
 
 
 def test_an_agent_of_the_platform_reads_no_file(here: Here, saved: Path) -> None:

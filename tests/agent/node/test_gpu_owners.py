@@ -132,34 +132,19 @@ def test_a_device_has_the_labels_of_the_ranks_that_use_it(
             [("0", "0", 5), ("1", "1", 6)],
         ),
         ([claim(0, pid=0)], {BOARDS[0]: [(0, MIB)]}, []),
+        # The owner is never guessed: two strangers; two ranks; a device that is not declared.
+        ([claim(0, B[0])], {BOARDS[0]: [(900, MIB), (901, MIB)]}, []),
+        ([claim(0, B[0]), claim(1, B[0])], {BOARDS[0]: [(900, MIB)]}, []),
+        ([claim(0)], {BOARDS[0]: [(900, MIB)]}, []),
+        # Its process id is comparable: so it has no context yet, and another process has.
+        (
+            [claim(0, B[0]), claim(1, B[1], pid=901)],
+            {BOARDS[0]: [(900, MIB)], BOARDS[1]: [(901, None)]},
+            [],
+        ),
+        # One process that has written the journals of two ranks.
+        ([claim(0, B[0]), claim(1, B[1], pid=100)], {BOARDS[0]: [(100, MIB)]}, []),
     ],
 )
 def test_memory_is_that_of_the_process(claims: Any, users: Any, expected: Any) -> None:
-    ownership = decide(claims, users)
-
-    assert memory(ownership) == expected
-
-
-@pytest.mark.parametrize(
-    ("claims", "users"),
-    [
-        ([claim(0, UUIDS[0])], {BOARDS[0]: [(900, MIB), (901, MIB)]}),
-        ([claim(0, UUIDS[0]), claim(1, UUIDS[0])], {BOARDS[0]: [(900, MIB)]}),
-        ([claim(0)], {BOARDS[0]: [(900, MIB)]}),
-        # Its process id is comparable: so it has no context yet, and another process has.
-        (
-            [claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=901)],
-            {BOARDS[0]: [(900, MIB)], BOARDS[1]: [(901, None)]},
-        ),
-        # One process that has written the journals of two ranks.
-        ([claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=100)], {BOARDS[0]: [(100, MIB)]}),
-    ],
-    ids=[
-        *("two strangers", "two ranks", "not declared"),
-        *("numbers that match elsewhere", "a number of two ranks"),
-    ],
-)
-def test_the_owner_of_memory_is_never_guessed(claims: Any, users: Any) -> None:
-    ownership = decide(claims, users)
-
-    assert memory(ownership) == []
+    assert memory(decide(claims, users)) == expected

@@ -370,12 +370,14 @@ def pressure(total_us: int) -> str:
     return f"some avg10=0.00 total={total_us}\nfull avg10=0.00 total={total_us}"
 
 
-def test_pressure_is_that_of_the_container(node: NodeTree) -> None:
-    node.version_2("/", machine=False)
+@pytest.mark.parametrize("path", ["", "/job"], ids=["of the container", "of what limits"])
+def test_pressure_is_that_of_the_cgroup(path: str, node: NodeTree) -> None:
+    node.version_2(path or "/", machine=bool(path))
+    node.group(path, {**of_version_2(str(8 * GIB), GIB, 0), "cpu.max": "100000 100000"})
     for resource in ("cpu", "memory", "io"):
         node.write(f"proc/pressure/{resource}", pressure(1_000_000))
     for resource in ("cpu", "memory"):
-        node.group("", {f"{resource}.pressure": pressure(2_000_000)})
+        node.group(path, {f"{resource}.pressure": pressure(2_000_000)})
 
     found = values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE)
 
@@ -383,14 +385,3 @@ def test_pressure_is_that_of_the_container(node: NodeTree) -> None:
     own = dict.fromkeys(("cpu some", "cpu full", "memory some", "memory full"), 2.0)
     # What it does not tell is the node's.
     assert found == {**own, "io some": 1.0, "io full": 1.0}
-
-
-def test_pressure_is_that_of_the_cgroup_that_limits(node: NodeTree) -> None:
-    node.version_2("/job")
-    node.group("/job", of_version_2(str(8 * GIB), GIB, 0))
-    node.write("proc/pressure/memory", pressure(1_000_000))
-    node.group("/job", {"memory.pressure": pressure(2_000_000)})
-
-    found = values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE)
-
-    assert found["memory some"] == 2.0

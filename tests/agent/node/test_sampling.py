@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +177,6 @@ class Bench:
         for thread in self.sampling.threads():
             thread.keep_running()
 
-    def close(self) -> None:
-        self.sampling.stop()
-
     def told(self, metric: catalog.Metric, *ranks: Rank) -> list[tuple[dict[str, str], Any]]:
         with self.ledger.lock:
             self.sampling.update_series(ranks, {each.pid for each in ranks}, time.time_ns())
@@ -201,8 +197,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
 
     yield make
     for each in made:
-        with closing(each):
-            pass
+        each.sampling.stop()
 
 
 @pytest.fixture

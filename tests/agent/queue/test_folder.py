@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -188,16 +187,6 @@ def test_a_folder_that_cannot_be_made_is_a_problem_and_no_exception(
     assert queue.problem
     assert drain(queue) == [b"x"]
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-
-    queue = opened(folder)
-
-    assert not put(queue, "metrics", b"x")
-    assert queue.problem == f"{folder}: belongs to user {os.getuid()}, not to us"
 
 
 def test_a_full_disk_is_no_exception_and_leaves_no_half_file(folder: Path) -> None:

@@ -109,23 +109,13 @@ def test_a_value_that_was_finite_before_the_agent_came_may_be_lost_afterwards(be
     assert (found.name, found.step, found.finite_step) == ("loss", 2, 1)
 
 
-def test_a_process_that_was_dead_when_the_agent_came_ended_when_it_wrote_last(bench: Fed) -> None:
-    bench.rank.state("running")
-    bench.log({"loss": 1.0}, step=1)
-    wrote_ns = time.time_ns()
-
-    bench.read(alive=False)
-
-    created_ns, life = bench.writer.created_ns, bench.process.life
-    assert created_ns < life.ended_ns <= wrote_ns < life.gone_ns
-    assert life.seen_alive_ns == life.ended_ns
-
-
-def test_a_process_that_died_while_the_agent_was_paused_ended_when_it_wrote_last(
-    bench: Fed,
+@pytest.mark.parametrize("was_there", [False, True], ids=["not there yet", "paused"])
+def test_a_process_that_died_without_an_agent_ended_when_it_wrote_last(
+    bench: Fed, was_there: bool
 ) -> None:
     bench.rank.state("running")
-    bench.read(after_s=-60)
+    if was_there:
+        bench.read(after_s=-60)
     bench.log({"loss": 1.0}, step=1)
     wrote_ns = time.time_ns()
 
@@ -133,6 +123,7 @@ def test_a_process_that_died_while_the_agent_was_paused_ended_when_it_wrote_last
 
     life = bench.process.life
     assert bench.writer.created_ns < life.ended_ns <= wrote_ns < life.gone_ns
+    assert life.seen_alive_ns == life.ended_ns
 
 
 def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
@@ -388,35 +379,23 @@ class TestNodeNames:
             assert second.name(node(0)) == "h"
             assert second.name(node(1)) == "h-1"
 
-    def test_launchers_are_nodes_though_their_workers_never_live_at_the_same_time(
+    def test_launchers_are_nodes_in_all_groups_though_their_workers_never_live_at_the_same_time(
         self, tmp_path: Path
     ) -> None:
         names = NodeNames(tmp_path / "nodes.json", "")
 
-        def name(launcher: str, node_rank: int) -> str:
-            who = {"run": "r", "host": "h", "node_rank": node_rank, "launched_by": launcher}
-            return names.name(who)
+        def named(*launched: tuple[str, int], group: str = "") -> list[str]:
+            return [
+                names.name({**node(node_rank), "launched_by": launcher, "group": group})
+                for launcher, node_rank in launched
+            ]
 
-        first = [name("a", 0), name("b", 1)]
+        assert named(("a", 0), ("b", 1)) == ["h", "h-1"]
         # A restart deals the node ranks anew; a launcher that was started again is the same node.
-        permuted = [name("a", 1), name("b", 0), name("c", 1), name("d", 0)]
-
-        assert first == ["h", "h-1"]
-        assert permuted == ["h", "h-1", "h-1", "h"]
-
-    def test_a_launcher_is_the_same_node_in_all_groups_of_its_ranks(self, tmp_path: Path) -> None:
-        names = NodeNames(tmp_path / "nodes.json", "")
-
-        def name(launcher: str, node_rank: int, group: str) -> str:
-            who = {"run": "r", "host": "h", "node_rank": node_rank, "launched_by": launcher}
-            return names.name({**who, "group": group})
-
-        first = [name("a", 0, "g"), name("b", 1, "g")]
+        assert named(("a", 1), ("b", 0), ("c", 1), ("d", 0)) == ["h", "h-1", "h-1", "h"]
+        assert named(("a", 0), ("b", 1), group="g") == ["h", "h-1"]
         # In the other order.
-        second = [name("b", 1, "k"), name("a", 0, "k")]
-
-        assert first == ["h", "h-1"]
-        assert second == ["h-1", "h"]
+        assert named(("b", 1), ("a", 0), group="k") == ["h-1", "h"]
 
     def test_a_name_that_the_user_gave_wins(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "machine")

@@ -49,13 +49,12 @@ class Node:
 
     def best(self) -> dict[str, tuple[float, float | None]]:
         """Name -> the best value and its step."""
-        values = self._found(catalog.TRAINING_SCALAR_BEST)
-        steps = self._found(catalog.TRAINING_SCALAR_BEST_STEP)
+        families = dict(self.ledger.families())
+        values, steps = (
+            {dict(series.labels)["name"]: series.value for series in families.get(metric, [])}
+            for metric in (catalog.TRAINING_SCALAR_BEST, catalog.TRAINING_SCALAR_BEST_STEP)
+        )
         return {name: (value, steps.get(name)) for name, value in values.items()}
-
-    def _found(self, metric: catalog.Metric) -> dict[str, Any]:
-        rows = dict(self.ledger.families()).get(metric, [])
-        return {dict(series.labels)["name"]: series.value for series in rows}
 
 
 def log(rank: Fed, name: str, value: float, step: int, at_ns: int = 0, split: str = "val") -> None:
