@@ -15,7 +15,7 @@ import yaml
 import go_modules
 import otel_ddp
 from deploy import schemas
-from deploy.files import DEPLOY, GUIDE, KUBERNETES, documents, parsed
+from deploy.files import DEPLOY, GUIDE, KUBERNETES, documents, environment, parsed
 from deploy.schemas import Manifest
 from extras import needed
 
@@ -230,10 +230,6 @@ def pod_of(manifests: list[Manifest], kind: str) -> Manifest:
     return spec
 
 
-def variables(container: Manifest) -> dict[str, Any]:
-    return {each["name"]: each.get("value", "from elsewhere") for each in container["env"]}
-
-
 @pytest.mark.stress
 def test_agents_take_a_token_only_to_a_collector_with_tls(rendered: Rendered) -> None:
     for cluster, endpoint in (
@@ -241,7 +237,7 @@ def test_agents_take_a_token_only_to_a_collector_with_tls(rendered: Rendered) ->
         ("own-collector", "http://collector.monitoring.svc:4318"),
     ):
         pod = pod_of(rendered(cluster), "DaemonSet")
-        env = variables(pod["containers"][0])
+        env = environment(pod["containers"][0])
         secrets = [each for each in pod["volumes"] if "secret" in each]
 
         assert env.get("OTEL_EXPORTER_OTLP_ENDPOINT") == endpoint
@@ -269,7 +265,7 @@ def test_the_gateway_has_what_is_set_and_keeps_the_rest(rendered: Rendered) -> N
     assert '"replicas": 3' in made
     # What is set to nothing goes; the rest of the manifest stays.
     assert "topologySpreadConstraints" not in made
-    assert variables(gateway)["QUEUE_DIR"] == "/var/lib/otelcol/queue"
+    assert environment(gateway)["QUEUE_DIR"] == "/var/lib/otelcol/queue"
 
 
 @pytest.mark.stress
@@ -310,7 +306,7 @@ def test_the_lines_for_a_sidecar_are_those_of_the_example() -> None:
     (made,) = parsed(lines)
     (agent,), (example,) = made["initContainers"], spec["initContainers"]
 
-    assert variables(agent) == variables(example)
+    assert environment(agent) == environment(example)
     assert {**agent, "env": []} == {**example, "env": []}
     names = [each["name"] for each in example["volumeMounts"]]
     assert made["volumes"] == [each for each in spec["volumes"] if each["name"] in names]
@@ -318,7 +314,7 @@ def test_the_lines_for_a_sidecar_are_those_of_the_example() -> None:
         assert made[field] == spec[field]
     (theirs,) = parsed(notes.partition("its own container these:\n\n")[2].partition("\n\n")[0])
     (training,) = spec["containers"]
-    assert variables(theirs).items() <= variables(training).items()
+    assert environment(theirs).items() <= environment(training).items()
     assert theirs["volumeMounts"][0] in training["volumeMounts"]
 
 
@@ -332,8 +328,8 @@ def test_the_lines_for_pods_beside_the_daemonset_lead_to_its_agent(
     (container,), (its,) = training["containers"], agent["containers"]
     (place,) = (each for each in agent["volumes"] if each["name"] == "meeting-place")
 
-    shared = {name: variables(its)[name] for name in ("OTEL_DDP_DIR", "OTEL_DDP_NODE")}
-    assert variables(container) == {"OTEL_DDP_AGENT": "external", **shared}
+    shared = {name: environment(its)[name] for name in ("OTEL_DDP_DIR", "OTEL_DDP_NODE")}
+    assert environment(container) == {"OTEL_DDP_AGENT": "external", **shared}
     assert container["volumeMounts"][0] in its["volumeMounts"]
     assert training["volumes"][0]["hostPath"]["path"] == place["hostPath"]["path"]
     assert training["securityContext"]["runAsUser"] == agent["securityContext"]["runAsUser"]

@@ -189,14 +189,6 @@ def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> 
     ]
 
 
-@pytest.mark.parametrize("board", ["run", "ranks"])
-def test_menus_that_stand_beside_each_other_fit_one_line(board: str) -> None:
-    in_line = [each["name"] for each in _variables(BOARDS[board]) if not each.get("hide")]
-
-    mission = ["group", "job_type", "run", "node", "rank", "local_rank"]
-    assert in_line == [*mission, "name", "split"]
-
-
 def test_the_boards_of_one_run_begin_with_the_same_row() -> None:
     def first_row(board: Told) -> list[Told]:
         (row, *_), *_ = shown = [(row["id"], panel) for row, panel in panels(board)]
@@ -225,36 +217,23 @@ def _yaml(*parts: str) -> Told:
     return told
 
 
-def test_data_sources_read_what_compose_sets() -> None:
+def test_grafana_finds_boards_and_data_sources_as_compose_sets_them() -> None:
+    grafana = yaml.safe_load((GRAFANA.parent / "compose.yaml").read_text())["services"]["grafana"]
     text = (GRAFANA / "provisioning" / "datasources" / "otel-ddp.yaml").read_text()
-    compose = yaml.safe_load((GRAFANA.parent / "compose.yaml").read_text())
-
     # Grafana takes any other $ for a variable of its environment as well, an empty one.
     read = set(re.findall(r"(?<!\$)\$(\w+)", re.sub(r"(?m)^ *#.*$", "", text).replace("$$", "")))
+    prometheus, loki, tempo = yaml.safe_load(text)["datasources"]
+    (provider,) = _yaml("provisioning", "dashboards", "otel-ddp.yaml")["providers"]
+    mounts = {mount["target"]: mount["source"] for mount in grafana["volumes"]}
 
     assert {"PROMETHEUS_URL", "TEMPO_URL", "LOKI_URL"} == read
-    assert read <= set(compose["services"]["grafana"]["environment"])
-
-
-def test_the_data_source_has_the_interval_of_the_agents() -> None:
-    prometheus, loki, tempo = _yaml("provisioning", "datasources", "otel-ddp.yaml")["datasources"]
-    exports_every_s = Settings().interval_s
-
-    assert f"{exports_every_s:g}s" == prometheus["jsonData"]["timeInterval"]
+    assert read <= set(grafana["environment"])
+    assert mounts[provider["options"]["path"]] == "./grafana/dashboards"
+    # The interval of the agents.
+    assert f"{Settings().interval_s:g}s" == prometheus["jsonData"]["timeInterval"]
     assert prometheus["uid"] == tempo["jsonData"]["tracesToMetrics"]["datasourceUid"]
     assert loki["uid"] == tempo["jsonData"]["tracesToLogsV2"]["datasourceUid"]
     assert tempo["uid"] == loki["jsonData"]["derivedFields"][0]["datasourceUid"]
-
-
-def test_boards_lie_where_grafana_is_told_to_look() -> None:
-    (provider,) = _yaml("provisioning", "dashboards", "otel-ddp.yaml")["providers"]
-    compose = yaml.safe_load((GRAFANA.parent / "compose.yaml").read_text())
-
-    mounts = {
-        mount["target"]: mount["source"] for mount in compose["services"]["grafana"]["volumes"]
-    }
-
-    assert mounts[provider["options"]["path"]] == "./grafana/dashboards"
 
 
 def test_kubernetes_has_every_board_and_can_hold_them() -> None:

@@ -89,10 +89,6 @@ class SlurmNode(Node):
         self.place = Place(self.root / name)
         self.env["OTEL_DDP_DIR"] = str(self.place.directory)
 
-    def leave_an_agent(self) -> None:
-        self.run(TRAINING + "run.finish()")
-        self.agent()
-
     def epilog(self, uid: int = os.getuid()) -> None:
         """The job's end, in Slurm's eyes."""
         disk = self.root / "disk"
@@ -107,16 +103,24 @@ class SlurmNode(Node):
         )
 
 
-def test_the_epilog_ends_an_agent_that_outlived_its_job() -> None:
-    with SlurmNode(f"otel_ddp-{os.getuid()}-offline") as node:
-        node.leave_an_agent()
+@pytest.mark.parametrize("place", ["offline", "job4711"], ids=["shared", "of the job"])
+def test_the_epilog_ends_an_agent_that_outlived_its_job_and_clears_away_what_was_the_jobs_alone(
+    place: str,
+) -> None:
+    is_shared = place == "offline"
+    with SlurmNode(f"otel_ddp-{os.getuid()}-{place}") as node:
+        node.run(TRAINING + "run.finish()")
+        agent = node.agent()["pid"]
+        spool = node.root / "disk" / f"otel_ddp-{os.getuid()}-job4711"
+        (spool / "spool-1").mkdir(parents=True)
 
         node.epilog()
 
-        assert not node.place.agent_is_alive()
-        # In order: what it says of itself it has taken away, and the place is there for the next.
+        until(lambda: not Path(f"/proc/{agent}/exe").exists(), "the agent's end")
+        # In order: what it says of itself it has taken away, and a place is there for the next.
         assert not node.place.agent_file.exists()
-        assert node.place.directory.is_dir()
+        assert node.place.directory.is_dir() == is_shared
+        assert not spool.exists()
 
 
 def test_the_epilog_leaves_an_agent_alone_that_another_job_still_needs() -> None:
@@ -143,20 +147,6 @@ def test_the_epilog_ends_no_process_of_another_user_in_the_place_of_this_one() -
             node.epilog(4242)
 
             assert other.poll() is None
-
-
-def test_the_epilog_clears_away_what_was_the_jobs_alone() -> None:
-    with SlurmNode(f"otel_ddp-{os.getuid()}-job4711") as node:
-        node.leave_an_agent()
-        agent = node.place.agent_pid()
-        spool = node.root / "disk" / f"otel_ddp-{os.getuid()}-job4711"
-        (spool / "spool-1").mkdir(parents=True)
-
-        node.epilog()
-
-        assert not node.place.directory.exists()
-        assert not spool.exists()
-        until(lambda: not Path(f"/proc/{agent}/exe").exists(), "the agent's end")
 
 
 def test_the_epilog_follows_no_link(tmp_path: Path) -> None:
