@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
 from tools.dashboards.queries import Board, boards
-from tools.stack import loki
 from tools.stack.build import Binaries
-from tools.stack.server import free_port
 
 from node import Node, finished, until
 from otlp_receiver import Receiver, attributes_of
@@ -122,7 +115,7 @@ else:
 
 
 class Standin(NamedTuple):
-    """Where no Loki was built: the records as the collector sends them."""
+    """The records as the collector sends them: test_grafana.py asks a real Loki."""
 
     receiver: Receiver
 
@@ -131,54 +124,19 @@ class Standin(NamedTuple):
         return chosen([line for each in sent for line in received(each)], query)
 
 
-class Loki(NamedTuple):
-    url: str
-
-    def ask(self, query: str) -> list[Line]:
-        start_s = time.time() - 600
-        words = {
-            "query": query,
-            "start": f"{start_s:.0f}000000000",
-            "end": f"{start_s + 601:.0f}000000000",
-        }
-        url = f"{self.url}/loki/api/v1/query_range?{urllib.parse.urlencode(words)}"
-        try:
-            with urllib.request.urlopen(url, timeout=30) as told:
-                found = json.load(told)["data"]["result"]
-                return [Line(text, e["stream"]) for e in found for _, text in e["values"]]
-        except urllib.error.HTTPError as refused:
-            with refused:
-                raise AssertionError(refused.read().decode(errors="replace")) from None
-
-
-LogStore = Standin | Loki
-
-
-@pytest.fixture(scope="module", params=["stand-in", "Loki"])
-def store(
-    request: pytest.FixtureRequest, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LogStore]:
+@pytest.fixture(scope="module")
+def store(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standin]:
     """Where the story was sent to, whole."""
-    folder = tmp_path_factory.mktemp("logs")
-    with ExitStack() as life:
-        if request.param == "stand-in":
-            receiver = life.enter_context(Receiver())
-            found, url = Standin(receiver), f"{receiver.start_http()}/v1/logs"
-        else:
-            if (binary := loki.found()) is None:
-                pytest.skip("no Loki: put it on the PATH, or name its binary in LOKI")
-            server, url = loki.server(binary, folder / "loki", free_port())
-            life.enter_context(server)
-            found, url = Loki(url), f"{url}/otlp/v1/logs"
+    with Receiver() as receiver, Node(WORLD_SIZE="4") as node:
+        found = Standin(receiver)
         collector = Collector(
-            *(binaries, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
+            *(binaries, tmp_path_factory.mktemp("collector"), CONFIGURATIONS / "all-in-one.yaml"),
             LOGS_EXPORTER="otlp_http/logs",
-            LOGS_URL=url,
+            LOGS_URL=f"{receiver.start_http()}/v1/logs",
             # Metrics have nowhere to go here.
             METRICS_URL="http://127.0.0.1:1/nowhere",
         )
-        life.enter_context(collector)
-        with Node(WORLD_SIZE="4") as node:
+        with collector:
             node.export_to(collector.http)
             ranks = [
                 node.python(CODE, RANK=rank, LOCAL_RANK=rank, LOCAL_WORLD_SIZE="4")
@@ -189,14 +147,13 @@ def store(
                 lambda: asked(found, rank="3", severity="warnings and above"), "rank 3's exception"
             )
             until(lambda: verdicts(found), "the verdict")
-            assert ranks[0].stdin is not None
             ranks[0].stdin.write("\n")
             finished(ranks[0])
             node.stop_agent()
         yield found
 
 
-def asked(store: LogStore, rank: str = ALL, severity: str = "everything") -> list[Line]:
+def asked(store: Standin, rank: str = ALL, severity: str = "everything") -> list[Line]:
     """The lines of the panel with these choices put in as Grafana does."""
     query = next(each for each in RUN.log_questions if each.panel_type == "logs").expr
     for variable in RUN.variables:
@@ -210,7 +167,7 @@ def asked(store: LogStore, rank: str = ALL, severity: str = "everything") -> lis
     return store.ask(query)
 
 
-def verdicts(store: LogStore) -> list[Line]:
+def verdicts(store: Standin) -> list[Line]:
     return [line for line in asked(store) if line.labels.get("verdict") == "death"]
 
 
@@ -218,7 +175,7 @@ def texts(lines: list[Line]) -> list[str]:
     return sorted(line.text.partition("\n")[0] for line in lines)
 
 
-def test_the_exception_that_ended_rank_3_is_among_the_lines_of_the_run(store: LogStore) -> None:
+def test_the_exception_that_ended_rank_3_is_among_the_lines_of_the_run(store: Standin) -> None:
     found = asked(store, rank="3", severity="warnings and above")
 
     (ended,) = [line for line in found if line.labels.get("exception_type")]
@@ -230,7 +187,7 @@ def test_the_exception_that_ended_rank_3_is_among_the_lines_of_the_run(store: Lo
     assert len(ended.labels["trace_id"]) == 32
 
 
-def test_verdicts_checkpoints_and_events_are_among_them(store: LogStore) -> None:
+def test_verdicts_checkpoints_and_events_are_among_them(store: Standin) -> None:
     (death,) = verdicts(store)
     assert "ValueError: of rank 3" in death.text
 
@@ -241,7 +198,7 @@ def test_verdicts_checkpoints_and_events_are_among_them(store: LogStore) -> None
     ]
 
 
-def test_severity_narrows_what_is_shown(store: LogStore) -> None:
+def test_severity_narrows_what_is_shown(store: Standin) -> None:
     errors = asked(store, severity="errors")
 
     said = [line for line in errors if "verdict" not in line.labels]
