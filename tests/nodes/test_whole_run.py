@@ -16,7 +16,6 @@ import pytest
 import leftovers
 import namespaces
 from node import Node, until
-from otel_ddp.history.directory import find_run
 from otlp_receiver import Receiver
 from trainings import Training
 
@@ -206,33 +205,3 @@ def sent(rig: Rig, receiver: Receiver) -> dict[str, set[float]]:
 
 def every_one(last: int) -> dict[str, set[float]]:
     return {rank: {SAMPLES * float(step) for step in range(1, last + 1)} for rank in "0123"}
-
-
-def kept(node: RealNode) -> dict[str, int]:
-    """By rank, how many of its values the history on this node has."""
-    with find_run("", Path(node.env["OTEL_DDP_HISTORY_DIR"])) as run:
-        found = [
-            (series.key.rank, sum(each.finite for each in history.sums(series)))
-            for history, series in run.series("value")
-            if series.key.name == "samples"
-        ]
-        assert len(run.histories) == 1
-        assert [each["why"] for each in run.about.get("gaps") or ()] == []
-    return dict(found)
-
-
-def test_the_lead_keeps_each_value_of_the_other_node_whichever_agent_is_killed(
-    rig: Rig,
-) -> None:
-    one, other = rig.real
-    train(rig)
-    until_linked(rig)
-    for killed in (other, one):
-        killed.kill_agent()
-        until_linked(rig)
-        rig.goes_on(20)
-
-    last = rig.end()
-
-    everything = {"2": last, "3": last}
-    until(lambda: everything.items() <= kept(one).items(), "all values of node-1")
