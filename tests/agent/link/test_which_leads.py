@@ -115,16 +115,6 @@ def test_a_link_stays_for_a_minute_after_the_journals_are_gone(
     assert links.describe() == []
 
 
-def test_what_the_lead_of_one_attempt_lacks_goes_to_that_of_the_next_one(
-    process: Made, links: Links
-) -> None:
-    links.poll([process(1, 4, alive=False)])
-    links.poll([process(1, 4, named=lead.propose(["node-2"]).as_json())])
-
-    following: Any = links._open[RUN].link
-    assert len(following._processes) == 2
-
-
 def test_a_run_that_goes_on_elsewhere_is_led_on_while_its_other_nodes_are_heard(
     process: Made, links: Links, clock: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
