@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,8 @@ def phases(changes: list[Change]) -> list[tuple[str, bool]]:
         ({"compile": 40}, "compile"),
         ({"data": 15}, "compute"),
         ({"comm_wait": 25}, "compute"),
+        # Of 30 and 40 %: the first is further above what it may take.
+        ({"data": 60, "other": 80}, "data"),
     ],
 )
 def test_one_verdict_says_what_bounds_the_run(more: dict[str, int], phase: str) -> None:
@@ -102,13 +105,6 @@ def test_an_open_bound_has_the_present_share_without_a_further_change() -> None:
     assert (present.since_ns, present.step) == (opened.since_ns, opened.step)
     assert phases(run.end(0, 1)) == [("data", False)]
     assert run.bounds.present() == []
-
-
-def test_the_larger_of_two_bounds_is_reported() -> None:
-    changes = Run().steps(500, {**COMPUTE, "data": 60, "other": 80})
-
-    # Of 30 and 40 %: the first is further above what it may take.
-    assert phases(changes) == [("data", True)]
 
 
 def test_a_single_rank_that_waits_for_data_is_no_bound() -> None:
@@ -164,12 +160,19 @@ def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound()
     assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
 
 
-@pytest.mark.parametrize(("phase", "may"), [("forward", True), ("other", False)])
-def test_a_bound_of_computation_may_hold_waits_where_its_phases_have_collectives(
-    phase: str, may: bool
+@pytest.mark.parametrize(
+    ("known", "may"),
+    [
+        ({"own_collectives": ("forward",)}, True),
+        ({"own_collectives": ("other",)}, False),
+        ({"waits_known": False}, True),
+    ],
+)
+def test_a_bound_of_computation_says_where_it_may_hold_waits(
+    known: dict[str, Any], may: bool
 ) -> None:
     run = Run()
-    run.told.know(1, own_collectives=(phase,))
+    run.told.know(1, **known)
 
     (change,) = run.steps(400, COMPUTE, COMPUTE)
     assert change.verdict.phase == "compute"
@@ -216,11 +219,3 @@ def test_a_run_that_has_no_bound_any_more_or_has_ended_closes_the_verdict(ends: 
     assert phases([change]) == [("data", False)]
     # With the share of its whole time, and not that of the last steps.
     assert change.verdict.evidence["shares"]["data"] == pytest.approx(0.4, abs=0.05)
-
-
-def test_waits_that_are_not_known_are_mentioned() -> None:
-    run = Run()
-    run.told.know(0, waits_known=False)
-    (change,) = run.steps(500, COMPUTE)
-
-    assert "A phase may hold waits for other ranks" in change.verdict.sentence

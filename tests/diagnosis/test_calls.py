@@ -145,26 +145,6 @@ def test_a_rank_that_has_waited_for_another_one_is_not_late_for_that() -> None:
     assert "Others wait for it first in mesh dimension tp: ranks 2, 3. Look" in verdict.sentence
 
 
-@pytest.mark.parametrize(("at", "where"), [(2, "tp: ranks 2, 3"), (3, "dp: ranks 0, 2")])
-def test_evidence_has_the_calls_in_which_others_first_wait(at: int, where: str) -> None:
-    run = mesh()
-    late = [0.0] * 5
-    late[at] = 15
-
-    run.steps(100)
-    run.steps(120, {2: late})
-
-    assert run.changes[0].verdict.evidence["waits_in"] == f"mesh dimension {where}"
-
-
-def test_a_rank_is_compared_with_the_replicas_of_its_own_stage() -> None:
-    run = pipeline(heavier=1.3)
-
-    assert run.steps(200) == []
-    late = [0.0, 8, 0, 0, 0, 0, 0, 0]
-    assert run.steps(120, {3: late}) == [("straggler", "3", "forward", True)]
-
-
 @pytest.mark.parametrize(
     ("stages", "heavy", "heavier", "said"),
     [(3, (2,), 1.6, "stage 2 {} 31 %"), (4, (1, 2), 2.5, "stage 1 and 2 {} 42 %")],

@@ -51,10 +51,9 @@ def fed(deaths: Deaths, ended: list[EndedProcess], stall: str = "") -> list[Chan
     return deaths.poll(0, stall)
 
 
-def seen_at_work(deaths: Deaths, *ranks: int) -> list[Change]:
-    """These ranks are at work now."""
-    for rank in ranks:
-        deaths.feed(RankState(labels_of(rank)), Observation())
+def seen_at_work(deaths: Deaths, rank: int, node: str = "n1") -> list[Change]:
+    """It is at work now."""
+    deaths.feed(RankState(labels_of(rank, node=node)), Observation())
     return deaths.poll(0)
 
 
@@ -130,6 +129,9 @@ DECISIONS: Mapping[str, list[list[EndedProcess]]] = {
     ],
     "exceptions differ": [[failed(1, BAD), failed(0, "AssertionError: out of order", 0.2)]],
     "one raised, and the other lost its peer": [[failed(1, BAD), failed(0, PEER, 0.05)]],
+    "its peer is elsewhere": [[failed(0, PEER, known_for_s=6.0)]],
+    "its peer had finished": [[ended(1, None, -1.0)], [failed(0, PEER, known_for_s=6.0)]],
+    "its peer had finished well": [[ended(1, 0, -1.0)], [failed(0, PEER, known_for_s=6.0)]],
     "all lost a peer on one node": [[failed(0, PEER), failed(1, PEER, 0.1)]],
     "an evaluator beside them had finished": [
         [ended(7, 0, -1.0, world=1)],
@@ -327,50 +329,6 @@ def test_what_is_known_later_opens_and_closes_verdicts(
         assert changes[-1].verdict.since_ns == seen[0].ended_ns
 
 
-# -- failures alone
-
-
-@pytest.mark.parametrize("lost_at_s", [0.05, -0.3], ids=["after", "before"])
-def test_a_rank_that_raised_is_the_cause_whichever_reported_first(lost_at_s: float) -> None:
-    found = of([failed(1, BAD), failed(0, PEER, lost_at_s)])
-
-    assert found.labels == labels_of(1)
-    assert found.evidence["cause"] == "exception"
-    assert found.evidence["order_known_by"] == ("time" if lost_at_s > 0 else "evidence")
-
-
-# -- all lost a peer
-
-
-def test_where_all_lost_a_peer_no_rank_here_is_the_cause(golden: Golden) -> None:
-    lost = [failed(each, PEER, each / 10, world=4) for each in (0, 1)]
-    deaths = Deaths()
-
-    early = fed(deaths, lost)
-    (change,) = fed(deaths, [each._replace(known_for_s=2.0) for each in lost])
-
-    assert early == []
-    assert rank(change.verdict) is None
-    assert change.verdict.evidence["cause"] == "lost_peer"
-    golden.check(change.verdict.sentence)
-
-
-@pytest.mark.parametrize(
-    "finished",
-    [[], [ended(1, None, -1.0)], [ended(1, 0, -1.0)]],
-    ids=["elsewhere", "finished", "finished well"],
-)
-def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
-    finished: list[EndedProcess], golden: Golden
-) -> None:
-    deaths = Deaths()
-    fed(deaths, finished)
-
-    (change,) = fed(deaths, [failed(0, PEER, known_for_s=6.0)])
-
-    golden.check(f"rank: {rank(change.verdict)}", change.verdict.sentence)
-
-
 def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:
     asked = killed(1, 0.05, signal="SIGTERM")
     # It reports a lost peer before the end of the other one is seen, and leaves after that.
@@ -403,32 +361,27 @@ def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
 
 
 @pytest.mark.parametrize(
-    "gone",
-    [[ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)], [killed(1), killed(0, 1.0)]],
-    ids=["failed", "killed"],
+    ("gone", "back", "node"),
+    [
+        ([ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)], 0, "n1"),
+        ([killed(1), killed(0, 1.0)], 0, "n1"),
+        ([killed(1)], 1, "n2"),
+    ],
+    ids=["failed", "killed", "on another node"],
 )
-def test_a_run_that_is_started_anew_closes_the_incident(gone: list[EndedProcess]) -> None:
+def test_a_run_that_is_started_anew_closes_the_incident(
+    gone: list[EndedProcess], back: int, node: str
+) -> None:
     deaths = Deaths()
     told = fed(deaths, gone)[-1].verdict.sentence
 
-    (change,) = seen_at_work(deaths, 0)
+    (change,) = seen_at_work(deaths, back, node)
 
     assert not change.opened
     assert change.verdict.key == ("death", labels_of(1))
-    again = "Rank 0 (n1) is at work again: the run was restarted."
+    again = f"Rank {back} ({node}) is at work again: the run was restarted."
     assert change.verdict.sentence == f"{told} {again}"
     assert seen_at_work(deaths, 1) == []
-
-
-def test_a_rank_that_is_at_work_on_another_node_closes_the_incident() -> None:
-    deaths = Deaths()
-    fed(deaths, [killed(1)])
-    deaths.feed(RankState(labels_of(1, node="n2")), Observation())
-
-    (change,) = deaths.poll(0)
-
-    assert not change.opened
-    assert change.verdict.sentence.endswith("Rank 1 (n2) is at work again: the run was restarted.")
 
 
 # -- after a hang

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import pytest
@@ -101,19 +102,6 @@ def test_only_the_rank_that_costs_something_is_named(where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "lead", [pytest.param(lead, marks=pytest.mark.stress) for lead in (3, 5, 10, 100)]
-)
-def test_no_rank_is_named_where_one_synchronises_alone(lead: int) -> None:
-    cases = tool.synchronises_alone(lead)[::5]
-
-    assert {case.setting.ranks for case in cases} == {2, 3, 8}
-    assert all(tool.cost(case, case.troubles[:1]) < tool.HARMLESS for case in cases)
-    found = [tool.replayed(case) for case in cases]
-    assert not any(each.named for each in found)
-    assert not any(each.insufficient for each in found)
-
-
-@pytest.mark.parametrize(
     ("where", "setting"),
     [
         ("loader", "host ahead"),
@@ -142,31 +130,6 @@ def test_a_slow_device_is_named_where_hosts_are_100_steps_ahead() -> None:
     assert all(each.rank_right and each.side_right and each.found.named for each in outcomes)
 
 
-def test_no_rank_is_named_for_what_costs_nothing() -> None:
-    found = [tool.replayed(case) for case in tool.late_at_no_cost(36 * 400, FEW)[::9]]
-
-    assert not any(each.named or each.insufficient for each in found)
-
-
-def test_loaders_that_are_too_slow_on_all_ranks_and_vary_much_blame_no_rank() -> None:
-    jittery = [c for c in tool.all_bound(load_ms=130, prefetch=4) if c.setting.jitter == 0.1]
-    found = [tool.replayed(case._replace(steps=1_000)) for case in jittery[:2]]
-
-    assert not any(each.named for each in found)
-
-
-@pytest.mark.parametrize(
-    "chosen", [(5,), pytest.param(range(12), marks=pytest.mark.stress)], ids=["some", "all"]
-)
-def test_loaders_in_workers_that_are_too_slow_blame_no_rank_of_hosts_hardly_ahead(
-    chosen: Sequence[int],
-) -> None:
-    cases = [case for case in tool.hardly_ahead(1_500) if case.setting.jitter]
-    found = [tool.replayed(cases[at]) for at in chosen]
-
-    assert not any(each.named for each in found)
-
-
 def test_a_loader_within_the_loop_is_named_where_all_are_too_slow() -> None:
     cases = tool.one_late((0.15,), ("loader",), ("input-bound",), FEW, every=4)
     outcomes = [tool.Outcome.of(case) for case in cases]
@@ -175,11 +138,46 @@ def test_a_loader_within_the_loop_is_named_where_all_are_too_slow() -> None:
     assert all(each.rank_right and each.side_right for each in outcomes)
 
 
-def test_all_hosts_that_work_long_between_steps_blame_no_rank() -> None:
-    found = [tool.replayed(case) for case in tool.all_bound(host_ms=110)[:12:6]]
+def synchronises_alone(lead: int) -> list[tool.Case]:
+    cases = tool.synchronises_alone(lead)[::5]
+    assert {case.setting.ranks for case in cases} == {2, 3, 8}
+    assert all(tool.cost(case, case.troubles[:1]) < tool.HARMLESS for case in cases)
+    return cases
+
+
+def slow_loaders_that_vary() -> list[tool.Case]:
+    cases = [c for c in tool.all_bound(load_ms=130, prefetch=4) if c.setting.jitter == 0.1]
+    return [case._replace(steps=1_000) for case in cases[:2]]
+
+
+def slow_workers_of_hosts_hardly_ahead(chosen: Sequence[int]) -> list[tool.Case]:
+    cases = [case for case in tool.hardly_ahead(1_500) if case.setting.jitter]
+    return [cases[at] for at in chosen]
+
+
+BLAME_NONE: dict[str, Callable[[], Sequence[tool.Case]]] = {
+    "late at no cost": lambda: tool.late_at_no_cost(36 * 400, FEW)[::9],
+    "slow loaders that vary much": slow_loaders_that_vary,
+    "slow workers, hosts hardly ahead": partial(slow_workers_of_hosts_hardly_ahead, (5,)),
+    "hosts that work long between steps": lambda: tool.all_bound(host_ms=110)[:12:6],
+}
+MORE = {
+    "slow workers, all cases": partial(slow_workers_of_hosts_hardly_ahead, range(12)),
+    **{f"one is {n} ahead": partial(synchronises_alone, n) for n in (3, 5, 10, 100)},
+}
+
+
+@pytest.mark.parametrize(
+    "what", [*BLAME_NONE, *(pytest.param(each, marks=pytest.mark.stress) for each in MORE)]
+)
+def test_no_rank_is_blamed_for_what_all_do_or_what_costs_nothing(what: str) -> None:
+    found = [tool.replayed(case) for case in (BLAME_NONE | MORE)[what]()]
 
     assert not any(each.named for each in found)
-    assert all(each.bound == "other" or each.insufficient for each in found)
+    if what == "late at no cost" or what.startswith("one is"):
+        assert not any(each.insufficient for each in found)
+    if what == "hosts that work long between steps":
+        assert all(each.bound == "other" or each.insufficient for each in found)
 
 
 @pytest.mark.parametrize(

@@ -83,26 +83,27 @@ def test_pauses_at_random_among_them_do_not_hide_regular_ones() -> None:
     assert recurring(train(Job(4), 1500, trouble))[0] == ("1", "data", True)
 
 
-def test_pauses_at_random_are_not_regular_however_dear() -> None:
-    chance = random.Random(11)
+CHANCE = random.Random(11)
+# How many ranks, how many steps, and for how long the loader of this rank stalls in this step.
+NOT_TOLD: dict[str, tuple[int, int, Callable[[int, int], float]]] = {
+    "at random, however dear": (
+        *(2, 10_000),
+        lambda _, __: CHANCE.uniform(0.4, 0.8) if CHANCE.random() < 0.02 else 0.0,
+    ),
+    "of all ranks in the same step": (4, 1000, lambda _, n: 0.6 * (n % 50 == 0)),
+    "of all ranks in other steps": (4, 2000, lambda rank, n: 0.6 * (n % 40 == 10 * rank)),
+    "cheap": (4, 2000, lambda rank, n: 0.2 * (rank == 1 and n % 100 == 0)),
+}
 
-    def trouble(number: int) -> dict[int, dict[str, float]]:
-        return {
-            rank: {"data": chance.uniform(0.4, 0.8)} for rank in (0, 1) if chance.random() < 0.02
-        }
 
-    assert recurring(train(Job(2), 10_000, trouble)) == []
-
-
-@pytest.mark.parametrize(
-    ("ranks", "every", "stall_s"), [(range(4), 50, 0.6), ((1,), 100, 0.2)], ids=["all", "cheap"]
-)
-def test_what_all_ranks_do_in_the_same_step_or_what_costs_little_is_not_told(
-    ranks: range | tuple[int, ...], every: int, stall_s: float
+@pytest.mark.parametrize(("ranks", "steps", "stall_s"), NOT_TOLD.values(), ids=NOT_TOLD)
+def test_stalls_that_are_no_fault_of_one_rank_or_cost_little_are_not_told(
+    ranks: int, steps: int, stall_s: Callable[[int, int], float]
 ) -> None:
-    more = {rank: {"data": stall_s} for rank in ranks}
+    def trouble(number: int) -> dict[int, dict[str, float]]:
+        return {rank: {"data": stall_s(rank, number)} for rank in range(ranks)}
 
-    assert train(Job(4), 20 * every, lambda number: {} if number % every else more) == []
+    assert recurring(train(Job(ranks), steps, trouble)) == []
 
 
 def collect(job: Job, steps: int, due: Callable[[int, int], float]) -> list[Change]:
@@ -146,13 +147,6 @@ def test_ranks_that_all_collect_as_much_garbage_at_other_steps_are_not_named(
         return 0.08 if number % 8 == 2 * rank else 0.0
 
     assert collect(Job(ranks), 5000, due) == []
-
-
-def test_loaders_that_all_stall_in_other_steps_are_no_fault_of_one_rank() -> None:
-    def trouble(number: int) -> dict[int, dict[str, float]]:
-        return {rank: {"data": 0.6} for rank in range(4) if number % 40 == 10 * rank}
-
-    assert recurring(train(Job(4), 2000, trouble)) == []
 
 
 def test_steps_that_are_late_one_after_the_other_are_one_stall() -> None:

@@ -177,14 +177,6 @@ def test_what_is_logged_is_a_sign_of_life_where_no_hook_gives_one() -> None:
     assert [each.opened for each in changes] == [True]
 
 
-def test_collectives_that_no_hook_sees_are_a_sign_of_life() -> None:
-    job = Job()
-    for number in range(8):
-        for rank in (0, 1):
-            job.answers[rank] = {"groups": (Group("0", 2, number),)}
-        assert job.run(20) == []
-
-
 @pytest.mark.parametrize(
     ("phase", "more", "limit_s"),
     [
@@ -243,19 +235,6 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
         limits.append(job.stalls.limits_s[labels_of(0)])
 
     assert limits == [pytest.approx(300, abs=2), 60.0]
-
-
-def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
-    job = Job(ranks=1)
-    job.answers[0] = {"kernel": Kernel("T", True, 0.0)}
-    job.run(100)
-
-    job.put(0, "data")
-    job.tick()
-    job.learn([100.0], {"data": 100 * SECOND})
-    job.tick()
-
-    assert job.stalls.limits_s == {labels_of(0): 60.0}
 
 
 def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
@@ -517,6 +496,18 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
         ["other", D],
         [behind(822, W, 60), behind(806, D)],
     ),
+    # A phase in which a device may wait names none.
+    **{
+        f"a device may wait {where}": (
+            [{"phase": each, "waits_in": waits_in} for each in ("other", "forward")],
+            [behind(806, W, 60), behind(822, "backward", 60)],
+        )
+        for where, waits_in in (("anywhere", None), ("in backward", frozenset({"backward"})))
+    },
+    "it is silent in our own mark, and is not said to hold the GIL": (
+        ["other", {"phase": "forward", "in_mark": True}],
+        [behind(806, W, 60), {"silent_s": 30.0}],
+    ),
     "all devices wait": (["other", "other"], [behind(822, W, 60), behind(830, W, 60)]),
     "a host that is behind, with where its device is": (
         ["other", "other"],
@@ -529,10 +520,12 @@ TABLE: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize(("phases", "answers"), TABLE.values(), ids=[*TABLE])
-def test_the_table(phases: list[str], answers: list[dict[str, Any]], golden: Golden) -> None:
+def test_the_table(
+    phases: list[str | dict[str, Any]], answers: list[dict[str, Any]], golden: Golden
+) -> None:
     job = Job(ranks=0)
     for rank, (phase, known) in enumerate(zip(phases, answers, strict=True)):
-        job.put(rank, phase)
+        job.put(rank, **(phase if isinstance(phase, dict) else {"phase": phase}))
         job.answers[rank] = known
     _, verdict = job.stalls_after()
 
@@ -620,30 +613,6 @@ def test_ranks_that_sleep_in_an_operator_wait_for_the_one_that_died() -> None:
     waits = Suspect(here, Evidence(answered=True, stack=OPERATOR, kernel=ASLEEP))
 
     assert find_culprits([waits], [Suspect(gone)], 60.0).culprits == ("1",)
-
-
-@pytest.mark.parametrize("waits_in", [None, frozenset({"backward"})])
-def test_no_device_is_named_for_a_phase_in_which_it_may_wait(
-    waits_in: frozenset[str] | None,
-) -> None:
-    job = Job()
-    job.put(0, "other", waits_in=waits_in)
-    job.put(1, "forward", waits_in=waits_in)
-    job.answers = {0: behind(806, "comm_wait", 60), 1: behind(822, "backward", 60)}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
-
-
-def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil() -> None:
-    job = Job()
-    job.put(0, "other")
-    job.put(1, "forward", in_mark=True)
-    job.answers = {0: behind(806, "comm_wait", 60), 1: {"silent_s": 30.0}}
-    _, verdict = job.stalls_after()
-
-    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
-    assert "; the launch queue of rank 1 is full. Look at the network" in verdict.sentence
 
 
 @pytest.mark.parametrize(("phase", "limit_s"), [("other", 600), ("data", 60)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 
 from make import labels_of, step_facts, step_of
 from otel_ddp.diagnosis.say import past_sentence
-from otel_ddp.diagnosis.step_facts import StepFacts, columns_of, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.window import Alignment, Compared
+from otel_ddp.diagnosis.straggler.window import Alignment
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
@@ -631,6 +630,15 @@ def test_steps_that_are_missing_on_one_rank_are_left_out() -> None:
     assert summary(changes) == [("straggler", "1", "backward", True)]
 
 
+def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
+    job = Job(2)
+    job.steps(100)
+    job.steps(2_000, silent=(1,))
+
+    assert len(job.detector._alignment._waiting) <= 1000
+    assert len(job.detector._cases.ranks) <= 300
+
+
 @pytest.mark.parametrize("number", [330, 290], ids=["comes late", "numbers go back"])
 def test_a_rank_that_was_silent_is_compared_from_then_on(number: int) -> None:
     job = Job()
@@ -639,15 +647,6 @@ def test_a_rank_that_was_silent_is_compared_from_then_on(number: int) -> None:
     job.number = number
 
     assert summary(job.steps(130, {3: {"data": 0.03}})) == [("straggler", "3", "data", True)]
-
-
-def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
-    job = Job(2)
-    job.steps(100)
-    job.steps(2_000, silent=(1,))
-
-    assert len(job.detector._alignment._waiting) <= 1000
-    assert len(job.detector._cases.ranks) <= 300
 
 
 # --- Slow steps, in which a clear case is named after twelve --------------------------------------
@@ -718,38 +717,13 @@ def test_what_was_named_soon_is_charged_for_each_step_once() -> None:
     (verdict,) = job.detector.present()
     # Three ranks waited a quarter of a second in each of 76 steps.
     assert verdict.evidence["lost_s"] == pytest.approx(3 * 0.25 * 76, rel=0.05)
-
-
-def test_it_ends_as_soon() -> None:
-    job = Job(4, slower=10)
-    job.steps(124)
-    job.steps(60, late(2, share=0.25, of=job))
-
-    changes = job.steps(30)
-
-    assert [opened for _, opened in changes] == [False]
+    # It ends as soon.
+    assert [opened for _, opened in job.steps(30)] == [False]
 
 
 # --- Very many ranks ------------------------------------------------------------------------------
 
 MANY = limits.MANY_RANKS
-ON_HOST = step_facts(7, 10**18, {"data": 1, "forward": 5, "comm_wait": 2}, work=512)
-
-
-@pytest.mark.parametrize(
-    "work", [512, 1 << 40, 1 << 70], ids=["usual", "beyond 32 bits", "beyond 64 bits"]
-)
-def test_the_step_of_very_many_ranks_takes_little_memory_and_loses_nothing(work: int) -> None:
-    facts = [ON_HOST._replace(wait_ns=rank) for rank in range(MANY - 1)]
-    facts.append(ON_HOST._replace(work=work))
-
-    step = Compared.of(7, columns_of(facts), (), 1, 0.0)
-
-    assert isinstance(step.waits_ns, array)
-    assert list(step.waits_ns) == [each.wait_ns for each in facts]
-    assert list(step.amounts) == [each.work for each in facts]
-    assert list(zip(*step.phases_ns, strict=True)) == [each.phases_ns for each in facts]
-    assert step.paced_ns is None
 
 
 def test_a_late_rank_among_very_many_is_named_and_compared_once_a_stride() -> None:
