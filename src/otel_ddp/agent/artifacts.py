@@ -1,10 +1,10 @@
-"""The artifacts that runs name: a process reads one at a time, for series and a record.
+"""Reads the artifacts of runs, one at a time, for series and log records.
 
-A file server or a store that hangs holds up that process alone. Its request is on stdin, in a file
-that the answer replaces.
+A reader process does it, so that a hanging file server or store blocks nothing else. Its request is
+on stdin, in a file that the answer replaces.
 
-The digest of a directory is the SHA-256 of what `sha256sum` prints for its files, sorted by name. A
-link in it counts with the path that it holds. SECURITY.md says what may be read.
+The digest of a directory is the SHA-256 of the output of `sha256sum` for its files, sorted by name.
+A link in it counts as its target path. SECURITY.md says what may be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
 MOST_WAITING = 1000
-# Of one rank: each is up to three series.
+# Limit per rank: each artifact has up to three series.
 MOST_SHOWN = 100
 LONGEST_S = 3600.0
 _WORDS = ("name", "type", "direction", "uri")
@@ -41,10 +41,10 @@ _CODE = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import main; m
 
 
 class _Reader:
-    """A process with one artifact. Raises OSError if it cannot be started."""
+    """A process that reads one artifact. Raises OSError if it cannot be started."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        # Not an argument: the address of a store may hold a password. The answer replaces it.
+        # Not an argument: the address of a store may contain a password.
         self._file = open(os.memfd_create("artifact"), "w+")  # noqa: SIM115
         json.dump(request, self._file)
         self._file.seek(0)
@@ -61,7 +61,7 @@ class _Reader:
         return self.process.poll() is None and time.monotonic() > self._late_s
 
     def answer(self) -> dict[str, Any] | None:
-        """None while it works."""
+        """The answer; None while it works."""
         status = self.process.poll()
         if status is None:
             return None
@@ -69,7 +69,7 @@ class _Reader:
         return {"problem": f"its reader ended with {status}"} if status else json.load(self._file)
 
     def stop(self) -> None:
-        """End it. One that hangs in a system call is left behind."""
+        """Kill it. One that hangs in a system call is left behind."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
@@ -77,7 +77,7 @@ class _Reader:
 
 
 class _Artifact(NamedTuple):
-    """One that waits."""
+    """A queued artifact."""
 
     journal: Exports
     event: dict[str, Any]
@@ -85,27 +85,27 @@ class _Artifact(NamedTuple):
 
 
 class Artifacts:
-    """One an agent. Its loop calls every method; none waits for a file."""
+    """One per agent. Its loop calls every method; none blocks on a file."""
 
     def __init__(self, conf: Settings, *, of_platform: bool) -> None:
-        """*of_platform*: the agent may read files that the runs' user cannot, so it reads none."""
+        """*of_platform*: the agent may read files that the user cannot, so it reads none."""
         self._reads = not of_platform
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
-        # The reader has the first one.
+        # The reader works on the first one.
         self._waiting: list[_Artifact] = []
         self._reader: _Reader | None = None
 
     @errors.contained()
     def feed(self, journals: Iterable[Exports]) -> None:
-        """Take what the journals have named since the last poll, and go on with what waits."""
+        """Queue new artifacts, and continue with the queue."""
         for journal in journals:
             for document in journal.process.new.events:
                 if (named := _named(document.content)) is not None:
                     self._add(_Artifact(journal, document.content, named))
         if self._reader is not None:
             if self._reader.is_late():
-                # What comes next may lie on the same file server, or go to the same store.
+                # The next ones may be on the same file server, or go to the same store.
                 self._give_up(f"a file server or a store did not answer within {LONGEST_S:g} s")
             elif (answer := self._reader.answer()) is not None:
                 self._finish(self._waiting[0], answer)
@@ -118,7 +118,7 @@ class Artifacts:
         self._waiting.append(artifact)
         artifact.journal.unread_artifacts += 1
         if not (self._reads and artifact.named["uri"].startswith("file:///")):
-            # What lies elsewhere is not fetched.
+            # Remote files are not fetched.
             self._finish(artifact, {})
         elif len(self._waiting) > MOST_WAITING:
             self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
@@ -149,7 +149,7 @@ class Artifacts:
         journal.unread_artifacts -= 1
         if answer and journal.is_sent:
             journal.documents.append(_record(event, answer))
-        # The newest of a name and direction is shown.
+        # The newest of each name and direction is shown.
         slot = named["name"], named["direction"]
         journal.artifacts.pop(slot, None)
         if len(journal.artifacts) >= MOST_SHOWN:
@@ -159,12 +159,12 @@ class Artifacts:
             errors.warn_once(f"artifact: {problem}", "artifact %r: %s", named["name"], problem)
 
     def stop(self) -> None:
-        """The agent ends."""
+        """Give up the queue before the agent ends."""
         self._give_up("the agent ended before it was read")
 
 
 def _named(event: dict[str, Any]) -> dict[str, str] | None:
-    """What an event says of an artifact; None for any other. Another process has written it."""
+    """The artifact in an event, which may contain anything; None for other events."""
     attributes, step = event.get("attributes"), event.get("step")
     if event.get("name") != catalog.ARTIFACT_EVENT or not isinstance(attributes, dict):
         return None
@@ -176,7 +176,7 @@ def _named(event: dict[str, Any]) -> dict[str, str] | None:
 
 
 def _record(event: dict[str, Any], answer: dict[str, Any]) -> Document:
-    """The event once more, with what the reader has found."""
+    """A copy of the event with the reader's findings."""
     said = answer.get("problem") or f"{answer['size']} bytes, sha256:{answer['digest']}"
     found = {f"artifact.{key}": value for key, value in answer.items()}
     content = {
@@ -205,14 +205,14 @@ class Problem(Exception):
 
 
 class _File(NamedTuple):
-    """A file, or a link, when it was listed."""
+    """A listed file or link."""
 
     name: bytes
     size: int
     mtime_ns: int
     inode: int
     link: bytes | None
-    """The path that it holds."""
+    """The target path of a link."""
 
 
 def main() -> None:
@@ -221,12 +221,12 @@ def main() -> None:
     answer = json.dumps(read(**json.load(sys.stdin))).encode()
     os.ftruncate(0, 0)
     os.pwrite(0, answer, 0)
-    # A store may have threads that do not end.
+    # The library of a store may have threads that do not end.
     os._exit(0)
 
 
 def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
-    """Size and digest, the address of the copy, and the problem if there is one."""
+    """Size, digest, the address of the copy, and a problem if there is one."""
     try:
         tree = _Tree(unquote_to_bytes(uri.removeprefix("file://")))
         digests = {file: tree.digest(file) for file in tree.files}
@@ -240,14 +240,14 @@ def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
         try:
             answer["uri"] = _copy(tree, listing, store, (run, name, digest[:16]))
         except errors.ANY_ERROR as error:
-            # Without the password of an address.
+            # Without a password in an address.
             why = re.sub(r"//[^/\s]*@", "//", f"{type(error).__name__}: {error}")[:200]
             answer["problem"] = f"it is not stored: {why}"
     return answer
 
 
 class _Tree:
-    """A file or a directory, held open: what takes its place later is not read."""
+    """A file or directory, held open, so that nothing can take its place."""
 
     def __init__(self, path: bytes) -> None:
         self._own_name = os.path.basename(os.path.realpath(path))
@@ -256,7 +256,7 @@ class _Tree:
         self.files = self._listed()
 
     def check(self) -> None:
-        """Raises Problem if something has changed."""
+        """Raises Problem after a change."""
         if self._listed() != self.files:
             raise Problem(_CHANGED)
 
@@ -311,7 +311,7 @@ def _open(path: bytes) -> int:
         if not stat.S_ISLNK(status.st_mode):
             break
         if status.st_uid not in (0, os.geteuid()):
-            # Whoever can write there could have any file of ours read and stored.
+            # Its owner could have us read and store any of our files.
             raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
         path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -329,18 +329,18 @@ def _raise(error: OSError) -> None:
 
 
 def _line(name: bytes, digest: str) -> bytes:
-    """As `sha256sum` writes it, with a backslash before odd characters."""
+    """A line of `sha256sum`, which escapes some characters."""
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return (b"\\" if escaped != name else b"") + digest.encode() + b"  " + escaped + b"\n"
 
 
 def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
-    """Store the files below these *words*, then their list; returns the address of the copy."""
-    # Few agents store anything.
+    """Upload the files to a folder named by *words*, then their list; the address of the copy."""
+    # Imported here: few agents store anything.
     from fsspec.core import url_to_fs
 
     system, root = url_to_fs(store)
-    # No part of a path leads out of the store.
+    # Escaped, so that no path leads out of the store.
     plain = [quote(word.strip("."), _SAFE)[:_LONGEST_NAME] or "_" for word in words]
     base = path = "/".join([root.rstrip("/"), *plain])
     for file in tree.files:
@@ -350,6 +350,6 @@ def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
             with tree.open(file) as content:
                 system.put_file(os.fsdecode(_PATH_OF % content.fileno()), path)
     tree.check()
-    # With its list a copy is whole.
+    # Last: the list marks a complete copy.
     system.pipe_file(f"{base}.sha256", listing)
     return str(system.unstrip_protocol(path if tree.is_file else base))

@@ -1,4 +1,4 @@
-"""What an agent shows: its file, its endpoint, its page, and what it says of itself there."""
+"""What an agent shows: its file, its endpoint, its page, and its own state in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATUS_EVERY_S = 5.0
 
 
 class Front:
-    """One an agent. Threads of the endpoint ask it while the loop goes on."""
+    """One per agent. Threads of the endpoint call `state` while the loop runs."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class Front:
         self._endpoint: Endpoint | None = None
         self._written: tuple[float, bytes] = (0.0, b"")
         # Processes of other nodes.
-        self._elsewhere: list[ProcessState] = []
+        self._remote: list[ProcessState] = []
         self.started_ns = time.time_ns()
         self.moved_at = time.monotonic()
-        """When the loop began its last round."""
+        """When the loop began its current round."""
         self.remarks: dict[str, str] = {}
-        """Sentences for people, by what they are about."""
+        """Sentences for `status`, by topic."""
 
     def threads(self) -> list[KeptThread]:
-        """All that the agent has."""
+        """All threads of the agent."""
         own = [] if self._endpoint is None else [self._endpoint.thread]
         more = (*self._exporter.threads(), *self._notifier.threads())
         return [*own, *self._watch.threads(), *more]
 
     def serve(self) -> None:
-        """Open the endpoint; where that is not possible, a remark says why."""
+        """Open the endpoint; if that fails, a remark says why."""
         from otel_ddp.agent.scrape.endpoint import Endpoint
         from otel_ddp.agent.scrape.server import NoToken, find_token
         from otel_ddp.history.page.app import App
@@ -111,7 +111,7 @@ class Front:
         return None if self._endpoint is None else self._endpoint.url
 
     def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
-        """The stacks of a run's processes, for the page; of another node those of one rank."""
+        """The stacks of a run's processes here, or of one rank on another node, for the page."""
         ranks = [int(rank)] if rank.isdecimal() else None
         found = [
             each.to_json()
@@ -123,14 +123,14 @@ class Front:
         ]
 
     def _problems(self) -> list[str]:
-        """What does not run, for /healthz."""
+        """Threads that do not run, and trouble with histories, for /healthz."""
         found = [*(thread.problem for thread in self.threads()), self._watch.histories.remark()]
         return list(filter(None, found))
 
     def state(self) -> Survey:
-        """All that is known at this moment."""
+        """The current state, for the agent's file and the page."""
         watch, judge = self._watch, self._watch.judge
-        processes = process_state.table(watch.journals.describe(), self._elsewhere)
+        processes = process_state.table(watch.journals.describe(), self._remote)
         return Survey(
             agents=[self._describe()],
             processes=processes,
@@ -161,8 +161,8 @@ class Front:
         }
 
     def write_file(self) -> None:
-        """Write the agent's file if it has changed, and now and then to show that we run."""
-        self._elsewhere = self._watch.links.elsewhere()
+        """Write the agent's file if it has changed, and every few seconds as a heartbeat."""
+        self._remote = self._watch.links.remote_states()
         content = json.dumps(self.state().to_json()).encode()
         written_at, written = self._written
         now = time.monotonic()
@@ -172,5 +172,5 @@ class Front:
         try:
             files.replace(self._place.agent_file, content)
         except OSError:
-            return  # a full tmpfs: the status shows less, nothing else
+            return  # a full tmpfs: `status` is out of date
         self._written = now, content

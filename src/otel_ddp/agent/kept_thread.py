@@ -1,6 +1,6 @@
-"""A thread of the agent that is started again where it could not start, or where an error ended it.
+"""A thread that is restarted if it could not start, or if an error ended it.
 
-A node may be short of threads or of memory for a moment, at the agent's start as well.
+A node may be short of threads or memory for a moment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class KeptThread:
     """The agent's loop calls `keep_running` every second."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
-        """*work*: returns only once the thread is to end."""
+        """*work*: returns when the thread should end."""
         self.name = name
         self._work = work
         self._thread: threading.Thread | None = None
@@ -23,7 +23,7 @@ class KeptThread:
         self._why = "an error ended it"
 
     def keep_running(self) -> None:
-        """Start the thread unless it runs; where that is not possible now, `problem` says why."""
+        """Start the thread unless it runs; if that fails, `problem` says why."""
         if self.is_alive():
             return
         # A daemon: a thread that hangs must not keep the agent from ending.
@@ -36,7 +36,7 @@ class KeptThread:
             self._why = "MemoryError"
         else:
             self._thread, self._why = thread, "an error ended it"
-        # Last: while a thread is being started for the first time, nothing is missing.
+        # Last: before the first start is over, a missing thread is no problem.
         self._wanted = True
 
     def _run(self) -> None:
@@ -46,18 +46,18 @@ class KeptThread:
             errors.record_failure(f"the thread {self.name}")
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def problem(self) -> str:
-        """Why it does not run, though it should; empty if all is well."""
+        """Why the thread does not run although it should; else empty."""
         if not self._wanted or self.is_alive():
             return ""
         return f"the thread {self.name} does not run: {self._why}"
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end, and want no other; False if it still runs."""
+        """Wait for the thread's end, and do not restart it; False if it still runs."""
         self._wanted = False
         if self._thread is None:
             return True

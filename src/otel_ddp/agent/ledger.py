@@ -1,4 +1,4 @@
-"""The ledger: the current value of every series. The scrape and the export are made from it."""
+"""The ledger: the current value of every series, for /metrics and the export."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 from otel_ddp.vocabulary.catalog import Kind, Metric
 from otel_ddp.vocabulary.words import Labels as Labels
 
-# History of one series between two exports; beyond it the oldest points go, and are counted.
+# Points of one series between two exports; beyond it the oldest are dropped and counted.
 _MOST_POINTS = 200_000
-# Prometheus counts in milliseconds, and refuses a second value for the same one.
+# Prometheus has milliseconds, and refuses a second value in one.
 MS = 1_000_000
-# The time of a point is at most this much later than that of its value. So a burst of values is
-# exported whole, and values that always come too fast do not drift into the future.
+# A point may be at most this much later than its value: a burst of values is exported, but values
+# that always come too fast do not drift into the future.
 _MOST_LATE_NS = 60 * 10**9
-# Receivers refuse points so far ahead of their clock, so none with a later time was stored: the
-# ledger follows a clock that was set back this far.
+# A clock that was set back this far is followed: receivers refuse points so far in the future, so
+# none with a later time was stored.
 _REFUSED_NS = 600 * 10**9
 
 
@@ -51,28 +51,28 @@ class Series:
         self.project = project
         self.value: float | Buckets | None = None
         self.time_ns = 0
-        # Times and values; of logged values only, each of which is exported as a point.
+        # Unexported times and values, if each logged value is a point of its own.
         self.history: tuple[list[int], array[float]] | None = None
-        # Its attributes; empty until it is exported.
+        # Its encoded attributes; empty until it is exported.
         self.encoded = b""
 
 
 class Ledger:
-    """The agent's loop writes it, the endpoint's threads read it; hold `lock` for either."""
+    """Written by the agent's loop, read by the endpoint's threads; both hold `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.keep_history = False
         self.points_dropped = 0
-        self.tells_ends = True
-        """False: another agent goes on with what leaves this ledger."""
+        self.reports_ends = True
+        """Whether removed series are reported as ended; not if another agent continues them."""
         self._families: dict[str, dict[Labels, Series]] = {}
         self._ended: list[Series] = []
 
     def series(
         self, metric: Metric, labels: Labels, start_ns: int = 0, project: str = ""
     ) -> Series:
-        """The series with this name and these attributes, made at its first use."""
+        """The series with these attributes, created at its first use."""
         family = self._families.setdefault(metric.name, {})
         found = family.get(labels)
         if found is None:
@@ -92,14 +92,14 @@ class Ledger:
         found = self.series(metric, labels, start_ns, project)
         found.value = value
         found.time_ns = time_ns
-        # A process with the labels of an earlier one counts from its own start.
+        # A new process with the same labels counts from its own start.
         found.start_ns = start_ns
 
     def log(self, series: Series, value: float, time_ns: int) -> int | None:
-        """Add a logged value; the time of its point, or None if it becomes no point.
+        """Add a logged value; the time of its point, or None if it is not exported.
 
-        The times of a series grow by a millisecond at least. A value whose point would be too late
-        is shown as the last one, but not exported.
+        Times of a series grow by at least a millisecond. A value whose point would be too late is
+        current, but not exported.
         """
         series.value = value
         late_ns = series.time_ns + MS - time_ns
@@ -121,12 +121,12 @@ class Ledger:
         return time_ns
 
     def drop(self, labels: Labels) -> None:
-        """Remove every series whose attributes begin with these."""
+        """Remove all series whose attributes begin with these."""
         length = len(labels)
         self._remove(lambda key: key[:length] == labels)
 
     def end_all(self, kept_runs: Collection[str]) -> None:
-        """Remove every series but those of these runs: the agent leaves."""
+        """Remove all series except those of these runs, before the agent ends."""
         self._remove(lambda key: dict(key).get("run") not in kept_runs)
 
     def _remove(self, which: Callable[[Labels], bool]) -> None:
@@ -141,27 +141,27 @@ class Ledger:
             self._end(family.pop(series.labels))
 
     def _end(self, series: Series) -> None:
-        # What was never exported needs no end.
-        if series.encoded and self.tells_ends:
+        # A series that was never exported needs no end.
+        if series.encoded and self.reports_ends:
             self._ended.append(series)
 
     def take_ended(self) -> list[Series]:
-        """The exported series that were removed since the last call, and that none has replaced."""
+        """Take the exported series that were removed and not replaced since the last call."""
         ended, self._ended = self._ended, []
         return [each for each in ended if not self._has_value(each)]
 
     def _has_value(self, series: Series) -> bool:
         found = self._families.get(series.metric.name, {}).get(series.labels)
-        # Each project is a job of its own in Prometheus.
+        # In another project it is another series: each project is a job in Prometheus.
         return found is not None and found.value is not None and found.project == series.project
 
     def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
-        """Some metrics, with their series."""
+        """These metrics with their series."""
         for metric in metrics:
             yield metric, list(self._families.get(metric.name, {}).values())
 
     def families(self) -> Iterator[tuple[Metric, list[Series]]]:
-        """Every metric that has a value, with its series."""
+        """All metrics with a value, and their series."""
         for family in self._families.values():
             filled = [series for series in family.values() if series.value is not None]
             if filled:
@@ -169,5 +169,5 @@ class Ledger:
 
 
 def is_logged(metric: Metric) -> bool:
-    """Whether a metric's points are logged values, each with its own time."""
+    """Whether each value of a metric is a point with its own time."""
     return metric.kind is Kind.GAUGE and metric.section == "Learning"

@@ -1,4 +1,4 @@
-"""Watches a node: reads its journals, samples it, judges, and writes all that into the ledger."""
+"""Watches a node: reads journals, samples the node, judges runs, and updates the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from otel_ddp.settings import Settings
 
 
 class NodeWatch:
-    """One a place. The agent's loop calls it."""
+    """One per place. The agent's loop calls it."""
 
     def __init__(
         self, place: Place, conf: Settings, node: str, *, of_platform: bool, keeps_found: bool
@@ -49,21 +49,21 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self._collector)
-        # Delivered offsets, and how many batches the histories had been fed by then.
+        # Delivered offsets, and the number of batches for histories at that time.
         self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:
-        """Those that have to run."""
+        """The threads that have to run."""
         yield from (*self.sampling.threads(), *self.links.threads(), self.histories.thread)
 
     def read_and_judge(self) -> None:
-        """What is new since the last call."""
+        """Read new records, and judge."""
         self.journals.find()
         self.journals.poll()
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
         for each in processes:
-            # At once: it may end before its rank is known.
+            # It may end before its rank is known.
             if each.is_at_work and not each.life.gone_ns:
                 each.host.watch()
         here = [each for each in processes if each.labels]
@@ -73,7 +73,7 @@ class NodeWatch:
         self.links.answer(self.judge)
 
     def update_series(self) -> None:
-        """Write into the ledger, and for the histories, what is true now."""
+        """Update the ledger and the histories."""
         now_ns = time.time_ns()
         with self.ledger.lock:
             self.journals.update_series(now_ns)
@@ -87,15 +87,15 @@ class NodeWatch:
             self._collector.feed_states(processes, verdicts)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The spans and events that are new: of verdicts, and those of the journals."""
+        """Take new spans and events, of verdicts and of journals."""
         return [*self.judge.flush_documents(), *self.journals.flush_documents()]
 
     def marks(self) -> Marks:
-        """How far each journal is read."""
+        """The read offset of each journal."""
         return self.journals.marks()
 
     def commit(self, marks: Marks) -> None:
-        """All before these offsets is delivered: commit it once the histories have it."""
+        """Commit these delivered offsets once the histories have their records too."""
         self.journals.deliver(marks)
         delivered, fed = self._delivered = self._delivered or (marks, self.histories.fed)
         if self.histories.has(fed):
@@ -103,13 +103,13 @@ class NodeWatch:
             self._delivered = None
 
     def forget_ended(self, linger_s: float, keep: Collection[Labels]) -> None:
-        """Drop what ended long ago, but the verdicts on the runs to *keep* and to lead on."""
+        """Drop processes and runs that ended long ago, except runs to *keep* and led ones."""
         self.journals.forget_ended(linger_s)
-        keep = {*keep, *self.links.going_on_elsewhere()}
+        keep = {*keep, *self.links.running_remotely()}
         self.judge.retire({*keep, *map(run_labels, self.journals.labels())})
 
     def stop(self) -> None:
-        """Sample no more, close the links, and write the histories down."""
+        """Close the links, stop sampling, and write the histories."""
         self.links.stop()
         self.sampling.stop()
         self.histories.stop()

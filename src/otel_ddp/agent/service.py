@@ -1,4 +1,4 @@
-"""The node agent: what it does in which order, and when it stops."""
+"""The node agent: its start, its loop, and its end."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from otel_ddp.vocabulary import catalog
 log = logging.getLogger("otel_ddp.agent")
 
 _LOCK_PATIENCE_S = 3.0
-# Ends of processes wake the agent at once. Each time it wakes, what it touches has left the caches:
-# half as often takes a fifth less time where there is little to read.
+# Ends of processes wake the agent earlier. Each wake-up begins with cold caches: half as many take
+# a fifth less time if there is little to read.
 TICK_S = 0.5
-# Of the objects that may hold each other, how many more there are at each search.
+# Threshold of the garbage collector's youngest generation.
 _MORE_OBJECTS = 10_000
 _SERIES_EVERY_S = 1.0
 _CONNECT_EVERY_S = 15.0
@@ -38,7 +38,7 @@ _ENDS_WITHIN_S = 2.0
 
 
 class Agent:
-    """One a place. `run` is its whole life."""
+    """One per place. `run` is its whole life."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Agent:
         self._doorbell = -1
         self._busy_at = time.monotonic()
         self._left_place = False
-        # When each of these is to be done next.
+        # When each of these is due next.
         self._due_at = dict.fromkeys(("series", "connect", "export"), 0.0)
 
     # -- life
@@ -98,7 +98,7 @@ class Agent:
             while not self._stop_reason:
                 self._round()
                 if not self._stop_reason:
-                    # A death wakes us as well: the times then show which process died first.
+                    # Deaths wake us at once: their times show which process died first.
                     wait(self._doorbell, self._watch.exit_causes.handles())
         finally:
             self._end()
@@ -119,7 +119,7 @@ class Agent:
         return True
 
     def _round(self) -> None:
-        """Everything that is due, once."""
+        """Do everything that is due."""
         self._front.moved_at = time.monotonic()
         self._read_and_judge()
         an_end = self._watch.journals.has_undelivered_end()
@@ -135,7 +135,7 @@ class Agent:
         if self._is_due("connect", _CONNECT_EVERY_S):
             self._exporter.connect()
         if an_end or series or export:
-            # The next agent takes the best values from it, and reads nothing that is committed.
+            # Before the commit: the next agent takes best values from the file.
             self._write_file()
         if an_end:
             self._exporter.export_at_once()
@@ -159,8 +159,8 @@ class Agent:
         self._delete_done()
         self._front.stop()
         if exporter.connected:
-            # A backend would show the last values for minutes more. How a run has ended is true
-            # that long, and alerts look for it.
+            # End all series, which a backend would show for minutes more. Those of ended runs stay:
+            # alerts look for them.
             with watch.ledger.lock:
                 watch.ledger.end_all(watch.journals.ended_runs())
             exporter.export()
@@ -170,13 +170,13 @@ class Agent:
             leave(self._place, self._front.state())
 
     def _wait_for_ends(self) -> None:
-        """A job on several nodes may be ended with its agents: each tells the lead how."""
+        """Wait for the ends of processes, to report them: a job may be killed with its agents."""
         watch, until = self._watch, time.monotonic() + _ENDS_WITHIN_S
         while watch.links.any_at_work(watch.journals.processes()) and time.monotonic() < until:
             wait(self._doorbell, watch.exit_causes.handles())
             self._read_and_judge()
 
-    # -- the flow
+    # -- data
 
     def _read_and_judge(self, *, leaving: bool = False) -> None:
         watch = self._watch
@@ -185,7 +185,7 @@ class Agent:
         self._notifier.poll(watch.judge.cases(), watch.journals.processes(), page, leaving=leaving)
 
     def _update_series(self) -> None:
-        """Write into the ledger what is true now."""
+        """Update all series in the ledger."""
         self._watch.update_series()
         ledger, now_ns, node = self._watch.ledger, time.time_ns(), ("node", self._node)
         own = [(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time(), ())]
@@ -194,18 +194,18 @@ class Agent:
                 ledger.put(metric, (node, *more), float(value), now_ns, self._front.started_ns)
 
     def _delete_done(self) -> None:
-        """Delete the journals of dead processes once everything in them is exported."""
+        """Delete the journals of dead processes once they are exported."""
         journals = self._watch.journals
         if done := journals.done():
-            # Once more, so that their series and histories show how they ended.
+            # Once more, so that series and histories show how they ended.
             self._watch.update_series()
             journals.close(done)
-            # Before they are deleted: from here on only the agent's file describes them.
+            # Before deleting: afterwards only the agent's file describes them.
             self._write_file()
             journals.delete(done)
 
     def _write_file(self) -> None:
-        # Where the place was left, the file is another agent's by now.
+        # After the place was left, the file belongs to another agent.
         if not self._left_place:
             self._front.write_file()
 
@@ -213,7 +213,7 @@ class Agent:
 
     def _check_whether_to_stop(self) -> None:
         now, journals, linger_s = time.monotonic(), self._watch.journals, self._conf.linger_s
-        at_work = journals.any_alive() or self._watch.links.going_on_elsewhere()
+        at_work = journals.any_alive() or self._watch.links.running_remotely()
         if at_work or self._notifier.busy() or self._exporter.busy():
             self._busy_at = now
         if not self._owns_lock():
@@ -221,14 +221,14 @@ class Agent:
                 self._go_on_without_place()
             else:
                 self._stop_reason = "the place or its lock was removed"
-        # An agent in the foreground was given its variables on purpose, and is ended on purpose.
+        # An agent in the foreground is ended by whoever started it.
         if self._foreground or self._stop_reason:
             return
         own = agent_digest(os.environ, offline=self._conf.offline)
         environments = journals.environments()
         others = environments - {own, ""}
         if others and environments == others:
-            # One of these processes starts another agent, with its own variables.
+            # One of these processes will start an agent with its own variables.
             self._stop_reason = (
                 "the processes that run now were started with other OTEL_* variables"
             )
@@ -241,7 +241,7 @@ class Agent:
             )
 
     def _go_on_without_place(self) -> None:
-        # Open files outlive their names, as after a logout that clears a user's shared memory.
+        # A logout may delete a user's shared memory; open files remain readable.
         if not self._left_place:
             self._left_place = True
             log.warning(
@@ -252,7 +252,7 @@ class Agent:
         self._watch.journals.leave_place()
 
     def _owns_lock(self) -> bool:
-        # If the lock file is deleted, a second agent may start: then this one ends.
+        # If the lock file is deleted, another agent may start.
         try:
             with files.own_directory(self._place.directory) as folder:
                 found = os.stat(self._place.agent_lock.name, dir_fd=folder)
@@ -261,11 +261,11 @@ class Agent:
             return False
 
 
-# -- its log, its place and what wakes it
+# -- log, place and wake-ups
 
 
 class _Printable(logging.Formatter):
-    """Texts of journals, files and collectors stand in messages: they control no terminal."""
+    """Strips control characters: messages contain texts of journals, files and collectors."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message, most=len(record.message))
@@ -273,7 +273,7 @@ class _Printable(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Begins the agent's log."""
+    """Set up the agent's log."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable(f"%(asctime)s{LOG_FORM}%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -282,7 +282,7 @@ def log_to_stderr() -> None:
 def find_place(conf: settings.Settings, foreground: bool) -> Place:
     """The directory whose journals this agent reads."""
     if not foreground:
-        # The training process that started this agent has made it; without it there is no work.
+        # Created by the training process that started this agent.
         os.stat(conf.directory)
         return Place(Path(conf.directory))
     places, remark = find(conf.directory, offline=conf.offline)
@@ -294,21 +294,21 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
 
 
 def lock_place(place: Place) -> int | None:
-    """Become the agent of this place; None if it has one. Closing the descriptor unlocks it."""
+    """Lock the place; None if it has an agent. Closing the descriptor unlocks it."""
     fd = files.open_own(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             files.lock(fd)
             return fd
-        # The agent before this one may be about to end.
+        # The previous agent may be about to end.
         time.sleep(0.05)
     os.close(fd)
     return None
 
 
 def leave_training_alone() -> None:
-    """Give up the pins and the privileges of the training process that started this agent."""
+    """Reset the CPU pinning and lower the priority, inherited from the training process."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with contextlib.suppress(OSError):
@@ -317,11 +317,11 @@ def leave_training_alone() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
-def search_garbage_seldom() -> None:
-    """Let Python look for objects that hold each other in larger portions.
+def collect_garbage_less_often() -> None:
+    """Run the cyclic garbage collector less often.
 
-    What the agent reads comes and goes by the thousand, and holds nothing in circles. Python looks
-    at every 700 of them, which took a quarter of the agent's time where ranks log many values.
+    Records come and go by the thousand, without cycles. With Python's threshold of 700, the
+    collector took a quarter of the agent's time if ranks log many values.
     """
     gc.freeze()
     _, middle, old = gc.get_threshold()
@@ -329,12 +329,12 @@ def search_garbage_seldom() -> None:
 
 
 def open_doorbell(path: Path) -> int:
-    """The fifo that wakes the agent; -1 if it cannot be opened: then only the clock wakes it."""
+    """Open the fifo that wakes the agent; -1 if that fails, so that only the clock wakes it."""
     try:
         if not path.is_fifo() or path.is_symlink():
             files.remove(path)
             files.make_fifo(path)
-        # Read and write: a fifo whose last writer has left would be readable for ever.
+        # Read and write: without a writer a fifo would always be readable.
         return files.open_own(path, os.O_RDWR)
     except OSError as error:
         log.warning("no doorbell (%s): ends of processes are seen a moment later", error)
@@ -342,11 +342,11 @@ def open_doorbell(path: Path) -> int:
 
 
 def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
-    """Sleep for a tick, or until the doorbell or one of the handles wakes us.
+    """Sleep for a tick, or until the doorbell or a handle is readable.
 
-    *doorbell*: -1 if there is none. *handles*: of processes, readable once they are dead.
+    *doorbell*: -1 if there is none. *handles*: pidfds, readable after the death of the process.
     """
-    # Not select(), which takes no number above 1023: each process costs two.
+    # Not select(), which is limited to descriptors below 1024: each process takes two.
     poll = select.poll()
     try:
         for each in (doorbell, *handles) if doorbell >= 0 else handles:
@@ -356,7 +356,7 @@ def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
     except (OSError, ValueError):
         woken, waited = {}, False
     if not waited:
-        # A descriptor that cannot be waited for would return at once, for ever: use the clock.
+        # An invalid descriptor would return at once for ever: use the clock.
         time.sleep(tick_s)
     if doorbell in woken:
         with contextlib.suppress(OSError):
@@ -364,7 +364,7 @@ def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
 
 
 def main(directory: str = "", foreground: bool = False) -> int:
-    """Run the agent of a place to its end; the exit status."""
+    """Run the agent of a place; the exit status."""
     log_to_stderr()
     try:
         conf = settings.read(directory=directory or None)
@@ -379,20 +379,19 @@ def main(directory: str = "", foreground: bool = False) -> int:
         return 1
     for doubt in settings.doubts(exports=not conf.offline):
         log.warning("%s", doubt)
-    # A process costs two, and a node may have many.
+    # Each process takes two descriptors.
     files.raise_file_limit()
     if not foreground:
         leave_training_alone()
-    # From here on a process that finds no agent may start one at once; but an agent that breaks
-    # at its start is not started again every few seconds.
+    # An agent that breaks at its start must not be restarted every few seconds.
     place.delay_start(_BROKEN_HOLD_S)
     if foreground:
         log.info("watching %s", place.directory)
-    # A directory that a person names may hold copies of journals.
+    # A directory that a person names may contain copies of journals: do not delete them.
     keeps_found = foreground and bool(directory)
     agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
-    search_garbage_seldom()
-    # What an agent that was killed has said of itself is not true of this one.
+    collect_garbage_less_often()
+    # Overwrite the state of an agent that was killed.
     leave(place, told_by_agent(place))
     agent.run()
     place.delay_start(0.0)

@@ -109,7 +109,7 @@ def test_a_series_that_another_has_replaced_or_another_agent_has_is_not_ended(
     ledger.drop(LABELS)
     ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1, project="other")
     of_another_project = points_of(renderer.metrics(ledger, 3 * MS))
-    ledger.tells_ends = False
+    ledger.reports_ends = False
     ledger.drop(LABELS)
 
     assert replaced == [("training.steps", 2 * MS, False)]

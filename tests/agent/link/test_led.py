@@ -280,7 +280,7 @@ def test_a_verdict_began_by_the_clock_of_the_node_that_shows_it(agents: TwoAgent
     judgement = Judgement("node-0", [verdict], [over], Report((), ""), 0)
     agents.cable.clock_offset_ns += hour_ns
 
-    agents.cable.answers.append(wire.Answer(judged=messages.Said(judgement).to([])))
+    agents.cable.answers.append(wire.Answer(judged=messages.PackedJudgement(judgement).to([])))
     agents.following.poll(agents.led.read(), agents.led.now_ns)
 
     found = agents.following.judgement()
@@ -336,12 +336,15 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
     assert judgement is not None
     own = [each.labels for each in agents.leading.sources()]
 
-    there = messages.unpack(messages.Said(judgement).to(own), RUN, own)
+    there = messages.unpack_judgement(messages.PackedJudgement(judgement).to(own), RUN, own)
 
     assert {dict(each.labels)["rank"] for each in there.report.ranks} == {"2", "3"}
     assert there.compared == 4
     # A lead that lies tells nothing of the ranks of others.
-    assert messages.unpack(messages.Said(judgement).to(own), RUN, []).report.ranks == ()
+    assert (
+        messages.unpack_judgement(messages.PackedJudgement(judgement).to(own), RUN, []).report.ranks
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,7 +355,7 @@ def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
 ) -> None:
     judgement = Judgement("node-0", [{**VERDICT, "evidence": many}], [], Report((), ""), 0)
 
-    (found,) = messages.unpack(messages.Said(judgement).to([]), RUN, []).open
+    (found,) = messages.unpack_judgement(messages.PackedJudgement(judgement).to([]), RUN, []).open
 
     assert found["evidence"] == (many if "ranks" in many else {})
 
@@ -360,7 +363,7 @@ def test_the_ranks_of_a_large_node_are_told_and_tables_of_all_ranks_are_not(
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", json.dumps({"ranks": 7}).encode()])
 def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
     with pytest.raises(Senseless):
-        messages.unpack(content, RUN, [])
+        messages.unpack_judgement(content, RUN, [])
 
 
 @pytest.mark.parametrize(
@@ -370,6 +373,6 @@ def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
 def test_a_verdict_of_a_lead_that_no_history_could_keep_is_left_out(damage: dict[str, Any]) -> None:
     judgement = Judgement("node-0", [VERDICT], [{**VERDICT, **damage}], Report((), ""), 0)
 
-    found = messages.unpack(messages.Said(judgement).to([]), RUN, [])
+    found = messages.unpack_judgement(messages.PackedJudgement(judgement).to([]), RUN, [])
 
     assert (list(found.open), list(found.past)) == ([VERDICT], [])

@@ -74,7 +74,7 @@ def serve(lead: LinkServer, *messages: bytes) -> Peer:
     peer: Any = Peer()
     for each in messages:
         if not peer.ended:
-            lead.heard(peer, each)
+            lead.receive(peer, each)
     lead.gone(peer)
     return peer
 

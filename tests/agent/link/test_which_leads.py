@@ -127,14 +127,14 @@ def test_a_run_that_goes_on_elsewhere_is_led_on_while_its_other_nodes_are_heard(
         clock.s += 50
         links.poll([])
     assert len(links.describe()) == 1
-    assert links.going_on_elsewhere() == {RUN}
+    assert links.running_remotely() == {RUN}
 
     reports.clear()
     for _ in range(20):
         clock.s += 5
         links.poll([])
     assert links.describe() == []
-    assert links.going_on_elsewhere() == set()
+    assert links.running_remotely() == set()
 
 
 @pytest.mark.parametrize(("ago_s", "links_of"), [(10, 1), (70, 0)])

@@ -155,7 +155,7 @@ def test_the_agent_that_does_not_judge_tells_nothing(watched: Watched) -> None:
 def test_what_another_agent_has_judged_is_not_told_again(watched: Watched) -> None:
     watched.open("death")
     for incident in watched.case.reports.open.values():
-        incident.was_told_by_lead = True
+        incident.by_lead = True
 
     assert watched.kinds() + watched.kinds(60.0) == []
 

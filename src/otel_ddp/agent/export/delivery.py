@@ -1,12 +1,11 @@
-"""Sends what waits in a queue: each lane in its order, and none waits for another.
+"""Sends the requests of a queue: each lane in order, independently of the others.
 
-Only the oldest request of a lane is ever being sent. A lane may have a thread of its own, because
-each may have its own receiver: a trace backend that is down or does not answer delays no metrics.
+Only the oldest request of a lane is in flight. Each lane has a thread, because it may have its own
+receiver: a trace backend that is down delays no metrics. A request that is accepted at once never
+touches the disk; those of a lane that has to wait are in files.
 
-A request that is taken at once never touches a disk. Those of a lane that has to wait are in files.
-
-The log has a line when a lane begins to fail, when it is taken again, and when something is lost,
-and each cause every five minutes at most.
+The log has a line when a lane begins to fail, when it recovers, and when data is lost; each cause
+every five minutes at most.
 """
 
 from __future__ import annotations
@@ -28,35 +27,34 @@ from otel_ddp.agent.kept_thread import KeptThread
 log = logging.getLogger("otel_ddp.agent")
 
 LOG_EVERY_S = 300.0
-# A receiver that asks for a longer pause is tried again after this one.
+# Limit of the pause that a receiver asks for.
 _RETRY_AFTER_LIMIT_S = 60.0
-# How long one request waits where the receiver may fail over it. Then the next ones get their turn.
+# A request over which the receiver may fail is dropped after this time, so that others follow.
 _PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one attempt to send went."""
+    """The outcome of one attempt to send."""
 
     kind: Literal["delivered", "retry", "refused"]
-    """`retry`: kept for later, because people can mend the cause. `refused`: the receiver says that
-    these bytes are wrong."""
+    """`retry`: the cause can be repaired. `refused`: the receiver finds these bytes wrong."""
     why: str = ""
     """One short line, without any credentials."""
     retry_after_s: float = 0.0
     """The pause that the receiver asks for."""
     doubtful: bool = False
-    """To be tried again, but the cause may be this request: a receiver that fails over it."""
+    """For `retry`: whether the cause may be this request."""
     rejected: int = 0
-    """Points, spans or records that the collector dropped out of a request that it accepted."""
+    """Points, spans or records that the collector dropped from an accepted request."""
 
 
 Send = Callable[[str, bytes], Outcome]
-"""Makes one attempt for a lane, and raises nothing."""
+"""Makes one attempt for a lane; raises nothing."""
 
 
 class Backoff:
-    """Each pause is twice as long as the one before, and nodes do not come in the same moment."""
+    """Exponential backoff with jitter."""
 
     def __init__(
         self,
@@ -73,18 +71,18 @@ class Backoff:
         """Since the last success."""
 
     def fail(self, asked_s: float = 0.0) -> None:
-        """*asked_s*: the pause that the receiver asks for at least."""
+        """*asked_s*: the shortest pause, as the receiver asks for."""
         pause_s = min(self._shortest_s * 2.0 ** min(self.failures, 30), self._longest_s)
         self.failures += 1
         pause_s = max(pause_s * (0.5 + self._jitter()), asked_s * (1.0 + 0.5 * self._jitter()))
         self._due_at = self._clock() + pause_s
 
     def succeed(self) -> None:
-        """The next try need not wait."""
+        """Reset: the next attempt need not wait."""
         self.failures, self._due_at = 0, 0.0
 
     def wait_s(self) -> float:
-        """How long until the next try."""
+        """Seconds until the next attempt."""
         return max(self._due_at - self._clock(), 0.0)
 
 
@@ -92,20 +90,20 @@ class Backoff:
 class _Lane:
     name: str
     shown: str
-    """What the log calls it."""
+    """Its name in the log."""
     thread: KeptThread
     backoff: Backoff
     doubted: Request | None = None
-    """The request that answers may be about; else they are about the way to the receiver."""
+    """The request over which the receiver may fail, if the last outcome was doubtful."""
     doubted_since: float = 0.0
     trouble: str = ""
-    """Why the last attempt failed; empty where it was taken."""
+    """Why the last attempt failed; empty after a success."""
     trouble_since_s: float = 0.0
     trouble_logged: bool = False
 
 
 class Delivery:
-    """Sends on threads of its own once it is started, and else whenever `send_next` is called."""
+    """Sends on its threads if the caller runs them, or when `send_next` is called."""
 
     def __init__(
         self,
@@ -118,14 +116,13 @@ class Delivery:
         jitter: Callable[[], float] = random.random,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """*names*: what the log calls each lane."""
+        """*names*: the name of each lane in the log."""
         self.queue = queue
         self._send = send
         self._clock = clock
         self._patience_s = patience_s
         self.lock = threading.Condition()
-        """Of the queue and all that follows. It is held over small writes to disk, never over the
-        network."""
+        """Guards the queue and the lanes. Held over small writes to disk, not over the network."""
         self.attempts = Counter(delivered=0, failed=0, refused=0)
         self._lanes = {
             name: _Lane(
@@ -136,30 +133,30 @@ class Delivery:
             )
             for name in queue.lanes
         }
-        # When each line of the log, and the losses of each cause, were logged last.
+        # When each lane, and the losses of each cause, were last logged.
         self._logged_at: dict[str, float] = {}
         self._stopping = False
 
     # -- called by the agent
 
     def threads(self) -> list[KeptThread]:
-        """The thread of each lane, which the caller keeps running if it wants them."""
+        """One thread per lane, which the caller may keep running."""
         return [each.thread for each in self._lanes.values()]
 
     def put(self, requests: Iterable[Request]) -> None:
-        """Add requests behind those that wait; while one is made, those before it are sent."""
+        """Queue requests one by one: earlier ones are sent while the next is made."""
         for request in requests:
             with self.lock:
                 self.queue.add(request)
                 oldest = self.queue.oldest(request.lane)
-                # Behind those on disk there is no hurry, and a crash would lose less.
+                # Behind requests on disk it has to wait anyway; on disk it survives a crash.
                 if (oldest and oldest.number) or not self._lanes[request.lane].thread.is_alive():
                     self.queue.write(request.lane)
                 self._log_losses()
                 self.lock.notify_all()
 
     def is_under_way(self) -> bool:
-        """Whether a request is in memory alone that may be taken in a moment."""
+        """Whether a request that is in memory only may be accepted in a moment."""
         with self.lock:
             newest = [
                 self.queue.newest(lane.name)
@@ -169,22 +166,22 @@ class Delivery:
             return any(request and not request.number for request in newest)
 
     def secure(self, timeout_s: float) -> None:
-        """Put on disk what is not taken within this time."""
+        """Write requests to disk that are not accepted within this time."""
         with self.lock:
             if not self.lock.wait_for(lambda: not self.is_under_way(), timeout_s):
                 self._write_all()
 
     def stop(self, flush_s: float, join_s: float) -> None:
-        """Send what can be sent in this time, put the rest on disk, and end."""
+        """Send for so long, write the rest to disk, and end the threads."""
         with self.lock:
             for lane in self._lanes.values():
-                # The last chance: one that pauses after a failure is tried now.
+                # Last chance: skip the backoff.
                 lane.backoff.succeed()
             self.lock.notify_all()
             self.lock.wait_for(self._is_idle, flush_s)
             self._stopping = True
             self.lock.notify_all()
-            # Also what is being sent: if it arrives after all, its file is removed.
+            # Also requests in flight: if they arrive after all, their files are removed.
             self._write_all()
         deadline = time.monotonic() + join_s
         for thread in self.threads():
@@ -195,18 +192,18 @@ class Delivery:
             self.queue.write(lane)
 
     def _is_idle(self) -> bool:
-        """Whether nothing is being sent: what waits is refused, or nobody sends it."""
+        """Whether no lane can make progress."""
         return not any(
             self.queue.oldest(lane.name) and not lane.backoff.failures and lane.thread.is_alive()
             for lane in self._lanes.values()
         )
 
     def failures(self, lane: str) -> int:
-        """How many attempts have failed since the last success."""
+        """The failed attempts since the last success."""
         return self._lanes[lane].backoff.failures
 
     def troubles(self) -> dict[str, str]:
-        """Of each lane whose last attempt failed: why, and since when such fail."""
+        """By failing lane: the reason, and since when."""
         with self.lock:
             return {
                 lane.name: f"{lane.trouble} since {_time_of_day(lane.trouble_since_s)}"
@@ -223,12 +220,12 @@ class Delivery:
             with self.lock:
                 if self._stopping:
                     return
-                # Asked again under the lock: a request may have been added meanwhile.
+                # Checked again under the lock: a request may have been added meanwhile.
                 if wait_s != 0.0 and (wait_s := self._due_in_s(lane)) != 0.0:
                     self.lock.wait(wait_s)
 
     def send_next(self, name: str) -> float | None:
-        """Send one request of a lane if one is due; the seconds until one is, or None."""
+        """Send a request of a lane if one is due; the seconds until one is, or None if empty."""
         lane = self._lanes[name]
         with self.lock:
             request = self.queue.oldest(name)
@@ -237,7 +234,7 @@ class Delivery:
             body = self._read(lane, request)
         if body is None:
             return 0.0
-        # Where an error ends the thread it is started again: the request is still there.
+        # If an error ends this thread, the request is still queued for the next one.
         outcome = _attempt(self._send, name, body)
         with self.lock:
             self._finish(lane, request, outcome)
@@ -245,19 +242,19 @@ class Delivery:
         return 0.0
 
     def _due_in_s(self, lane: _Lane) -> float | None:
-        """In how many seconds its oldest request may be sent; None if nothing waits."""
+        """Seconds until its oldest request may be sent; None if empty."""
         return lane.backoff.wait_s() if self.queue.oldest(lane.name) else None
 
     def _read(self, lane: _Lane, request: Request) -> bytes | None:
-        """Its body; None where it is gone, or cannot be read now."""
+        """The body of a request; None if its file is gone, or not readable now."""
         try:
             body = request.read()
         except FileNotFoundError:
-            # Another program has removed it.
+            # Another program has deleted it.
             self.queue.remove(request, "spool_error")
             return None
         except OSError as error:
-            # Too many open files, or a file server that is away: the file can be read later.
+            # Out of descriptors, or a file server is away: retry later.
             why = f"{request.path} cannot be read: {error.strerror or error}"
             self._postpone(lane, Outcome("retry", why))
             return None
@@ -270,10 +267,10 @@ class Delivery:
         if outcome.kind == "retry":
             self._postpone(lane, outcome)
             return
-        # The receiver answers, so the next request need not wait.
+        # The receiver answers: no backoff.
         lane.backoff.succeed()
         self.attempts[outcome.kind] += 1
-        # What stands behind the first colon differs from one answer to the next.
+        # The part after the first colon differs between answers.
         cause = f"{lane.shown}: {outcome.why.split(': ')[0]}"
         self.queue.remove(request, outcome.kind, cause)
         self.queue.lose(outcome.rejected, "rejected", cause)
@@ -288,7 +285,7 @@ class Delivery:
         self._log_losses()
 
     def _decided(self, lane: _Lane, request: Request, outcome: Outcome) -> Outcome:
-        """An outcome that may be about this request, or about the way, is taken for one of them."""
+        """Resolve a doubtful outcome: retry until the patience is over, then refuse."""
         if not outcome.doubtful:
             lane.doubted = None
             return outcome
@@ -303,7 +300,7 @@ class Delivery:
         self.queue.write(lane.name)
         self.attempts["failed"] += 1
         self._fail(lane, outcome.why)
-        # After the write: the line tells where the requests wait.
+        # After the write, so that the line says where the requests are.
         if self._is_due(lane.name):
             lane.trouble_logged = True
             log.warning("%s: %s; %s.", lane.shown, outcome.why, self.queue.describe())
@@ -320,7 +317,7 @@ class Delivery:
                 del self.queue.unlogged[cause]
 
     def _is_due(self, line: str) -> bool:
-        """Whether a line may be logged, which it is then."""
+        """Whether this line may be logged again; starts its interval."""
         now = self._clock()
         if line in self._logged_at and now - self._logged_at[line] < LOG_EVERY_S:
             return False

@@ -1,4 +1,4 @@
-"""Exports the ledger by OTLP to the configured collector, or to disk."""
+"""Exports the ledger, spans and log records over OTLP, or to disk if the agent is offline."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from otel_ddp.agent.export.folder import Queue
     from otel_ddp.journal.parser import Document
 
-# How the names of offline agents' folders begin; a digest follows.
+# Name prefix of the folders of offline agents; a digest follows.
 OFFLINE_PREFIX = "offline-"
-# How long the agent waits for the collector when a process has ended, before it uses the disk.
+# After the end of a process, data that is not delivered within this time goes to disk.
 _SETTLE_S = 0.12
 
 
@@ -41,7 +41,7 @@ Marks = dict[Path, tuple[int, int, int]]
 
 
 class Exporter:
-    """Sends nothing before `connect`."""
+    """One per agent. Inactive until `connect`."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Exporter:
         host: str,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """*marks*: the read offset of each journal. *commit*: stores the offsets up to which
-        records are delivered or on disk; a successor reads on from there. *documents*: the
-        spans and events since the last call."""
+        """*marks*: returns the read offset of each journal. *commit*: stores the offsets up to
+        which records are delivered or on disk; the next agent continues there. *documents*:
+        takes spans and events."""
         self._conf = conf
         self._place = place
         self._ledger = ledger
@@ -71,7 +71,7 @@ class Exporter:
         self._destination = ""
         self._render: Callable[[], Iterable[Request]] = list
         self._close_transport: Callable[[], object] = list
-        # How far the journals were read when they were exported last.
+        # The read offsets at the last export.
         self._marks: Marks = {}
 
     @property
@@ -79,9 +79,9 @@ class Exporter:
         return self._delivery is not None
 
     def connect(self) -> None:
-        """Begin to export if a collector is named, or to keep all on disk if it is offline.
+        """Start exporting if a collector is set, or writing to disk if the agent is offline.
 
-        Called again and again: where an error keeps us from it, what is logged waits in the ledger.
+        Called repeatedly: if it fails, logged values wait in the ledger.
         """
         if self._signals and not self.connected:
             self._ledger.keep_history = True
@@ -89,7 +89,7 @@ class Exporter:
 
     @errors.contained()
     def _connect(self) -> None:
-        # These packages take a fifth of a second to import: only an agent that exports pays.
+        # Imported here: these packages take 0.2 s to import.
         from otel_ddp.agent.export.delivery import Delivery
         from otel_ddp.agent.export.folder import Queue
         from otel_ddp.agent.export.otlp.render import Renderer, resource_of
@@ -115,12 +115,12 @@ class Exporter:
 
     @errors.contained()
     def export(self) -> None:
-        """Queue everything new for delivery; without a collector it can be committed as it is."""
+        """Queue all new data. Without a collector its offsets can be committed at once."""
         if self._delivery is None:
             if not self._signals:
                 self._marks = self._read_marks()
             return
-        # Whoever took that long for the last ones may take long for all.
+        # A receiver that has not taken the last requests by now may be slow with all.
         self._delivery.secure(0.0)
         self.commit()
         marks = self._read_marks()
@@ -128,19 +128,19 @@ class Exporter:
         self._marks = marks
 
     def export_at_once(self) -> None:
-        """A process has ended and may wait: deliver its last values now, or put them on disk."""
+        """Export now, because an ended process waits; data that is not taken soon goes to disk."""
         self.export()
         if self._delivery is not None:
             self._delivery.secure(_SETTLE_S)
             self._commit_marks(self._marks)
 
     def commit(self) -> None:
-        """Commit the offsets of all records that are delivered, spooled or dropped."""
+        """Commit the offsets of records that are delivered, on disk or dropped."""
         if self._delivery is None or not self._delivery.is_under_way():
             self._commit_marks(self._marks)
 
     def busy(self) -> bool:
-        """Whether memory alone has something: the agent should stay until it is taken."""
+        """Whether the agent should stay for data that is in memory only."""
         return self._delivery is not None and self._delivery.queue.memory_bytes > 0
 
     def threads(self) -> list[KeptThread]:
@@ -148,14 +148,14 @@ class Exporter:
         return [] if self._delivery is None or self._conf.offline else self._delivery.threads()
 
     def stop(self) -> None:
-        """Deliver for a second at most; the rest goes to disk."""
+        """Deliver for another second at most; the rest goes to disk."""
         if self._delivery is not None:
             self._delivery.stop(1.0, 1.0)
             self._close_transport()
             self.commit()
 
     def counts(self) -> list[tuple[catalog.Metric, int, Labels]]:
-        """The metrics of the delivery; none where nothing is exported."""
+        """The metrics of the delivery; none without an export."""
         if self._delivery is None:
             return []
         with self._delivery.lock:
@@ -172,7 +172,7 @@ class Exporter:
         return found
 
     def describe(self) -> str:
-        """How the export goes, in a sentence."""
+        """A sentence for `status`."""
         queue = self._queue
         if self._delivery is None or queue is None:
             return f"{self._why_none()}: scrape only"
@@ -199,12 +199,11 @@ class Exporter:
 
 
 def folder_of(prefix: str, conf: Settings, place: Place, node: str = "") -> Path:
-    """The folder of what waits in this agent; agents of different nodes or places never share one.
+    """The queue folder of this agent.
 
-    The next agent finds it again, also after a reboot. So its name depends on the node's name and
-    on the place, and on nothing that is new with each start. Agents with the same name for both
-    are kept apart by the queue's lock. Offline requests are in folders of their own, where no
-    agent that sends looks for them.
+    The next agent has to find it again, also after a reboot: so the name depends only on the
+    names of the node and the place. If two agents share both, the queue's lock separates them.
+    Offline requests have folders of their own, which no sending agent reads.
     """
     name = f"{node or socket.gethostname()}\0{place.directory}"
     digest = blake2s(os.fsencode(name), digest_size=4).hexdigest()

@@ -1,22 +1,20 @@
-"""Requests that wait: in memory at first, and in files of a folder once they have to wait for long.
+"""A queue of requests: in memory at first, in files of a folder once they have to wait.
 
-There is a file for each request, and its name tells what is inside. Sorting the names gives the
-order in which the requests were put there:
+Each request has a file. The names sort in the order of the requests:
 
     00000000000000000042-metrics-2000-1763820000.z
     00000000000000000043-metrics-300-1763820004-standing.z
 
-A name holds the file's number, the lane, the count of points, and the second in which the
-oldest point was measured. The second file holds current values alone ("standing"). It is dropped
-before the first one, because the next export sends current values again.
+A name contains the file's number, the lane, the number of points, and the second of the oldest
+point. A "standing" file has current values only. It is dropped first, because the next export sends
+current values again.
 
-A file is written aside and renamed. So a kill leaves either the whole request or none of it. There
-is no fsync: a request survives a killed process, not a power cut. The checksum tells of a file that
-a power cut tore, and that loss is counted.
+Files are written aside and renamed, so a kill leaves a whole request or none. Without fsync, a
+request survives a killed process but not a power cut; the checksum reveals a torn file, which is
+counted as lost.
 
-A lock on the file `lock` keeps a folder for one agent. An agent that finds it locked uses the
-next one of the same name, `-2` and so on. Where a file system has no locks, the name alone keeps
-agents apart.
+The lock file reserves a folder for one agent. An agent that finds it locked uses the next name,
+`-2` and so on. On a file system without locks, only the name separates agents.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ from typing import Literal
 from otel_ddp import files, shown
 
 LOCK = "lock"
-# A file takes whole blocks: a hundred thousand tiny spans are not as small as they look.
+# A file takes whole blocks: many tiny files need more space than their bytes.
 BLOCK_BYTES = 4096
 
 _MEMORY_LIMIT_BYTES = 32 << 20
 _NAME = re.compile(r"(\d{20})-([0-9a-z]+)-(\d+)-(\d+)(-standing)?\.z")
-# Why a request is done with; all but the first two are losses.
+# Why a request is removed; all but the first are losses.
 Why = Literal["delivered", "refused", "corrupt", "spool_error", "spool_full", "memory_full", "age"]
-# Losses that no answer of a receiver tells of.
+# Log messages for losses other than those by an answer of the receiver.
 _CAUSES = {
     "spool_full": "the disk holds as much as may wait there (of OTLP OTEL_DDP_SPOOL_BYTES), so the "
     "oldest data make room for the newest",
@@ -52,39 +50,36 @@ _CAUSES = {
     "spool_error": "files that waited are gone",
     "age": "what has waited too long is given up",
 }
-# More living agents of one name and place than this mean a file system whose locks do not work.
+# With more living agents of one name and place, the locks of the file system do not work.
 _MOST_OF_A_NAME = 64
 
 
-# Of one request, packed or not: ours have 1 MB. A copy from elsewhere may unpack to any size.
+# Size limit of one request, packed or not: ours have 1 MB, a foreign file may unpack to any size.
 _LARGEST = 16 << 20
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One, from when it is made until it is delivered or lost."""
+    """One request, until it is delivered or lost."""
 
     lane: str
-    """Whom it is for. The requests of a lane are sent in their order."""
+    """Its receiver. The requests of a lane are sent in order."""
     body: bytes
     """Empty once the request is in its file."""
     points: int
     irreplaceable: bool = True
-    """Whether it holds what is sent only once: logged values, spans, events. A request with
-    current values alone is replaced by the next export, so it is dropped first."""
+    """Whether its data is sent only once: logged values, spans, events. Current values are
+    replaced by the next export, so they are dropped first."""
     oldest_s: int = 0
-    """When the oldest point in it was measured, in seconds; 0: not known."""
+    """The time of its oldest point, in seconds; 0 if unknown."""
     number: int = 0
-    """Of its file, from 1 on; 0: it is in memory alone."""
+    """The number of its file, from 1; 0 if it is in memory only."""
     path: Path = Path()
     size_bytes: int = 0
-    """What that takes of the disk."""
+    """Its size on disk."""
 
     def read(self) -> bytes | None:
-        """Its body; OSError where the file cannot be read now.
-
-        None where the file is damaged, or unpacks to more than any request of ours.
-        """
+        """The body; None if the file is damaged or too large. Raises OSError."""
         if not self.number:
             return self.body
         packed = files.read(self.path, _LARGEST)
@@ -97,20 +92,20 @@ class Request:
 
 
 def list_requests(folder: Path) -> list[Request]:
-    """The requests in a folder, in order, without locking it. Raises OSError."""
+    """The requests in a folder, in order, without its lock. Raises OSError."""
     found = (_find(folder / name) for name in sorted(os.listdir(folder)))
     return [request for request in found if request is not None]
 
 
 def _find(path: Path) -> Request | None:
-    """A request by the name of its file; None where the name belongs to no request."""
+    """Parse the name of a file; None if it is no request."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return None
     try:
         found = os.lstat(path)
     except FileNotFoundError:
-        return None  # another process removes files at this moment
+        return None  # another process has just removed it
     if not stat.S_ISREG(found.st_mode):
         return None
     number, lane, points, oldest_s, standing = match.groups()
@@ -131,39 +126,39 @@ def _size_on_disk(length: int) -> int:
 
 
 class Waiting:
-    """The requests of each lane, in order. Not locked."""
+    """The requests of each lane, in order. Not thread-safe."""
 
     def __init__(self, lanes: Collection[str]) -> None:
-        # A dictionary keeps the order. In a lane those on disk are older than those in memory.
+        # Ordered. In each lane those on disk are older than those in memory.
         self.lanes: dict[str, dict[Request, None]] = {lane: {} for lane in lanes}
         self.problem = ""
-        """Why nothing can be written at the moment; empty while all is well."""
+        """Why the disk cannot be written; else empty."""
         self.size_bytes = self.memory_bytes = 0
-        """How much they take of the disk, and of memory."""
+        """Their size on disk, and in memory."""
         self.dropped: Counter[str] = Counter()
-        """Points that are lost, by reason."""
+        """Lost points by reason."""
         self.unlogged: Counter[str] = Counter()
-        """Those that no line of the log has told yet, by cause."""
+        """Lost points by cause, until a line of the log reports them."""
 
     def oldest(self, lane: str) -> Request | None:
-        """The one to be sent next."""
+        """The next request to send."""
         return next(iter(self.lanes[lane]), None)
 
     def newest(self, lane: str) -> Request | None:
-        """The one that came last."""
+        """The last request that was added."""
         return next(reversed(self.lanes[lane]), None)
 
     def add(self, request: Request) -> None:
-        """Put one behind all others of its lane."""
+        """Append a request to its lane."""
         self.lanes[request.lane][request] = None
         self.size_bytes += request.size_bytes
         self.memory_bytes += len(request.body)
 
     def write(self, lane: str) -> None:
-        """Put on disk what is in memory, if there is a disk; what it does not take stays."""
+        """Write the requests in memory to disk, as far as there is one with room."""
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
-        """Done with, if it is still here. *cause*: what the answer of a receiver says."""
+        """Remove a request if it is still queued. *cause*: for the log."""
         if request in self.lanes[request.lane]:
             del self.lanes[request.lane][request]
             self.size_bytes -= request.size_bytes
@@ -172,13 +167,13 @@ class Waiting:
                 self.lose(request.points, why, cause or _CAUSES[why])
 
     def lose(self, points: int, why: str, cause: str) -> None:
-        """Count what is lost, if it is anything."""
+        """Count lost points."""
         if points:
             self.dropped[why] += points
             self.unlogged[cause] += points
 
     def describe(self) -> str:
-        """What waits, and where."""
+        """How much is queued where, for people."""
         parts = []
         if self.size_bytes:
             parts.append(f"{shown.size(self.size_bytes)} wait on disk")
@@ -190,7 +185,7 @@ class Waiting:
 
 
 class Queue(Waiting):
-    """Those of one agent. Nothing here raises."""
+    """The queue of one agent, with files. Raises nothing."""
 
     def __init__(
         self,
@@ -201,18 +196,18 @@ class Queue(Waiting):
     ) -> None:
         super().__init__(lanes)
         self.folder = self._wanted = folder
-        """Where the files are, which may be the next one of that name; fixed once it is in use."""
+        """The folder in use, which may have a number; fixed once it is claimed."""
         self._limit_bytes, self._memory_limit_bytes = limit_bytes, memory_limit_bytes
         self._lock_file: int | None = None
         self._next = 0
-        """The number of the next file; 0: what an earlier agent left is not read yet."""
-        # No folder is made before there is a request for it.
+        """The number of the next file; 0 until the folder is claimed and read."""
+        # The folder is created for the first request.
         if os.path.lexists(folder):
             self._claim()
 
     def add(self, request: Request) -> None:
         super().add(request)
-        # Each helps the other one out.
+        # Over the memory limit, write to disk; without a disk, drop.
         if self.memory_bytes > self._memory_limit_bytes:
             for lane in self.lanes:
                 self.write(lane)
@@ -235,7 +230,7 @@ class Queue(Waiting):
         try:
             files.replace(path, packed)
         except OSError as error:
-            self._say(error)
+            self._set_problem(error)
             return False
         self.memory_bytes -= len(request.body)
         request.body, request.path = b"", path
@@ -250,16 +245,16 @@ class Queue(Waiting):
             files.remove(request.path)
 
     def _drop_one(self, why: Why, *, on_disk: bool) -> None:
-        """The oldest with current values; where there is none, the oldest of all."""
+        """Drop the oldest request with current values, or else the oldest of all."""
         all_of_them = (each for lane in self.lanes.values() for each in lane)
         waiting = (each for each in all_of_them if bool(each.number) is on_disk)
-        # In memory they have no number yet.
+        # Those in memory all have the number 0.
         first = min(waiting, key=lambda each: (each.irreplaceable, each.number, each.oldest_s))
         self.remove(first, why)
 
     def _claim(self) -> bool:
-        """See to it that the folder is ours alone, and of this agent alone; False: it is not."""
-        # Anew each time: since the last time it may have been removed or replaced.
+        """Create and lock the folder, unless we hold it already; False if that fails."""
+        # Checked each time: it may have been removed or replaced.
         try:
             for number in range(2, _MOST_OF_A_NAME + 2):
                 files.make_kept(self.folder, ours=True)
@@ -273,20 +268,20 @@ class Queue(Waiting):
                 self.folder = self._wanted.with_name(f"{self._wanted.name}-{number}")
             raise BlockingIOError(errno.EAGAIN, "another agent uses it")
         except OSError as error:
-            self._say(error)
+            self._set_problem(error)
             return False
 
-    def _say(self, error: OSError) -> None:
-        """Keep what is wrong as our problem."""
-        # It may be about one above it.
+    def _set_problem(self, error: OSError) -> None:
+        """Set `problem`."""
+        # The error may be about a parent folder.
         above = error.filename in map(str, self.folder.parents)
         where = error.filename if above else self.folder
         self.problem = f"{where}: {error.strerror or error}"
 
     def _lock_folder(self) -> bool:
-        """Lock it unless we hold its lock already; False where another agent does."""
+        """Lock the folder, unless we hold the lock; False if another agent does."""
         path = self.folder / LOCK
-        # Compared without opening it: closing any descriptor of it would give the lock back.
+        # Compared without opening it: closing another descriptor would release the lock.
         if self._lock_file is not None:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.lstat(path), os.fstat(self._lock_file)):
@@ -298,16 +293,16 @@ class Queue(Waiting):
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(descriptor)
                 return False
-            # Any other error: this file system has no locks.
+            # Otherwise this file system has no locks.
         if self._lock_file is not None:
             os.close(self._lock_file)
         self._lock_file = descriptor
         return True
 
     def _load(self) -> None:
-        """Read what an earlier agent left. What it had in memory alone is still in a journal."""
+        """Read the requests of an earlier agent; those that it had in memory are in journals."""
         files.remove(*self.folder.glob("*.z.half"))
-        # All or nothing: a number that is overlooked would be given a second time.
+        # Raises if incomplete: a number that is missed would be used a second time.
         found = list_requests(self.folder)
         in_memory = {name: list(lane) for name, lane in self.lanes.items()}
         for lane in self.lanes.values():
@@ -316,7 +311,7 @@ class Queue(Waiting):
             if request.lane in self.lanes:
                 super().add(request)
             else:
-                files.remove(request.path)  # nobody sends there any more
+                files.remove(request.path)  # a lane that no longer exists
         for name, requests in in_memory.items():
             self.lanes[name].update(dict.fromkeys(requests))
         self._next = found[-1].number + 1 if found else 1

@@ -24,7 +24,7 @@ _SAFE = "!#$%&'()*+,/:;=?@[]~"
 
 
 class TlsFiles(NamedTuple):
-    """Where the files for TLS are; empty for those that are not configured."""
+    """Paths of the TLS files; empty if not configured."""
 
     certificate: str = ""
     client_key: str = ""
@@ -35,7 +35,7 @@ _NO_FILES = TlsFiles()
 
 
 class _Timed(io.RawIOBase):
-    """What comes on a socket until a deadline."""
+    """Reads a socket until a deadline, which covers all reads."""
 
     def __init__(self, sock: socket.socket, ends_at: float) -> None:
         self._sock, self._ends_at = sock, ends_at
@@ -54,7 +54,7 @@ class _Timed(io.RawIOBase):
 
 
 class _Response(HTTPResponse):
-    """An answer that has to be there by a deadline, in however small pieces it comes."""
+    """An answer that has to be complete at a deadline, also if its headers or body drip."""
 
     def __init__(self, ends_at: float, sock: socket.socket, **more: Any) -> None:
         super().__init__(sock, **more)
@@ -62,7 +62,7 @@ class _Response(HTTPResponse):
 
 
 class Route:
-    """A kept connection to an address, by a proxy if the variables name one for it.
+    """A persistent connection to an address, by a proxy if the variables name one.
 
     Connecting, sending and the answer may take the timeout each.
     """
@@ -81,7 +81,7 @@ class Route:
         if there.scheme == "https":
             context = ssl.create_default_context(cafile=tls.certificate or None)
             if tls.client_certificate:
-                # A password is never asked for.
+                # The empty password prevents a prompt.
                 context.load_cert_chain(tls.client_certificate, tls.client_key or None, "")
             self._connection: HTTPConnection = HTTPSConnection(
                 *by, timeout=timeout_s, context=context
@@ -100,7 +100,7 @@ class Route:
         """Raises an error of UNANSWERED, or ValueError for a header that cannot be sent."""
         connection = self._connection
         if connection.sock is not None:
-            # Readable without a request: the other side has closed it meanwhile.
+            # Readable without a request: the server has closed it.
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
             if poll.poll(0):
@@ -108,7 +108,7 @@ class Route:
         try:
             connection.request("POST", self._target, body, {**headers, **self._headers})
         except (BrokenPipeError, ConnectionResetError):
-            # A server that takes no more of it may have answered.
+            # The server may have answered before it stopped reading.
             if connection.sock is None:
                 raise
         ends_at = time.monotonic() + self._timeout_s
@@ -123,7 +123,7 @@ def _address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            # As each look-up of a name begins.
+            # As a look-up would; raises for names that cannot exist.
             parts.hostname.encode("idna")
             return parts
     except ValueError:
@@ -132,10 +132,10 @@ def _address(url: str) -> SplitResult:
 
 
 def _proxy(there: SplitResult) -> SplitResult | None:
-    """The one that the variables name for this address, if they do."""
+    """The proxy that the variables name for this address."""
     host, named = str(there.hostname), getproxies()
     url = named.get(there.scheme) or named.get("all")
-    # A cluster's proxy would reach its own loopback.
+    # A cluster's proxy would connect to its own loopback.
     if not url or is_loopback(there.geturl()) or proxy_bypass(f"{host}:{there.port or ''}"):
         return None
     for each in named.get("no", "").split(","):
@@ -150,7 +150,7 @@ def _proxy(there: SplitResult) -> SplitResult | None:
 
 
 def explain(error: BaseException, where: str, timeout_s: float) -> str:
-    """Why a request was not answered, for people; of its address only *where*."""
+    """Why a request was not answered, in words without the address except *where*."""
     if isinstance(error, InvalidURL):
         return f"{where} is no address to send to; http://host:4318 would be one"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -173,27 +173,27 @@ def explain(error: BaseException, where: str, timeout_s: float) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """What a collector wrote, made fit for one line of a log."""
+    """Text of a collector, made fit for one line of a log."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return words if len(words) <= limit else words[:limit] + "…"
 
 
 def without_credentials(url: str, with_path: bool = False) -> str:
-    """An address that may be shown: credentials in it are left out."""
+    """The address without credentials, for people."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return "the endpoint"
     if not parts.netloc:
         return url.split("?")[0].rpartition("@")[2]
-    # A password with a slash ends the host too early.
+    # urlsplit ends the host at a slash in a password.
     behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
     host = behind.partition("/")[0]
     return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
 
 
 def take_user(url: str) -> tuple[str, str]:
-    """An address without its user and password, and the Authorization that they make; or ""."""
+    """The address without user and password, and the Authorization header for these or ""."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,7 +1,6 @@
-"""The thread of all links of an agent, and one end of a link: TLS, and messages with their length.
+"""The thread of an agent's links, and one end of a link: TLS, and length-prefixed messages.
 
-One thread has one event loop for the links that the agent leads and follows. The agent's own loop
-never waits for it.
+One event loop in one thread serves all links. The agent's own loop never waits for it.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ MOST_BYTES = 4 << 20
 """Size limit of a message; a peer that exceeds it is disconnected."""
 MOST_NODE_LETTERS = 253
 DEAD_AFTER_S = 8.0
-"""A follower reports more often, and each report is answered."""
+"""A link without a message for so long is dead: followers report more often."""
 BROKEN = (OSError, EOFError, UnicodeError, asyncio.TimeoutError)
-"""What a connection raises that ends, or cannot be."""
+"""Raised by a connection that ends or cannot be made."""
 
 _LENGTH_BYTES = 4
 _PROVED_WITHIN_S = 5.0
-# A peer may take a tenth of this thread, whatever it sends: it rests for so many times as long.
-_RESTS, _LEAST_REST_S = 9, 0.01
+# Pause after each message, as a multiple of its time: a peer gets a tenth of the thread at most.
+_PAUSES, _SHORTEST_PAUSE_S = 9, 0.01
 _AGAIN_AFTER_S = 2.0
 
 Job = Callable[[], Coroutine[Any, Any, None]]
-"""Runs until it is cancelled; one that ends or raises is started again."""
+"""A coroutine function that is called again whenever it ends or raises, until it is discarded."""
 _T = TypeVar("_T")
 
 
 class LinkThread:
-    """The agent's loop calls `thread.keep_running` every second, as of its other threads."""
+    """The agent's loop calls `thread.keep_running` every second."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -56,16 +55,16 @@ class LinkThread:
             self._loop.close()
 
     def add(self, job: Job) -> None:
-        """Run it from now on."""
+        """Run a job from now on."""
         self._running[job] = asyncio.run_coroutine_threadsafe(_kept(job), self._loop)
 
     def discard(self, job: Job) -> None:
-        """Cancel it, soon."""
+        """Cancel a job soon."""
         if (running := self._running.pop(job, None)) is not None:
             running.cancel()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call it in the thread, soon."""
+        """Call a function in the thread soon."""
         self._loop.call_soon_threadsafe(function)
 
 
@@ -75,7 +74,7 @@ async def _kept(job: Job) -> None:
             await job()
         except errors.ANY_ERROR:
             errors.record_failure("a link")
-        # Not all nodes of a run at the same moment.
+        # Jitter, so that the nodes of a run do not come at the same moment.
         await asyncio.sleep(_AGAIN_AFTER_S * random.uniform(0.5, 1.5))
 
 
@@ -88,13 +87,13 @@ async def _end_all() -> None:
 
 
 async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
-    """Its result, or asyncio.TimeoutError.
+    """The result, or asyncio.TimeoutError.
 
-    asyncio.wait_for loses a cancellation that comes at the same moment as the result, before Python
-    3.12: the job would go on for ever.
+    Before Python 3.12, asyncio.wait_for loses a cancellation that arrives together with the result:
+    the job would never end.
     """
     task = asyncio.ensure_future(awaited)
-    # Of one that fails as it is cancelled asyncio would log the error.
+    # asyncio would log the error of a task that fails while it is cancelled.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -108,25 +107,25 @@ async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
 
 
 class Channel:
-    """Called in the thread of links alone."""
+    """One end of a link. Only the link thread calls it."""
 
     greeting: Any = None
-    """What its other end has said of itself; None: nothing yet."""
+    """The first report of the other end; None before it arrives."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._received_s = time.thread_time()
 
     def send(self, message: bytes) -> None:
-        """To one that does not read nothing more is sent, nor what would end the link."""
+        """Send a message; dropped if the peer does not read, or would refuse its size."""
         transport = self._writer.transport
         is_full = max(len(message), transport.get_write_buffer_size()) > MOST_BYTES
         if not (is_full or transport.is_closing()):
             self._writer.write(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
 
     async def receive(self) -> bytes:
-        """The next message of a peer that has the secret; raises one of BROKEN."""
-        await asyncio.sleep(_LEAST_REST_S + _RESTS * (time.thread_time() - self._received_s))
+        """The next message; raises one of BROKEN."""
+        await asyncio.sleep(_SHORTEST_PAUSE_S + _PAUSES * (time.thread_time() - self._received_s))
         message = await within(DEAD_AFTER_S, self._next())
         self._received_s = time.thread_time()
         return message
@@ -138,7 +137,7 @@ class Channel:
         return await self._reader.readexactly(size)
 
     def end(self, message: bytes) -> None:
-        """Send a last message, and close it."""
+        """Send a last message, and close the connection."""
         self.send(message)
         self._writer.close()
 
@@ -147,13 +146,13 @@ class Channel:
 
 
 async def connected(address: str, port: int, context: ssl.SSLContext) -> Channel:
-    """A connection to what has the secret, as far as it has proved that; raises one of BROKEN."""
+    """Connect to a peer with the run's secret; raises one of BROKEN."""
     made = asyncio.open_connection(address, port, ssl=context, server_hostname=NAME)
     return Channel(*await within(_PROVED_WITHIN_S, made))
 
 
 async def accepted(connection: socket.socket, context: ssl.SSLContext) -> Channel:
-    """The same of a connection that has come."""
+    """The channel of an accepted connection; raises one of BROKEN."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     made = loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)

@@ -1,7 +1,7 @@
-"""A follower's end of the link to the lead of a run: sends reports, and keeps what is answered.
+"""A follower's end of the link to the lead of a run: sends reports, receives answers.
 
-It connects in the thread of links, for as long as it is started. A lead that lies is as harmless as
-a silent one: answers are bounded, and a question can only be one that our own agent asks too.
+It reconnects in the link thread until it is stopped. A lying lead is as harmless as a silent one:
+answers are bounded, and questions are only those that our own agent asks too.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ log = logging.getLogger("otel_ddp.agent")
 
 _CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
 _MOST_LETTERS = 200
-# The lead answers each report at once: more wait in the journals.
+# The lead answers each report at once. With more unanswered, records wait in the journals.
 _MOST_UNANSWERED = 8
-# A lead that lies costs no more than one that does not.
+# A lying lead costs no more memory than an honest one.
 _MOST_ANSWERS = 8
 
 
 class _Refused(Exception):
-    """Why the lead has ended the link."""
+    """The reason with which the lead has ended the link."""
 
 
-# Something is there, if not the lead.
+# Somebody answers at the address, if not the lead.
 _THERE = (_Refused, ConnectionError, EOFError, ssl.SSLError)
 
 
 class LinkClient:
-    """One a run whose lead is another agent. `start` returns at once, and `stop` soon."""
+    """One per run that another agent leads. `start` returns at once, `stop` within a second."""
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class LinkClient:
         hosts: Sequence[str],
         ports: Sequence[int],
     ) -> None:
-        """*node*: this one; *hosts*, *ports*: where its lead may listen."""
+        """*node*: this one. *hosts*, *ports*: where the lead may listen."""
         self._thread = thread
         self._context = credentials.context(secret, leads=False)
         self._sender = {"node": node, "agent_began_ns": time.time_ns(), "version": __version__}
         self._hosts, self._ports = hosts, ports
-        # By the agent's loop, and by the thread of links.
+        # The first is written by the agent's loop, the second by the link thread.
         self._sent = self._answered_reports = 0
         self._answers: deque[Any] = deque(maxlen=_MOST_ANSWERS)
         self._clock = ClockOffset()
         self._link: Channel | None = None
         self.state = "not connected yet"
-        """What `status` says of the link."""
+        """For `status`."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether a report can be sent now. Until then its records stay in the journals."""
+        """Whether a report can be sent now. Otherwise its records stay in the journals."""
         unanswered = self._sent - self._answered_reports
         return self._link is not None and unanswered < _MOST_UNANSWERED
 
@@ -85,15 +85,15 @@ class LinkClient:
         self._thread.discard(self._follow)
 
     def send(self, report: Any) -> None:
-        """Send a report. If the connection breaks it is lost: the lead requests what it lacks.
+        """Send a report. If the connection breaks it is lost: the lead requests lost records.
 
-        The report belongs to the link from here on: who sends it does not change it any more.
+        The caller must not change the report afterwards.
         """
         self._sent += 1
         self._thread.call(partial(self._send, report))
 
     def take(self) -> list[Any]:
-        """The answers since the last call that say more than that a report has come."""
+        """The answers since the last call, except bare acknowledgements."""
         found = []
         while self._answers:
             found.append(self._answers.popleft())
@@ -101,13 +101,13 @@ class LinkClient:
 
     @property
     def clock_offset_ns(self) -> int | None:
-        """What to add to our monotonic clock to get that of the lead; None: not known yet."""
+        """The lead's clock minus our monotonic clock; None if not measured yet."""
         return self._clock.ns
 
-    # -- in the thread of links
+    # -- in the link thread
 
     async def _follow(self) -> None:
-        """Converse with the first place that is the lead, until the link breaks.
+        """Connect to the first address at which the lead answers, until the link breaks.
 
         It is called again some seconds after it returned.
         """
@@ -117,7 +117,7 @@ class LinkClient:
             for port in self._ports:
                 place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 try:
-                    ended = await self._conversed(host, port, place)
+                    ended = await self._run_link(host, port, place)
                     if self._link is not None:
                         self.state = f"lost {place}: {_text(ended)}"
                         log.info("the link to the lead of a run: %s", self.state)
@@ -127,13 +127,13 @@ class LinkClient:
                 why.setdefault(_text(ended), []).append(place)
                 unreached += not isinstance(ended, _THERE)
                 if unreached > 1:
-                    # An address that lets nothing through answers on none of its ports.
+                    # A firewalled address answers on none of its ports.
                     break
         reasons = [f"{', '.join(where)}: {text}" for text, where in why.items()]
         self.state = f"cannot reach the lead: {'; '.join(reasons) or 'no host is known'}"
 
-    async def _conversed(self, host: str, port: int, place: str) -> Exception:
-        """Receive from this place until the link breaks; why it did, or why there was none."""
+    async def _run_link(self, host: str, port: int, place: str) -> Exception:
+        """Connect, and receive until the link breaks; returns the reason."""
         link = None
         try:
             link = await connected(host, port, self._context)
@@ -152,7 +152,7 @@ class LinkClient:
         now = time.strftime("%H:%M:%S")
         self.state = f"connected to {_printable(answer.node)} ({place}) since {now}"
         log.info("the link to the lead of a run: %s", self.state)
-        # Another lead has another clock.
+        # It may be another machine.
         self._clock = ClockOffset()
         self._received(answer)
         self._answered_reports = self._sent
@@ -176,7 +176,7 @@ class LinkClient:
 
 
 def _parsed(message: bytes) -> Any:
-    """An answer; raises _Refused where it is the last one."""
+    """Parse an answer; raises _Refused if it is the last one."""
     try:
         answer = Answer.FromString(message)
     except DecodeError:
@@ -194,7 +194,7 @@ def _text(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "closed"
     text = str(error)
-    # asyncio has a text of its own, and names that do not resolve have numbers of their own.
+    # asyncio words its errors differently, and a failed look-up has a negative number.
     if isinstance(error, OSError) and error.errno and error.errno > 0:
         text = os.strerror(error.errno)
     return _printable(text.lower()) or "closed"
@@ -204,17 +204,17 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:_MOST_LETTERS])
 
 
-# -- how far the clock of the lead is ahead of ours, from stamps of messages there and back
+# -- the offset between two clocks, from the time stamps of messages in both directions
 
 _SAMPLES = 64
-# Of two clocks within so many exchanges: 100 parts in a million.
+# Drift of two clocks during so many exchanges: 100 ppm.
 _DRIFT_NS = 20_000_000
 # 100 years: a clock that was never set begins in 1970.
 _MOST_NS = 3_153_600_000 * 1_000_000_000
 
 
 class ClockOffset:
-    """Of the last exchanges the one with the least round trip counts; neither clock is ever set."""
+    """Uses the exchange with the shortest round trip among the last ones."""
 
     def __init__(self) -> None:
         # Round trip and offset.
@@ -222,20 +222,20 @@ class ClockOffset:
         self._best: tuple[int, int] | None = None
 
     def add(self, sent_ns: int, there_ns: int, back_ns: int, received_ns: int) -> None:
-        """*sent_ns*, *received_ns*: by our clock; *there_ns*, *back_ns*: by the other one."""
+        """*sent_ns*, *received_ns*: on our clock. *there_ns*, *back_ns*: on the other clock."""
         round_trip_ns = (received_ns - sent_ns) - (back_ns - there_ns)
         offset_ns = ((there_ns - sent_ns) + (back_ns - received_ns)) // 2
-        # Else it is invented.
+        # Other stamps are invented.
         if round_trip_ns >= 0 and back_ns >= there_ns and abs(offset_ns) <= _MOST_NS:
             self._samples.append((round_trip_ns, offset_ns))
             self._best = min(self._samples)
 
     @property
     def ns(self) -> int | None:
-        """What to add to our clock to get the other one; None: not known yet."""
+        """The other clock minus ours; None if not measured yet."""
         return None if self._best is None else self._best[1]
 
     @property
     def uncertainty_ns(self) -> int:
-        """How far the true offset may be from `ns`."""
+        """The largest error of `ns`."""
         return 0 if self._best is None else self._best[0] // 2 + _DRIFT_NS

@@ -1,7 +1,7 @@
-"""Makes the certificate of a run from its secret: without it no TLS handshake with us succeeds.
+"""Derives the certificate of a run from its secret, for mutual TLS.
 
-Both sides derive the same key, and sign the same certificate with it, which is all that they trust.
-Nothing is stored or sent: who has the secret can be either side, and no one else can be one.
+Both sides derive the same key and self-signed certificate, and trust nothing else. Nothing is
+stored or sent: only a holder of the secret can be either side.
 """
 
 from __future__ import annotations

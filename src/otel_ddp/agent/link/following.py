@@ -1,4 +1,4 @@
-"""Reports the processes of this node to the agent of another node, which leads their run."""
+"""Reports the processes of this node to the agent of another node that leads the run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from otel_ddp.agent.history.kept_run import Sample
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.messages import (
     Senseless,
+    node_facts,
     pack_readings,
-    told_of,
-    unpack,
+    unpack_judgement,
     wall_origin_ns,
 )
 from otel_ddp.agent.reading.process import Process
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
 
 _S = 1_000_000_000
 _REPORT_EVERY_NS = _S
-# A lead takes in what so many ranks report in half a second of its core. Of a larger run each
-# reports less often, and more steps at once, but no less often than every so many seconds.
+# A lead reads the reports of so many ranks in half a core. The nodes of larger runs report less
+# often, every `_SELDOM` seconds at least.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
-# After so long without an answer of the lead this agent judges its own ranks.
-_LEADS_NO_MORE_NS = 10_000_000_000
-# Evidence on an end may still come: so many reports tell of it.
+# Without an answer of the lead for so long, this agent judges its own ranks.
+_LEAD_IS_GONE_NS = 10_000_000_000
+# Reports that contain the end of a process: more evidence on it may still come.
 _END_REPORTS = 30
-# The most bytes of records, of all rings together, that one round sends: 20,000 steps.
+# Limit of one round, for the rings of all processes together: 20,000 steps.
 _MOST_OF_RINGS = 2 << 20
-# A report that is larger is sent, and the next one continues.
+# A larger report is sent, and another one begun.
 _LARGE_REPORT = 1 << 20
-# The most ended processes whose journals stay in memory until a lead has them.
+# Limit of ended processes whose journals stay open until the lead has them.
 _MOST_GONE = 32
 
 History = Callable[[str], Sequence[Sample]]
-"""What is new of this node for the history that the agent of another node, the lead's, writes."""
+"""Given the lead's node, the new samples of this node for the history that the lead writes."""
 
-# For this long after a question, reports include the kernel's evidence on the process.
+# For so long after a question, reports contain the kernel's evidence on the process.
 _ASKED_NS = 30_000_000_000
-# Of one answer: a correct lead asks less, and the rest is left out.
+# Limit of questions in one answer; a correct lead sends fewer.
 _MOST_AT_ONCE = 256
 
 
 class Outflow:
-    """The records, totals and facts of one process that the lead lacks."""
+    """The parts of one process's journal, and facts, that the lead lacks."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
-        """*number*: its own, as long as this agent lives. *is_kept*: the lead writes its history,
-        and so needs all that was read here."""
+        """*number*: its id in messages. *is_kept*: whether the lead writes its history, for which
+        it also needs logged values and events."""
         self.number, self.process = number, process
         self._is_kept = is_kept
         self.journal = SentJournal(process.reader, process.mark_before)
@@ -65,12 +65,12 @@ class Outflow:
         self.end_reports = 0
         """How many reports have contained its end."""
         self.questions: dict[Question, None] = {}
-        """Asked after the next report, because asking voids the answer to the last question."""
+        """Sent after the next report, because a question voids the previous answer."""
         self._cause: Mapping[str, Any] = {}
 
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
-        """All that is new since the last call; *most*: within so many bytes of the ring."""
+        """Write all that is new since the last call, reading at most so many bytes of the ring."""
         journal, process = self.journal, self.process
         journal.sends_values = self._is_kept and process.exported
         message.id, message.journal = self.number, process.reader.name
@@ -80,7 +80,7 @@ class Outflow:
         message.lost = journal.lost
         message.progress, message.totals = journal.progress(), journal.totals()
         asked = bool(self._asked_ns) and now_ns - self._asked_ns < _ASKED_NS
-        known = told_of(process, now_ns, process.host.evidence(now_ns) if asked else None)
+        known = node_facts(process, now_ns, process.host.evidence(now_ns) if asked else None)
         if not process.is_at_work:
             origin_ns, life = wall_origin_ns(), process.life
             self.end_reports += 1
@@ -91,7 +91,7 @@ class Outflow:
                 "gone_ns": life.gone_ns - origin_ns,
                 "ended_ns": life.ended_ns - origin_ns,
             }
-            # The kernel reveals more over time, and then nothing any more: keep the longest answer.
+            # The kernel knows more after a while, and nothing in the end: keep the longest answer.
             cause = process.host.cause()
             self._cause = cause if len(cause) >= len(self._cause) else self._cause
             known["cause"] = dict(self._cause)
@@ -105,13 +105,13 @@ class Outflow:
 
 
 class Following:
-    """One a run. Called from the agent's loop alone."""
+    """One per run. Only the agent's loop calls it."""
 
     def __init__(
         self, run: Labels, client: LinkClient, origin_ns: int, history: History | None
     ) -> None:
         """*origin_ns*: the zero of the monotonic clock, on the clock of `poll`. *history*: None if
-        the lead writes the history of its own node alone."""
+        each node writes the history of its own ranks."""
         self._run = run
         self._history = history
         self._client = client
@@ -119,23 +119,23 @@ class Following:
         self._processes: dict[Process, Outflow] = {}
         self._numbers = 0
         self._report_at_ns = 0
-        self._said: Judgement | None = None
-        self._said_ns = self._now_ns = 0
-        # The lead's clock less ours, in whole seconds: a verdict is known again by its time.
+        self._judgement: Judgement | None = None
+        self._judged_ns = self._now_ns = 0
+        # The lead's clock minus ours. Whole seconds: its noise would make new verdicts of old ones.
         self._ahead_ns = 0
 
     def start(self) -> None:
         self._client.start()
 
     def take_over(self, before: Following) -> None:
-        """Adopt the processes of the previous attempt: the next lead requests missing records."""
+        """Adopt the processes of the previous attempt: the next lead requests lost records."""
         self._processes, before._processes = before._processes, {}
         self._numbers = before._numbers
         for each in self._processes.values():
             each.end_reports = 0
 
     def stop(self) -> None:
-        """Report what was read last, and close the link."""
+        """Send a last report, and close the link."""
         if self._processes and self._client.is_connected:
             self._report(self._now_ns - self._origin_ns)
         self._client.stop()
@@ -143,7 +143,7 @@ class Following:
             each.journal.close()
 
     def poll(self, here: Collection[Process], now_ns: int) -> None:
-        """Gather what is new, and report it where that is due. *here*: the run's processes here."""
+        """Send a report if it is due. *here*: the processes of the run on this node."""
         self._now_ns = now_ns
         self._keep(here)
         offset_ns = self._client.clock_offset_ns
@@ -152,8 +152,8 @@ class Following:
             if abs(ahead_ns - self._ahead_ns) > _S:
                 self._ahead_ns = round(ahead_ns / _S) * _S
         for answer in self._client.take():
-            self._heed(answer)
-        # Records that are not sent stay in the rings.
+            self._follow(answer)
+        # Unsent records stay in the rings.
         if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
         if now_ns >= self._report_at_ns:
@@ -167,8 +167,8 @@ class Following:
         gone = [source for source in self._processes if source not in here]
         for source in gone:
             each = self._processes[source]
-            is_told = source.is_at_work or each.end_reports > _END_REPORTS
-            if is_told or source in gone[:-_MOST_GONE]:
+            is_done = source.is_at_work or each.end_reports > _END_REPORTS
+            if is_done or source in gone[:-_MOST_GONE]:
                 self._processes.pop(source).journal.close()
         for source in here:
             if source not in self._processes:
@@ -190,7 +190,7 @@ class Following:
         self._client.send(report)
 
     @errors.contained()
-    def _heed(self, answer: Any) -> None:
+    def _follow(self, answer: Any) -> None:
         by_number = {each.number: each for each in self._processes.values()}
         for question in answer.questions[:_MOST_AT_ONCE]:
             process = by_number.get(question.process)
@@ -202,17 +202,17 @@ class Following:
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
-                self._said = unpack(answer.judged, self._run, own, self._ahead_ns)
-                self._said_ns = self._now_ns
-            except Senseless as what:
-                errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, what)
+                self._judgement = unpack_judgement(answer.judged, self._run, own, self._ahead_ns)
+                self._judged_ns = self._now_ns
+            except Senseless as why:
+                errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, why)
 
     def judgement(self) -> Judgement | None:
-        """What the lead says of the run; None where it does not lead now."""
-        return None if self._now_ns - self._said_ns > _LEADS_NO_MORE_NS else self._said
+        """The lead's judgement; None if the lead is gone."""
+        return None if self._now_ns - self._judged_ns > _LEAD_IS_GONE_NS else self._judgement
 
     def describe(self) -> str:
-        """For `status`."""
+        """A sentence for `status`."""
         state, led = self._client.state, self.judgement()
         if led is not None:
             sentence = f"the run is judged by the agent of {led.by}: {state}"

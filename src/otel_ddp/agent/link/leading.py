@@ -1,4 +1,4 @@
-"""A run that this agent leads: takes what the agents of its other nodes report, and answers."""
+"""Leads a run: receives the reports of the agents on other nodes, and answers them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
 from otel_ddp.agent.link import link_pb2 as wire
-from otel_ddp.agent.link.messages import Elsewhere, Said, Senseless, unpack_readings
+from otel_ddp.agent.link.messages import PackedJudgement, RemoteHost, Senseless, unpack_readings
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.agent.verdicts.answers import ANSWER_S, why_silent
 from otel_ddp.agent.verdicts.reports import Judgement
@@ -24,60 +24,60 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.server import LinkServer
 
 # The interval at which the verdicts on the run are sent to its nodes.
-_SAY_EVERY_NS = 1_000_000_000
+_JUDGE_EVERY_NS = 1_000_000_000
 # Packing the verdicts for thousands of ranks takes a third of a second: they are sent less often.
-_MANY_RANKS, _SAY_OF_MANY_EVERY_NS = 512, 5_000_000_000
-# A node that was not heard for so long, while others make steps, is judged by its own agent.
+_MANY_RANKS, _JUDGE_MANY_EVERY_NS = 512, 5_000_000_000
+# A node that is silent for so long, while other ranks make steps, is excluded: its agent judges it.
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
-_TOLD_UNHEARD_NS = 5_000_000_000
-# The next round comes within this, or this agent was held up and heard no node meanwhile.
+_SILENT_NS = 5_000_000_000
+# A longer time between two polls means that this agent itself was held up and read no reports.
 _ROUND_NS = 5_000_000_000
-# A process that so many reports of its node do not tell of: its agent splits one in a few.
+# Forget a process that is missing in so many reports: an agent may split one round into a few.
 _GONE_REPORTS = 8
-# An offset between two clocks is measured again and again.
+# Smaller changes of a clock offset are noise of its measurement.
 _SAME_OFFSET_NS = 50_000_000
-# Of all nodes: as many as the door takes, and twice the ranks of the largest run that is judged.
+# As many nodes as the server admits; twice the ranks of the largest run that is judged.
 _MOST_NODES, _MOST_OF_RUN = 2048, 20_480
 _MOST_NAMED = 4
-# A person's question goes to so many processes of one rank: each may take seconds to answer.
+# Processes of one rank that are asked for their stacks: each may take seconds to answer.
 _MOST_ASKED = 4
-# With one way and back: two rounds of this loop, and two reports, which are 3 s apart at most.
+# Plus the round trip: two rounds of this loop, and two reports, which are 3 s apart at most.
 _ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 8.0, 0.05
 
 
 class _Node:
-    """One other node of the run."""
+    """Another node of the run."""
 
     def __init__(self, name: str, *, is_kept: bool = False) -> None:
-        """*is_kept*: this agent writes its history."""
+        """*is_kept*: whether this agent writes the history of its ranks."""
         self.name = name
         self.heard_ns = self.ahead_ns = 0
-        self.hosts: dict[bytes, Elsewhere] = {}
-        """What its agent tells of each of its processes, by the heads of their journals."""
+        self.hosts: dict[bytes, RemoteHost] = {}
+        """Its processes, by the heads of their journals."""
         self.lacking: list[wire.Lacking] = []
-        """What its agent has to send again."""
+        """Requests to send parts of journals again."""
         self._is_kept = is_kept
         self._reports = 0
 
     @property
     def lost(self) -> int:
-        """How many records of it were overwritten before they were sent."""
+        """How many of its records were overwritten before they were sent."""
         return sum(each.reader.lost for each in self.hosts.values())
 
     def hear(self, report: Any, now_ns: int) -> None:
-        """It has reported. All its times are turned to our clock by the one offset."""
+        """Note the time of a report, and its clock offset, which converts all its times."""
         self.heard_ns = now_ns
-        # Below this it is the same: else the moments at which a rank entered its phase would move.
+        # A new offset moves the time at which each rank entered its phase.
         if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
             self.ahead_ns = report.clock_offset_ns
 
     def feed(
         self, report: Any, now_ns: int, most: int, written: Mapping[str, int] | None
-    ) -> Iterator[Elsewhere]:
-        """Take its processes in; what has news by it. *most*: so many processes fit.
+    ) -> Iterator[RemoteHost]:
+        """Read the processes in a report; yields those with news. *most*: limit of processes.
 
-        *written*: the offset up to which the history has each journal; None: not known.
+        *written*: the offset up to which the history has each journal; None if unknown.
         """
         self._reports += 1
         for message in report.processes:
@@ -93,14 +93,14 @@ class _Node:
 
     def _take(
         self, message: Any, now_ns: int, most: int, written: Mapping[str, int] | None
-    ) -> Elsewhere:
+    ) -> RemoteHost:
         host = self.hosts.get(message.head)
         if host is None:
             if len(self.hosts) >= most:
                 raise Senseless("more processes than a run has")
             journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
-            host = self.hosts[message.head] = Elsewhere(journal, is_kept=self._is_kept)
-        # Its agent may have been started again, and number them anew.
+            host = self.hosts[message.head] = RemoteHost(journal, is_kept=self._is_kept)
+        # An agent that was restarted numbers its processes anew.
         host.number, host.report = message.id, self._reports
         host.hear(message.known, self.ahead_ns, now_ns)
         journal = host.reader
@@ -109,7 +109,7 @@ class _Node:
         if journal.is_new and self._is_kept:
             if written is None:
                 return host
-            # Where its agent begins says nothing: what the history lacks lies before, or behind.
+            # Continue where the history ends, wherever the report begins.
             journal.resume(written.get(f"{host.node}/{journal.name}", 0))
         is_whole = journal.define(message.definitions)
         if not (journal.add(message.records, message.lost) and is_whole):
@@ -117,18 +117,18 @@ class _Node:
             self.lacking.append(wire.Lacking(process=message.id, **places))
         return host
 
-    def drop(self, host: Elsewhere) -> None:
-        """It is none of this run, or of this node."""
+    def drop(self, host: RemoteHost) -> None:
+        """Forget a process that belongs to another run or node."""
         self.hosts = {head: each for head, each in self.hosts.items() if each is not host}
 
 
 class Leading:
-    """One a run. Called from the agent's loop alone."""
+    """One per run. Only the agent's loop calls it, except for `ask_stacks` and `sources`."""
 
     def __init__(
         self, run: Labels, node: str, server: LinkServer, history: Collector | None
     ) -> None:
-        """*node*: of this agent. *history*: None: of other nodes none is written."""
+        """*node*: this agent's. *history*: None if each node writes the history of its ranks."""
         self.run, self._own_node = run, node
         self.key = dict(run)["group"], dict(run)["run"]
         self._server = server
@@ -137,9 +137,9 @@ class Leading:
         self._fresh: list[Process] = []
         self._moved_ns = 0
         self._now_ns = 0
-        # How many processes more there may be.
+        # Processes that may still be added.
         self._room = _MOST_OF_RUN
-        self._said_ns = 0
+        self._judged_ns = 0
 
     def start(self) -> None:
         self._server.start()
@@ -148,25 +148,25 @@ class Leading:
         self._server.stop()
 
     def poll(self, here: Collection[Process], now_ns: int) -> None:
-        """Take in what is new. *here*: the processes of the run on this node."""
+        """Read new reports. *here*: the processes of the run on this node."""
         for process in self._fresh:
             process.forget_news()
         held_up_ns = now_ns - self._now_ns - _ROUND_NS if self._now_ns else 0
         for node in self._nodes.values() if held_up_ns > 0 else ():
-            # Links that were lost by that need some rounds until they are there again.
+            # Nobody was silent: links that broke meanwhile need some rounds to reconnect.
             node.heard_ns += held_up_ns
         self._now_ns = now_ns
         if any(each.new.steps for each in here):
             self._moved_ns = now_ns
         self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
-        fresh: dict[Elsewhere, _Node] = {}
+        fresh: dict[RemoteHost, _Node] = {}
         written = None if self._history is None else self._history.positions(self.key)
         for name, report in self._server.take():
-            if (of := self._take(name, report)) is not None:
-                before = len(of.hosts)
-                for host in of.feed(report, now_ns, self._room + before, written):
-                    fresh[host] = of
-                self._room += before - len(of.hosts)
+            if (sender := self._take(name, report)) is not None:
+                before = len(sender.hosts)
+                for host in sender.feed(report, now_ns, self._room + before, written):
+                    fresh[host] = sender
+                self._room += before - len(sender.hosts)
         for host, node in list(fresh.items()):
             if not self._is_of_run(host, now_ns):
                 del fresh[host]
@@ -174,7 +174,7 @@ class Leading:
         self._fresh = [each.process for each in fresh]
         for node in self._nodes.values():
             is_left_out = self._is_left_out(node)
-            is_silent = now_ns - node.heard_ns > _TOLD_UNHEARD_NS
+            is_silent = now_ns - node.heard_ns > _SILENT_NS
             for host in node.hosts.values():
                 host.process.is_left_out = is_left_out
                 host.heard_ns = node.heard_ns
@@ -182,7 +182,7 @@ class Leading:
 
     @errors.contained(default=None)
     def _take(self, name: str, report: Any) -> _Node | None:
-        """What is not of its processes; the node whose processes it is about."""
+        """Read all of a report but its processes; returns its node."""
         if not report.HasField("clock_offset_ns"):
             return None
         node = self._nodes.get(name)
@@ -198,8 +198,8 @@ class Leading:
         return node
 
     @errors.contained(default=False)
-    def _is_of_run(self, host: Elsewhere, now_ns: int) -> bool:
-        """Let a process see what has come of it; whether it is one of this run elsewhere."""
+    def _is_of_run(self, host: RemoteHost, now_ns: int) -> bool:
+        """Feed a process its new records; whether it belongs to this run and to another node."""
         before = host.process.labels
         host.poll(now_ns)
         labels = host.process.labels
@@ -208,11 +208,11 @@ class Leading:
         return run_labels(labels) == self.run and dict(labels)["node"] != self._own_node
 
     def fresh(self) -> Sequence[Process]:
-        """The processes of other nodes of which there are news."""
+        """The processes of other nodes with new records."""
         return self._fresh
 
     def sources(self) -> Iterator[Process]:
-        """The processes of the other nodes. Threads of the endpoint ask as well."""
+        """The processes of the other nodes. Threads of the endpoint call this too."""
         for node in list(self._nodes.values()):
             yield from [each.process for each in list(node.hosts.values())]
 
@@ -221,7 +221,7 @@ class Leading:
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
 
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
-        """Where this rank's thread that trains is. Threads of the endpoint ask, and wait."""
+        """The stack of a rank's training thread. Called by threads of the endpoint; blocks."""
         of_rank = (each for each in self.sources() if each.global_rank == rank and each.is_at_work)
         return [
             {"rank": rank, "pid": each.reader.pid, **self._ask_stack(each)}
@@ -243,31 +243,31 @@ class Leading:
         return {"why": "", "threads": [{"name": "the thread that trains", "frames": frames}]}
 
     def answer(self, judgement: Judgement | None, now_ns: int) -> None:
-        """Ask the other nodes, and tell them how the run is judged."""
-        said = self._new_said(judgement, now_ns)
+        """Send questions, requests for lost records, and the judgement to the other nodes."""
+        packed = self._new_judgement(judgement, now_ns)
         for name, node in self._nodes.items():
             answer = wire.Answer(lacking=node.lacking)
             node.lacking.clear()
             for host in node.hosts.values():
-                # Threads of the endpoint may ask meanwhile.
+                # Threads of the endpoint may add some meanwhile.
                 while host.questions:
                     answer.questions.add(process=host.number, asked=host.questions.pop())
-            if said is not None:
-                answer.judged = said.to([each.process.labels for each in node.hosts.values()])
+            if packed is not None:
+                answer.judged = packed.to([each.process.labels for each in node.hosts.values()])
             if answer.questions or answer.judged or answer.lacking:
                 self._server.answer(name, answer)
 
-    def _new_said(self, judgement: Judgement | None, now_ns: int) -> Said | None:
+    def _new_judgement(self, judgement: Judgement | None, now_ns: int) -> PackedJudgement | None:
         if judgement is None or not self._nodes:
             return None
         many = len(judgement.report.ranks) > _MANY_RANKS
-        if now_ns - self._said_ns < (_SAY_OF_MANY_EVERY_NS if many else _SAY_EVERY_NS):
+        if now_ns - self._judged_ns < (_JUDGE_MANY_EVERY_NS if many else _JUDGE_EVERY_NS):
             return None
-        self._said_ns = now_ns
-        return Said(judgement)
+        self._judged_ns = now_ns
+        return PackedJudgement(judgement)
 
     def describe(self) -> str:
-        """For `status`."""
+        """A sentence for `status`."""
         others = "and waits for its other nodes"
         if count := len(self._nodes):
             others = f"with {count} other node{plural(self._nodes)}"
@@ -275,7 +275,7 @@ class Leading:
         silent = {
             name: self._now_ns - node.heard_ns
             for name, node in self._nodes.items()
-            if self._now_ns - node.heard_ns > _TOLD_UNHEARD_NS
+            if self._now_ns - node.heard_ns > _SILENT_NS
             and any(each.process.is_at_work for each in node.hosts.values())
         }
         if silent:

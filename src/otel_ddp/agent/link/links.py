@@ -1,4 +1,4 @@
-"""Decides which runs this agent leads, and which it follows, and opens and closes their links."""
+"""Decides which runs this agent leads and which it follows; opens and closes their links."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.channel import LinkThread
     from otel_ddp.agent.link.leading import Leading
 
-# A link goes on for so long after the last process here has ended: others may end later.
+# A link stays open for so long after the last process here: others may end later.
 _AFTER_END_NS = 60_000_000_000
-# What one agent judges within a core and a gigabyte.
+# One agent judges so many ranks within a core and a gigabyte.
 _MOST_RANKS = 10_240
-# Of larger runs each node writes the history of its own ranks: no picture shows so many.
+# In larger runs each node writes the history of its own ranks: no picture shows so many.
 _MOST_RANKS_OF_HISTORY = 512
-# Of other nodes; in the agent's file, which is written every second.
+# Limit of remote processes in the agent's file, which is written every second.
 _MOST_SHOWN = 1024
 
 
 class Wanted(NamedTuple):
-    """What the processes of a run on this node say of its lead."""
+    """The lead of a run, by the facts of its processes on this node."""
 
     fact: Lead
     leads: bool
@@ -43,23 +43,23 @@ class Wanted(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A link that is open, and the lead as it was known when it was opened."""
+    """An open link, and the lead for which it was opened."""
 
     wanted: Wanted
     link: Any
     """Leading if this agent leads the run, else Following."""
 
     def goes_on(self, wanted: Wanted) -> bool:
-        """Whether it is the wanted one. Rank 0 may have ended first: who leads does so to the end.
+        """Whether the link still fits. A lead goes on after the end of its rank 0.
 
-        A rank 0 on another node draws another secret.
+        A rank 0 on another node would draw another secret.
         """
         same = self.wanted.fact.secret == wanted.fact.secret
         return wanted == self.wanted or (same and self.wanted.leads)
 
 
 class Links:
-    """One an agent. Called from its loop, which waits for a link for a moment to close it."""
+    """One per agent, called from its loop. Closing a link blocks for a moment."""
 
     def __init__(
         self, node: str, collector: Collector, clock: Callable[[], int] = time.monotonic_ns
@@ -67,35 +67,35 @@ class Links:
         self._node = node
         self._collector = collector
         self._clock = clock
-        # All times are on this clock, as the judge's: it goes on without jumps.
+        # All times are on this clock, like the judge's: it never jumps.
         self._origin_ns = time.time_ns() - clock()
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
-        # Why the ranks here are compared with those of no other node, of runs that have more ranks.
+        # By run with ranks on other nodes: why it has no link.
         self._why_alone: dict[Labels, str] = {}
 
     def _now_ns(self) -> int:
         return self._origin_ns + self._clock()
 
     def threads(self) -> Iterator[KeptThread]:
-        """Those that have to run."""
+        """The thread that has to run, once there is a link."""
         if self._thread is not None:
             yield self._thread.thread
 
     @errors.contained()
     def poll(self, here: Collection[Process]) -> None:
-        """Once a round, before the judge. *here*: the processes of this node."""
+        """Once per round, before the judge. *here*: the processes of this node."""
         now_ns = self._now_ns()
         by_run: dict[Labels, list[Process]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
-        # More may be known of their ends than their journals say.
+        # Also runs whose journals are gone: evidence on their ends may still come.
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
         for run, of in by_run.items():
-            # An agent may start when they have ended already.
+            # An agent may start after they have ended.
             at_ns = (now_ns if each.is_at_work else each.ended_ns for each in of)
             self._at_work_ns[run] = max([self._at_work_ns.get(run, 0), *at_ns])
         for run, sources in by_run.items():
@@ -105,7 +105,7 @@ class Links:
 
     def _update(self, run: Labels, sources: Collection[Process], now_ns: int) -> None:
         if now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
-            if not self._goes_on_elsewhere(run):
+            if not self._runs_remotely(run):
                 self._close(run)
                 return
             self._at_work_ns[run] = now_ns
@@ -113,7 +113,7 @@ class Links:
             return
         wanted, known = wanted_by(sources), self._open.get(run)
         if wanted is None or wanted.world_size > _MOST_RANKS:
-            # The last attempt may have had a link.
+            # The previous attempt may have had a link.
             self._close(run)
             if why := _why_alone(sources):
                 self._why_alone[run] = why
@@ -127,7 +127,7 @@ class Links:
         opened.link.start()
 
     def _opened(self, run: Labels, wanted: Wanted) -> _Open:
-        # Protobuf and cryptography are loaded for runs on several nodes alone.
+        # Only a run on several nodes pays for importing protobuf and cryptography.
         from otel_ddp.agent.link.channel import LinkThread
         from otel_ddp.agent.link.client import LinkClient
         from otel_ddp.agent.link.following import Following
@@ -158,7 +158,7 @@ class Links:
             known.link.stop()
 
     def fresh(self) -> Iterator[Process]:
-        """Those of `sources` of which there are news."""
+        """The processes of `sources` with new records."""
         for each in self._leading():
             yield from each.fresh()
 
@@ -168,30 +168,30 @@ class Links:
             yield from each.sources()
 
     def _leading(self) -> list[Leading]:
-        # The endpoint's threads ask while the loop goes on.
+        # A copy: threads of the endpoint call this too.
         opened = list(self._open.values())
         return [each.link for each in opened if each.wanted.leads]
 
-    def _goes_on_elsewhere(self, run: Labels) -> bool:
+    def _runs_remotely(self, run: Labels) -> bool:
         known = self._open.get(run)
         led = known.link.sources() if known is not None and known.wanted.leads else ()
         return any(each.is_at_work and not each.host.silent_since_ns for each in led)
 
-    def going_on_elsewhere(self) -> set[Labels]:
-        """The runs that this agent leads with processes at work on nodes that are heard."""
-        return {run for run in self._open if self._goes_on_elsewhere(run)}
+    def running_remotely(self) -> set[Labels]:
+        """The runs that this agent leads, if processes are at work on nodes that report."""
+        return {run for run in self._open if self._runs_remotely(run)}
 
     def any_at_work(self, here: Collection[Process]) -> bool:
         """Whether a process of a run with a link is at work."""
         linked = [each for each in here if run_labels(each.labels) in self._open]
         return any(each.is_at_work for each in (*linked, *self.sources()))
 
-    def elsewhere(self) -> list[ProcessState]:
-        """The processes of other nodes, for people."""
+    def remote_states(self) -> list[ProcessState]:
+        """The states of processes on other nodes, for `status` and the page."""
         return [each.describe_now() for each in islice(self.sources(), _MOST_SHOWN)]
 
     def ask_stacks(self, group: str, run: str, rank: int) -> list[dict[str, Any]]:
-        """The stacks of this rank, if it runs on another node. Threads of the endpoint ask."""
+        """The stack of a rank on another node. Called by threads of the endpoint."""
         return [
             row
             for each in self._leading()
@@ -200,7 +200,7 @@ class Links:
         ]
 
     def judgements(self) -> Mapping[Labels, Judgement]:
-        """What other agents say of the runs that they lead now."""
+        """By run: the current judgement of an agent on another node that leads it."""
         return {
             run: judgement
             for run, each in self._open.items()
@@ -209,13 +209,13 @@ class Links:
 
     @errors.contained()
     def answer(self, judge: Judge) -> None:
-        """Once a round, after the judge: tell the other nodes what it asks and says."""
+        """Once per round, after the judge: send its questions and judgements."""
         now_ns = self._now_ns()
         for each in self._leading():
             each.answer(judge.judgement(each.run, self._node), now_ns)
 
     def describe(self) -> list[dict[str, str]]:
-        """A sentence on each run that has several nodes."""
+        """A sentence on each run with several nodes."""
         found = []
         for run, each in list(self._open.items()):
             led = None if each.wanted.leads else each.link.judgement()
@@ -233,9 +233,9 @@ class Links:
 
 
 def wanted_by(sources: Collection[Process]) -> Wanted | None:
-    """By the newest process that knows a lead; None: this node has all ranks, or none knows one.
+    """The lead to connect to, from the newest process that knows one.
 
-    An attempt whose processes know none has none, whatever those of the last one knew.
+    None if this node has all ranks, or if a newer attempt knows no lead yet.
     """
     found = [(each, fact) for each in sources if (fact := lead_facts.parse(each.fact("lead")))]
     if not found:
@@ -246,7 +246,7 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
     ):
         return None
     # Attempts may share a secret, since torchrun does not count a restart that a new node causes.
-    # So processes that ended before the newest one began are left out.
+    # So processes that ended before the newest one began are excluded.
     of_attempt = [
         each
         for each, known in found
@@ -259,13 +259,13 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
     ranks = {each.global_rank for each in of_attempt}
     if leads and len(ranks) >= world_size:
         return None
-    # Rank 0 knows best where its own agent is reached.
+    # Rank 0 knows most addresses of its own agent.
     facts = [known for each, known in found if each in of_attempt]
     return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
 
 
 def _why_alone(sources: Collection[Process]) -> str:
-    """Why these ranks have no link, if the run has more of them; empty if it has not."""
+    """Why these ranks have no link; empty if the run has no other ranks."""
     worlds = [(each.state().own_world_size or 0, each) for each in sources if each.is_at_work]
     world_size = max((size for size, _ in worlds), default=0)
     here = {each.global_rank for size, each in worlds if size == world_size}
@@ -279,6 +279,6 @@ def _why_alone(sources: Collection[Process]) -> str:
 
 
 def _key(run: Labels) -> tuple[str, str]:
-    """What its histories know it by."""
+    """Group and name, as in histories."""
     known = dict(run)
     return known.get("group", ""), known.get("run", "")

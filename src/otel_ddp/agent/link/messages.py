@@ -1,4 +1,4 @@
-"""The JSON in messages of the link: facts on processes, samples of a node, the lead's judgement."""
+"""Packs and checks the JSON in messages: facts on processes, samples of a node, the judgement."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from otel_ddp.journal.process_state import state_of
 from otel_ddp.journal.sent import ReceivedJournal
 from otel_ddp.vocabulary.words import STATES, Kind
 
-# Nothing that people read, and no list of theirs, is longer.
+# Limits of texts and lists.
 _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 300
 _MOST_KNOWN = 256 * 1024
-# A process can be asked only while its agent is heard.
+# A process can be asked only if its agent has reported so recently.
 _HEARD_NS = 6_000_000_000
-# What may be known of the cause of an end, and how it is written.
+# The keys of the cause of an end, and their types.
 _CAUSES: Mapping[str, Any] = {
     "signal": str,
     "exit_code": int,
@@ -47,22 +47,22 @@ _CAUSES: Mapping[str, Any] = {
 
 
 class Senseless(ValueError):
-    """What no agent of ours says."""
+    """Content that no agent of ours sends."""
 
 
 @contextlib.contextmanager
 def _sensible(what: str) -> Iterator[None]:
-    """Raises Senseless for content of other types than expected."""
+    """Raises Senseless if the content has other types than expected."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, LookupError, AttributeError):
         raise Senseless(what) from None
 
 
-def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[str, Any]:
-    """What the node of this process knows, but for its end; *evidence*: of one that was asked.
+def node_facts(process: Process, now_ns: int, evidence: Evidence | None) -> dict[str, Any]:
+    """What only this node knows of a process, except its end, with times on the monotonic clock.
 
-    Its times are on our monotonic clock, as *now_ns* is and those of the evidence.
+    *evidence*: None unless the lead has asked the process.
     """
     origin_ns = wall_origin_ns()
     found: dict[str, Any] = {
@@ -83,13 +83,13 @@ def told_of(process: Process, now_ns: int, evidence: Evidence | None) -> dict[st
 
 
 def wall_origin_ns() -> int:
-    """When the monotonic clock was 0, by the wall clock as it is set now."""
+    """The time at which the monotonic clock was 0, by the current wall clock."""
     return time.time_ns() - time.monotonic_ns()
 
 
 @_sensible("JSON")
 def read_json(content: bytes, most: int = _MOST_KNOWN) -> Mapping[str, Any]:
-    """A mapping as JSON, of which others make JSON again: a browser reads no infinite number."""
+    """Parse a mapping. Infinite numbers are refused: a browser could not read them."""
     if len(content) > most:
         raise ValueError
     found = files.parse_json(content or b"{}", parse_constant=_finite, parse_float=_finite)
@@ -102,7 +102,7 @@ def _finite(text: str) -> float:
     return number
 
 
-class Elsewhere(Host):
+class RemoteHost(Host):
     """A process of another node, updated by each report of its agent."""
 
     is_here = False
@@ -112,58 +112,58 @@ class Elsewhere(Host):
         self.reader, self.pid = journal, 0
         self.is_kept = is_kept
         self.questions: list[Question] = []
-        """Those that its agent has not been asked yet."""
+        """Questions that were not sent to its agent yet."""
         self.number = 0
-        """What its agent calls it."""
+        """Its number in messages."""
         self.report = 0
-        """The node's last report that contained it."""
+        """The number of the last report that contained it."""
         self.heard_ns = 0
-        """When its node was last heard, by the clock of the judge."""
+        """When its node sent the last report, on the judge's clock."""
         self._ahead_ns = 0
-        self._told: Mapping[str, Any] = {}
+        self._facts: Mapping[str, Any] = {}
         self._evidence = Evidence()
         self._nonfinite: list[NonfiniteValue] = []
         self.process = Process(self, lambda _: self.node)
 
     @property
     def node(self) -> str:
-        """The node of the process, as its agent reports it."""
-        return str(self._told.get("node") or "")[:_LONGEST_TEXT]
+        """The name of its node, as reported."""
+        return str(self._facts.get("node") or "")[:_LONGEST_TEXT]
 
     def poll(self, now_ns: int) -> None:
-        """Let the process see what has come of it."""
+        """Feed the process its new records."""
         self.process = self.process.poll(now_ns, alive=True)
         self.process.has_news = True
 
     @_sensible("what its node knows of it")
     def hear(self, known: bytes, ahead_ns: int, now_ns: int) -> None:
-        """What its node knows of it. Raises Senseless.
+        """Read the facts in a report. Raises Senseless.
 
-        *ahead_ns*: our clock less that of its times. *now_ns*: on the clock of the judge.
+        *ahead_ns*: our clock minus its monotonic clock. *now_ns*: on the judge's clock.
         """
-        told = read_json(known)
-        if (end := told.get("end")) is not None and end["state"] not in STATES:
+        facts = read_json(known)
+        if (end := facts.get("end")) is not None and end["state"] not in STATES:
             raise ValueError
-        self._nonfinite = _nonfinite(told, ahead_ns)
-        self._told, self.logged_step = told, plain.whole(told.get("step"))
-        if (answer := told.get("answer")) is not None:
+        self._nonfinite = _nonfinite(facts, ahead_ns)
+        self._facts, self.logged_step = facts, plain.whole(facts.get("step"))
+        if (answer := facts.get("answer")) is not None:
             self._evidence = self._answered(plain.mapping(answer), ahead_ns)
         self._ahead_ns, self.heard_ns = ahead_ns, now_ns
 
     def _answered(self, answer: Mapping[str, Any], ahead_ns: int) -> Evidence:
-        told = self._told
-        at_ns = plain.whole(told.get("answered_ns")) or 0
+        facts = self._facts
+        at_ns = plain.whole(facts.get("answered_ns")) or 0
         found = evidence_of(answer, at_ns + ahead_ns) if at_ns else Evidence()
-        return found._replace(silent_s=plain.number(told.get("silent_s")), kernel=_kernel(told))
+        return found._replace(silent_s=plain.number(facts.get("silent_s")), kernel=_kernel(facts))
 
-    # -- as its process asks
+    # -- called by the process
 
     def started_ns(self) -> int:
-        started_ns = plain.whole(self._told.get("started_ns"))
+        started_ns = plain.whole(self._facts.get("started_ns"))
         return 0 if started_ns is None else max(started_ns + self._ahead_ns, 0)
 
     def update(self, life: Life, now_ns: int, alive: bool) -> None:
-        end = self._told.get("end")
+        end = self._facts.get("end")
         if life.ended_at is not None:
             return
         if end is None:
@@ -185,23 +185,23 @@ class Elsewhere(Host):
 
     def evidence(self, now_ns: int) -> Evidence:
         if now_ns - self.heard_ns > _HEARD_NS:
-            # Evidence from before says nothing about now.
+            # Old evidence says nothing about the present.
             return self._evidence._replace(silent_s=None, kernel=None)
         return self._evidence
 
     def cause(self) -> Mapping[str, Any]:
-        found = plain.mapping(self._told.get("cause"))
+        found = plain.mapping(self._facts.get("cause"))
         cause = {word: v for word, v in found.items() if isinstance(v, _CAUSES.get(word, ()))}
         if isinstance(xids := cause.get("xid"), list):
             cause["xid"] = [str(each)[:_LONGEST_TEXT] for each in xids[:_MOST_MEMBERS]]
         return cause
 
     def present_ns(self) -> int:
-        present_ns = plain.whole(self._told.get("present_ns"))
+        present_ns = plain.whole(self._facts.get("present_ns"))
         return present_ns + self._ahead_ns if present_ns else 0
 
 
-def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
+def _nonfinite(facts: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
     found = [
         NonfiniteValue(
             str(name)[:_LONGEST_TEXT],
@@ -211,16 +211,16 @@ def _nonfinite(told: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
             int(time_ns) + ahead_ns,
             plain.whole(finite_step),
         )
-        for name, split, value, step, time_ns, finite_step in told.get("nonfinite", ())
+        for name, split, value, step, time_ns, finite_step in facts.get("nonfinite", ())
     ][:_MOST_MEMBERS]
-    # A verdict says when, and is stored: a time that fits no column would be in its way for ever.
+    # The time is stored with a verdict, and has to fit the column.
     if any(math.isfinite(each.value) or abs(each.time_ns) > _LAST_NS for each in found):
         raise ValueError
     return found
 
 
-def _kernel(told: Mapping[str, Any]) -> Kernel | None:
-    found = told.get("kernel")
+def _kernel(facts: Mapping[str, Any]) -> Kernel | None:
+    found = facts.get("kernel")
     if not isinstance(found, list) or len(found) != len(Kernel._fields):
         return None
     state, lasting, busy, waits_in = found
@@ -231,7 +231,7 @@ def _kernel(told: Mapping[str, Any]) -> Kernel | None:
 
 # -- samples of a node for the history of a run
 
-# Of one report. A node has some hundred.
+# Limit of one report. A node has about a hundred series.
 _MOST_SAMPLES = 4000
 _MOST_OF_READINGS = 1 << 20
 _MOST_LETTERS, _MOST_LABELS = 1000, 16
@@ -267,7 +267,7 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
         raise ValueError
     if not 0 <= at_ns < _LAST_NS:
         raise ValueError
-    # The connection decides whose it is, not the message.
+    # The node is that of the connection, whatever the message says.
     return Sample(
         None, SeriesKey(kind, name, rank, tuple({**words, "node": node}.items())), at_ns, number
     )
@@ -275,13 +275,13 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
 
 # -- the judgement of a run
 
-# Tables of all ranks stay with the lead; lists of a few members travel.
+# Longer lists and tables of evidence, which have a row for each rank, are not sent.
 _MOST_IN_LIST = 256
 _MOST_VERDICTS = 100
 
 
-class Said:
-    """What is said of a run at one moment: to each agent what is true of all, and of its ranks."""
+class PackedJudgement:
+    """The judgement of a run for each node: verdicts for all, rows of the node's own ranks."""
 
     def __init__(self, judgement: Judgement) -> None:
         of_all = {
@@ -295,13 +295,13 @@ class Said:
         self._ranks = {each.labels: each for each in judgement.report.ranks}
 
     def to(self, own: Sequence[Labels]) -> bytes:
-        """For the agent whose processes have these labels, whatever that agent is called."""
+        """The message for the agent whose processes have these labels."""
         ranks = [
             [each.labels, dict(each.excess), each.lost_s, each.work_s]
             for labels in own
             if (each := self._ranks.get(labels)) is not None
         ]
-        # What is true of all is packed once.
+        # The part for all nodes is packed once.
         of_node = json.dumps({"ranks": ranks})
         return f"{self._of_all[:-1]}, {of_node[1:]}".encode()
 
@@ -317,10 +317,12 @@ def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @_sensible("the judgement of the lead")
-def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0) -> Judgement:
-    """Parse the lead's verdicts; rows of ranks other than these are left out. Raises Senseless.
+def unpack_judgement(
+    content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0
+) -> Judgement:
+    """Parse the lead's judgement, without rows of other ranks than *own*. Raises Senseless.
 
-    *ahead_ns*: its clock less ours.
+    *ahead_ns*: its clock minus ours.
     """
     found = read_json(content, MOST_BYTES)
     ranks = tuple(
@@ -329,7 +331,7 @@ def unpack(content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0
         if (labels := tuple((str(key), str(value)) for key, value in row)) in own
     )
     still, past = (
-        [_turned(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
+        [_converted(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
         for name in ("open", "past")
     )
     report, by = Report(ranks, insufficient=str(found["insufficient"])), found["by"]
@@ -346,28 +348,24 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_verdict(each: Any, run: Labels) -> bool:
-    """Whether it has what those show who read verdicts, and is about this run."""
+    """Whether it has the keys of a verdict, and is about this run."""
     return (
         isinstance(each, dict)
         and each.get("kind") in _KINDS
         and isinstance(each.get("sentence"), str)
         and isinstance(each.get("phase"), str)
         and isinstance(each.get("evidence"), dict)
-        and _is_whole(each.get("since_ns"))
-        # The history of this node has columns for these.
+        and plain.whole(each.get("since_ns")) is not None
+        # Integers in the history.
         and "step" in each
-        and all(each.get(name) is None or _is_whole(each[name]) for name in ("step", "until_ns"))
+        and each["step"] in (None, plain.whole(each["step"]))
+        and each.get("until_ns") in (None, plain.whole(each.get("until_ns")))
         and isinstance(each.get("who"), dict)
         and run_labels(tuple((str(k), str(v)) for k, v in each["who"].items())) == run
     )
 
 
-def _turned(verdict: Mapping[str, Any], ahead_ns: int) -> dict[str, Any]:
-    """With its times on our clock."""
+def _converted(verdict: Mapping[str, Any], ahead_ns: int) -> dict[str, Any]:
+    """The verdict with its times on our clock."""
     times = {name: verdict.get(name) for name in ("since_ns", "until_ns")}
     return {**verdict, **{name: ns - ahead_ns for name, ns in times.items() if ns is not None}}
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is an integer of 64 bits."""
-    return type(value) is int and abs(value) < 1 << 63

@@ -1,8 +1,7 @@
-"""The lead's end of the links of one run: a server that the agents of the other nodes connect to.
+"""The lead's end of the links of one run: a server to which the other agents connect.
 
-It listens in the thread of links. A peer without the run's secret gets no further than its
-handshake. All bounds are on what the others can make it keep. What is refused is counted, and ends
-its connection.
+It listens in the link thread. A peer without the run's secret fails in the TLS handshake. All that
+peers can make it store is bounded. A refused message is counted, and ends its connection.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from otel_ddp.agent.link.link_pb2 import Answer, Report
 log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
-# Of connections that have not yet shown that they are a node's: a handshake takes a moment.
+# Limit of connections in their handshake.
 _MOST_STRANGERS = 128
 _MOST_WAITING_BYTES = 32 << 20
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 0.1
-# That of IPv6 takes both kinds; a kernel may be without it.
+# The first is dual-stack; a kernel may lack IPv6.
 _ALL = ("::", "0.0.0.0")
 
 
 async def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
-    """On the address of the first host, the master's, if that is of this machine; else on all.
+    """Listen on the first host's address, the master's, if it is this machine's; else on all.
 
-    A name that resolves to loopback here (Debian names its machine so) resolves to something else
-    on other nodes. Loopback counts only where nothing else is named.
+    A name that resolves to loopback here (as Debian's own host name does) resolves differently on
+    other nodes. So loopback counts only if all hosts are loopback addresses.
     """
     found: list[str] = []
     with contextlib.suppress(OSError, UnicodeError):
@@ -67,13 +66,13 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Refused(Exception):
-    """Why a peer is."""
+    """The reason, for the peer and for `status`."""
 
 
 class LinkServer:
-    """One a run that this agent leads. `start` and `stop` return at once.
+    """One per run that this agent leads. `start` and `stop` return at once.
 
-    These, `take` and `answer` are called in the agent's loop, all else in the thread of links.
+    The agent's loop calls these, `take` and `answer`; all else runs in the link thread.
     """
 
     def __init__(
@@ -87,9 +86,9 @@ class LinkServer:
         most_nodes: int = _MOST_NODES,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """*node*: this one; *hosts*: its names that others look for; *ports*: the candidates.
+        """*node*: this one. *hosts*: its names and addresses. *ports*: candidates.
 
-        *clock*: that to which the others turn their times.
+        *clock*: the one to which followers measure their offset.
         """
         self._thread = thread
         self._context = credentials.context(secret, leads=True)
@@ -98,8 +97,8 @@ class LinkServer:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._node, self._most_nodes = node, min(most_nodes, files // 2)
         self._clock = clock
-        # Reports that wait for the judge, as bytes: their size once parsed is unknown. The records
-        # of a dropped report are still in the journals.
+        # Reports that wait for the judge, as bytes: the size of a parsed one is unknown. If one is
+        # dropped, its records are still in the journals.
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -108,19 +107,19 @@ class LinkServer:
         # By node.
         self._peers: dict[str, Channel] = {}
         self.refused: Counter[str] = Counter()
-        """How many connections were ended, by reason."""
+        """Refused messages by reason."""
         self.state = "does not listen yet"
-        """What `status` says of it."""
+        """For `status`."""
 
     def start(self) -> None:
         self._thread.add(self._listen)
 
     def stop(self) -> None:
-        """Listen no more, and end all streams."""
+        """Stop listening, and close all connections."""
         self._thread.discard(self._listen)
 
     def take(self) -> Iterator[tuple[str, Any]]:
-        """The reports since the last call, each with its node, as they came."""
+        """The reports since the last call with their nodes, in the order of their arrival."""
         with self._lock:
             taken, self._waiting = self._waiting, deque()
             self._waiting_bytes = 0
@@ -128,11 +127,11 @@ class LinkServer:
             yield node, Report.FromString(message)
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send it, unless the node is away or reads no answers: the lead says all of it again."""
+        """Send it if the node is connected. Lost answers are repeated by later ones."""
         if node in self._peers:
             self._thread.call(partial(self._send, node, answer))
 
-    # -- in the thread of links
+    # -- in the link thread
 
     async def _listen(self) -> None:
         """It is called again some seconds after it returned."""
@@ -149,7 +148,7 @@ class LinkServer:
             log.info("the lead of a run %s", self.state)
             try:
                 while True:
-                    # Those that are here are served as well.
+                    # A flood of connections must not starve the peers.
                     await asyncio.sleep(0)
                     try:
                         connection, _ = await loop.sock_accept(listener)
@@ -174,7 +173,7 @@ class LinkServer:
         try:
             peer = await accepted(connection, self._context)
             while True:
-                self.heard(peer, await peer.receive())
+                self.receive(peer, await peer.receive())
                 self._strangers.pop(task, None)
         except BROKEN:
             pass
@@ -184,8 +183,8 @@ class LinkServer:
                 self.gone(peer)
                 peer.abort()
 
-    def heard(self, peer: Channel, message: bytes) -> None:
-        """A message has come."""
+    def receive(self, peer: Channel, message: bytes) -> None:
+        """Read a message, and acknowledge it."""
         received_ns = self._clock()
         try:
             report = _parsed(message)
@@ -201,7 +200,7 @@ class LinkServer:
         peer.send(self._stamped(Answer(**times)))
 
     def gone(self, peer: Channel) -> None:
-        """It has no connection any more."""
+        """Forget a peer whose connection has ended."""
         if peer.greeting is not None and self._peers.get(peer.greeting.node) is peer:
             del self._peers[peer.greeting.node]
 
@@ -217,7 +216,7 @@ class LinkServer:
                 self._waiting_bytes -= len(self._waiting.popleft()[1])
 
     def _admit(self, greeting: Any, peer: Channel) -> None:
-        """Take this connection for the node's, if nothing speaks against it."""
+        """Make this the connection of its node; raises _Refused."""
         node = greeting.node
         if not (0 < len(node) <= MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name of a node")
@@ -231,9 +230,9 @@ class LinkServer:
         if old is not None:
             if greeting.agent_began_ns < old.greeting.agent_began_ns:
                 raise _Refused("a newer agent of this node is connected (OTEL_DDP_NODE)")
-            # Dead, as far as the node's agent knows, or of an agent that has ended.
+            # The node's agent considers it broken, or is a newer one.
             self._end(old, "a newer stream of this node has replaced it")
-        # What else it says takes memory, and counts for nothing.
+        # The rest of the greeting would only take memory.
         peer.greeting = Report(node=node, agent_began_ns=greeting.agent_began_ns)
         self._peers[node] = peer
 

@@ -1,1 +1,1 @@
-"""What the agent reads of its node by itself: devices, host, processes."""
+"""Samples the node: GPUs, host, processes."""

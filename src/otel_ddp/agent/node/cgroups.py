@@ -1,4 +1,4 @@
-"""Finds the cgroups of version 2 that limit the training on this node, and their limits."""
+"""Finds the cgroups (version 2) that limit the training on this node, and their limits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LIMIT = "memory.max"
 
 
 class Group(NamedTuple):
-    """A cgroup, and the highest one above it that is visible here."""
+    """A cgroup, and its highest visible ancestor."""
 
     path: str
     top: str
 
     def upward(self) -> Iterator[str]:
-        """The folders of this cgroup and of those above it."""
+        """The folders of this cgroup and its ancestors."""
         path = self.path
         yield path
         while path != self.top and len(path) > 1:
@@ -38,7 +38,7 @@ class _Mount(NamedTuple):
 
 
 class Cgroups:
-    """The mounted tree, read once; the cgroup of a process is read each time."""
+    """The mounted trees. They are read once, the cgroup of a process each time."""
 
     def __init__(
         self, files: KernelFiles, *, proc: Path = Path("/proc"), root: Path = Path("/")
@@ -49,9 +49,9 @@ class Cgroups:
         self._mounts = files.read(f"{proc}/self/mountinfo", self._mounts_of) or []
 
     def group(self, pid: int | str) -> Group | None:
-        """The cgroup of a process (or `self`); its files may be missing."""
+        """The cgroup of a process (or `self`), whose files may be missing."""
         path = self._files.read(f"{self._proc}/{pid}/cgroup", _of_process, "cgroup") or ""
-        # A path with dots leaves the part of the tree that this namespace shows.
+        # A path with dots is outside this namespace.
         if not path.startswith("/") or ".." in path.split("/"):
             return None
         for mount in self._mounts:
@@ -62,7 +62,7 @@ class Cgroups:
         return None
 
     def memory_limits(self, group: Group) -> Iterator[tuple[int, str]]:
-        """Those of this cgroup and of those above it, in bytes, each with its folder."""
+        """The limits of this cgroup and its ancestors, in bytes, with their folders."""
         for path in group.upward():
             if limit := self._files.read(f"{path}/{_LIMIT}", _limit):
                 yield limit, path
@@ -82,18 +82,17 @@ def _of_process(text: str) -> str:
 
 
 class Share(NamedTuple):
-    """The cgroup whose memory or processor time counts as the node's."""
+    """The cgroup whose memory or CPU time counts as the node's."""
 
     path: str
     limit: float | None
-    """In bytes, or in cores; None: it is a container that may use all of the node."""
+    """In bytes or cores; None for a container without a limit."""
 
 
 class Limits:
-    """Found anew at each read: limits change, and processes move, at any time.
+    """The tightest limits of the training, found at each read, since limits and cgroups change.
 
-    The tightest limit counts; a wider one inside it never applies. Of equal limits the outermost
-    counts, because all processes under it share it.
+    Of equal limits the outermost counts, because all processes under it share it.
     """
 
     def __init__(
@@ -105,18 +104,18 @@ class Limits:
         self._pids = pids
 
     def _group(self) -> Group | None:
-        """The cgroup that all processes share: a limit of one process is not the node's."""
+        """The cgroup that all processes share: a limit of a single one is not the node's."""
         found = [group for each in self._pids() if (group := self._cgroups.group(each)) is not None]
         if len({each.top for each in found}) != 1:
             return None
         return found[0]._replace(path=os.path.commonpath([each.path for each in found]))
 
     def memory(self, node_bytes: int | None) -> Share | None:
-        """None if the training may use all memory of the node."""
+        """None if the training may use all memory."""
         return self._tightest({_LIMIT: _limit}, node_bytes)
 
     def processors(self, online: int) -> Share | None:
-        """None if the training may use all processors of the node."""
+        """None if the training may use all processors."""
         return self._tightest({"cpu.max": _quota, "cpuset.cpus.effective": _count}, online)
 
     def _tightest(
@@ -147,6 +146,6 @@ def _quota(text: str) -> float | None:
 
 
 def _count(text: str) -> float:
-    """How many processors are in a list such as `0,2-3`."""
+    """The number of processors in a list such as `0,2-3`."""
     parts = (part.partition("-") for part in text.strip().split(",") if part)
     return sum(int(last or first) - int(first) + 1 for first, _, last in parts)

@@ -1,4 +1,4 @@
-"""Which rank uses which device: the rank's own declaration, or else what the driver sees."""
+"""Assigns GPUs to ranks: as the rank declares, or else as the driver sees its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_ddp.vocabulary.words import NODE_LABELS
 
 
 class DeviceMemory(NamedTuple):
-    """The memory that a rank's process uses on a device."""
+    """The memory of a rank's process on a device."""
 
     labels: Labels
     device: Device
@@ -22,7 +22,7 @@ class DeviceMemory(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """The labels of each device's numbers, and the memory that ranks use on it."""
+    """The labels of each device, and the memory of ranks on it."""
 
     labels: dict[str, Labels]
     """By UUID."""
@@ -30,17 +30,17 @@ class Ownership(NamedTuple):
 
 
 class _Process(NamedTuple):
-    """A process, and where the driver sees it."""
+    """A process with the devices that it uses."""
 
     labels: Labels
     declared: list[str]
-    """The devices that it has recorded, by the driver's own UUIDs."""
+    """UUIDs of the devices that it has recorded, in the driver's spelling."""
     seen: dict[str, int | None]
-    """The bytes that it uses on each device."""
+    """Bytes by UUID, as the driver sees it."""
 
 
 def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) -> Ownership:
-    """Assign the devices to the ranks. *node*: the label of a device that no run uses."""
+    """Assign the devices. *node*: the label of a device without a run."""
     by_uuid = {each.device.uuid: each.device for each in devices}
     by_bare = {_bare(uuid): uuid for uuid in by_uuid}
     found = [
@@ -51,7 +51,7 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
     used: dict[tuple[Labels, str], int] = defaultdict(int)
     for process in found:
         for uuid in process.declared or process.seen:
-            # Two processes may be one rank: an attempt that has not quite ended, and the next one.
+            # A rank may have two processes: an ending attempt, and the next one.
             if process.labels not in users[uuid]:
                 users[uuid].append(process.labels)
         for uuid, used_bytes in process.seen.items():
@@ -61,7 +61,7 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
         uuid: users[uuid][0] if len(users[uuid]) == 1 else shared_labels(users[uuid], node)
         for uuid in by_uuid
     }
-    # If the driver knows none of our process ids, it counts in another PID namespace.
+    # If the driver knows none of our pids, it uses another PID namespace.
     ours = {each.pid for each in ranks if each.pid}
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
@@ -76,14 +76,14 @@ def _declared(rank: Rank, by_bare: Mapping[str, str]) -> list[str]:
 
 
 def _bare(uuid: str) -> str:
-    """A UUID without NVIDIA's prefix, which torch leaves out."""
+    """A UUID without NVIDIA's prefix, which torch omits."""
     return uuid.strip().lower().removeprefix("gpu-")
 
 
 def _seen(
     pid: int, ranks: Sequence[Rank], devices: Sequence[DeviceSample]
 ) -> dict[str, int | None]:
-    # A process with two journals could be either rank; 0 is one that the agent does not see.
+    # A process with two journals could be either rank; 0 is a pid that the agent cannot see.
     if not pid or sum(each.pid == pid for each in ranks) > 1:
         return {}
     return {
@@ -95,7 +95,7 @@ def _seen(
 
 
 def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
-    """The labels of the run that all ranks share; or the node's."""
+    """The labels of the run, if all ranks share it; else the node's."""
     runs = {tuple(pair for pair in labels if pair[0] in NODE_LABELS) for labels in ranks}
     return runs.pop() if len(runs) == 1 else (("node", node),)
 
@@ -103,7 +103,7 @@ def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
 def _used_by_strangers(
     processes: Sequence[_Process], devices: Sequence[DeviceSample]
 ) -> dict[tuple[Labels, str], int]:
-    """Those of the only process on a device that only one rank declares."""
+    """For each device that one rank declares and one process uses: its bytes."""
     used = {}
     for device, _, users in devices:
         ranks = {each.labels for each in processes if device.uuid in each.declared}

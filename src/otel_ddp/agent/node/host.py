@@ -1,4 +1,4 @@
-"""Reads the node: processors, memory, pressure, disks, network."""
+"""Reads the host: processors, memory, pressure, disks, network."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def _of_node(text: str) -> SpentS:
 
 
 def _states_of_node(meminfo: str) -> dict[str, float]:
-    """Used, free, cached and buffers add up to the limit. In bytes, as all here."""
+    """Bytes by state, which add up to the limit."""
     node = _node_memory(meminfo)
-    # The kernel counts shared memory, which holds the data loaders' batches, as cache. But it
-    # cannot be reclaimed, so it is in use; in a container too.
+    # The kernel counts shared memory, which holds the data loaders' batches, as cache. It cannot be
+    # reclaimed, so we count it as used.
     cached = node["Cached"] + node["SReclaimable"] - node["Shmem"]
     states: dict[str, float] = {
         "free": node["MemFree"],
         "buffers": node["Buffers"],
         "cached": cached,
     }
-    # The kernel counts each of them for itself.
+    # The kernel counts each state separately.
     states["used"] = max(node["MemTotal"] - sum(states.values()), 0)
     return states
 
@@ -57,69 +57,69 @@ def _states_of_group(
     states: dict[str, float] = {}
     found = files.read(f"{share.path}/memory.stat", numbers) or {}
     if "inactive_file" in found:
-        # The kernel updates these two numbers separately, every two seconds.
+        # The kernel updates the two numbers separately, every two seconds.
         states["cached"] = min(found["inactive_file"], charged)
         states["used"] = charged - states["cached"]
     if limit_bytes:
-        # Usage may exceed a limit for a moment, and for longer after it is lowered.
+        # Usage may exceed a limit for a moment, or after it is lowered.
         states["free"] = max(limit_bytes - charged, 0)
     return states
 
 
 def _node_memory(text: str) -> dict[str, int]:
-    """By the kernel's names, in bytes."""
+    """Bytes by the kernel's names."""
     return {name: kibibytes * 1024 for name, kibibytes in numbers(text).items()}
 
 
 def _stalled(text: str) -> dict[str, float]:
-    """Seconds by the kind of stall."""
+    """Seconds by kind of stall."""
     lines = [line.split() for line in text.splitlines()]
     return {words[0]: int(words[-1].removeprefix("total=")) / 1e6 for words in lines}
 
 
-# -- what disks, network interfaces and InfiniBand ports have moved
+# -- bytes of disks, network interfaces and InfiniBand ports
 
 _WORD_BYTES = 4
-# What container runtimes call a container's own interface, which has no hardware behind it.
+# A container's own interface, as runtimes call it; it has no hardware.
 _OF_CONTAINER = "eth0"
 
 
 def _of_disks(vmstat: str) -> dict[str, int]:
-    """The kernel's own total, as `vmstat` shows it: a RAID and its disks count once."""
+    """The kernel's total, as in `vmstat`: a RAID and its disks count once."""
     found = numbers(vmstat)
     return {"read": found["pgpgin"] * 1024, "write": found["pgpgout"] * 1024}
 
 
 def _of_interfaces(files: KernelFiles, proc: Path, sys: Path) -> dict[str, int]:
-    """Interfaces with hardware behind them, and a container's own one."""
+    """Totals of interfaces with hardware, and of a container's own one."""
     rows = files.read(f"{proc}/net/dev", _rows) or {}
     folder = f"{sys}/class/net"
-    moved = [row for name, row in rows.items() if _leads_out(files, f"{folder}/{name}", name)]
+    moved = [row for name, row in rows.items() if _is_counted(files, f"{folder}/{name}", name)]
     return dict(zip(("receive", "transmit"), map(sum, zip(*moved, strict=True)), strict=False))
 
 
-def _leads_out(files: KernelFiles, folder: str, name: str) -> bool:
+def _is_counted(files: KernelFiles, folder: str, name: str) -> bool:
     if name == _OF_CONTAINER:
         return True
     if not os.path.exists(f"{folder}/device"):
-        return False  # a bond, a bridge or a VLAN: the devices below them are counted
-    # Clouds put a second device below one that counts for both (Azure, virtio failover).
+        return False  # a bond, bridge or VLAN, whose devices are counted
+    # In clouds the master of two devices counts for both (Azure, virtio failover).
     if os.path.exists(f"{folder}/master/device"):
         return False
-    # A switch in a network card shows a representor for each of its virtual functions.
+    # Representors of virtual functions in a switching network card.
     port = files.read(f"{folder}/phys_port_name", str) or ""
     return "vf" not in port and "sf" not in port
 
 
 def _rows(text: str) -> dict[str, tuple[int, int]]:
-    """Bytes that each interface has received and sent."""
+    """By interface: bytes received and sent."""
     lines = (line.rpartition(":") for line in text.splitlines())
     rows = {name.strip(): counts.split() for name, colon, counts in lines if colon}
     return {name: (int(row[0]), int(row[8])) for name, row in rows.items()}
 
 
 def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]:
-    """Each port, also on Ethernet (RoCE): a network interface does not count RDMA traffic."""
+    """Each port, also RoCE: network interfaces do not count RDMA traffic."""
     folder = f"{sys}/class/infiniband"
     measurements = []
     for card in sorted(files.names(folder) or ()):
@@ -134,11 +134,11 @@ def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]
     return measurements
 
 
-# -- all of it
+# -- the reader
 
 
 class Host:
-    """In a container, or under a cgroup's limit, processors and memory are those of the cgroup."""
+    """Under a cgroup's limit, or in a container, processors and memory are the cgroup's."""
 
     def __init__(
         self,
@@ -151,14 +151,14 @@ class Host:
         cores: Callable[[], int | None] = os.cpu_count,
         pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
-        """*pids*: the processes whose common limits count as the node's."""
+        """*pids*: processes whose common limits count as the node's."""
         self._files = KernelFiles()
         self._proc, self._sys = proc, sys
         self._meminfo, self._vmstat = f"{proc}/meminfo", f"{proc}/vmstat"
         self._cores = cores
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
         self._clock = clock
-        # The cgroup, the moment, and what the processors had spent by then.
+        # The cgroup, the time, and the CPU time at the last read.
         self._before: tuple[str, float, SpentS] | None = None
         self._boot_ns = boot_ns()
 
@@ -183,7 +183,7 @@ class Host:
         ]
 
     def _moved(self, metric: catalog.Metric, moved: Mapping[str, int] | None) -> list[Measurement]:
-        """*moved*: bytes by direction; None where there are none."""
+        """*moved*: bytes by direction."""
         (attribute,) = metric.attributes
         return [
             Measurement(metric, count, ((attribute, direction),), self._boot_ns)
@@ -191,7 +191,7 @@ class Host:
         ]
 
     def _shares(self, share: Share | None, online: int) -> list[Measurement]:
-        """Of the processors' time since the last read; the first one returns none."""
+        """Shares of the CPU time since the last read; none at the first one."""
         now_s, cgroup = self._clock(), share.path if share else ""
         if share:
             spent_s = self._files.read(f"{share.path}/cpu.stat", _of_group)
@@ -202,10 +202,10 @@ class Host:
         before, self._before = self._before, (cgroup, now_s, spent_s)
         if before is None or before[0] != cgroup:
             return []
-        # By the kernel's manual idle time may go back a little.
+        # Idle time may decrease a little, says the kernel's manual.
         passed_s = {mode: max(value - before[2][mode], 0.0) for mode, value in spent_s.items()}
         if share:
-            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
+            # Bursts may exceed a quota for a moment.
             free_s = (now_s - before[1]) * (share.limit or online) - sum(passed_s.values())
             passed_s["idle"] = max(free_s, 0.0)
         total_s = sum(passed_s.values())
@@ -217,7 +217,7 @@ class Host:
         ]
 
     def _memory(self, node_bytes: int | None, share: Share | None) -> list[Measurement]:
-        # Also in a container without a limit, the memory that it does not use counts as free.
+        # In a container without a limit, the rest of the node's memory is free.
         limit_bytes = (share and share.limit) or node_bytes
         if share is not None:
             states = _states_of_group(self._files, share, limit_bytes)
@@ -232,9 +232,9 @@ class Host:
         return measurements
 
     def _pressure(self, groups: Mapping[str, str]) -> list[Measurement]:
-        """How long tasks were stalled: of the container, if its cgroup says it, or of the node.
+        """Pressure stall times of the cgroup, if it has them, else of the node.
 
-        *groups*: resource -> folder of its cgroup; empty for the node.
+        *groups*: by resource, the folder of a cgroup; empty for the node.
         """
         measurements: list[Measurement] = []
         for resource, group in groups.items():
@@ -243,7 +243,7 @@ class Host:
             if of_node:
                 path = f"{self._proc}/pressure/{resource}"
             for stall_type, stalled_s in (self._files.read(path, _stalled) or {}).items():
-                # Never do all tasks of a node wait for a processor: the kernel writes 0 there.
+                # Undefined for a whole node: the kernel writes 0.
                 if of_node and resource == "cpu" and stall_type == "full":
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))

@@ -1,4 +1,4 @@
-"""Reads NVIDIA's boards by NVML: numbers and users."""
+"""Reads NVIDIA boards through NVML: numbers and processes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from otel_ddp.vocabulary.catalog import Kind
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
 
-# A driver may be loaded later or again, a board added or reset.
+# A driver may be loaded later or reloaded, a board added or reset.
 _FIND_EVERY_S = 60.0
-# A reset board appears only once the driver is opened anew, which interrupts the others.
+# A reset board appears only after reopening the driver, which interrupts the others.
 _OPEN_ANEW_EVERY_S = 600.0
 _MOST_USED_BYTES = 1 << 50
 _LINK_COUNT, _MOST_LINKS = Field(91), 72
@@ -50,7 +50,7 @@ _NO_DEVICES = (
 
 
 class _DriverMissing(Exception):
-    """There is no driver, or no device. The text is one sentence that a user can act on."""
+    """There is no driver, or no device. The text is a sentence for users."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ class Device:
 
     uuid: str
     index: str
-    """As `nvidia-smi` counts."""
+    """As in `nvidia-smi`."""
     name: str
     pci: str = ""
 
 
 class User(NamedTuple):
-    """A process that uses memory on a device."""
+    """A process with memory on a device."""
 
     pid: int
     used_bytes: int | None
 
 
 class DeviceSample(NamedTuple):
-    """One device, its numbers, and the processes that compute on it."""
+    """One device with its numbers and processes."""
 
     device: Device
     measurements: tuple[Measurement, ...]
@@ -80,16 +80,16 @@ class DeviceSample(NamedTuple):
 
 
 class GpuSample(NamedTuple):
-    """All devices at one moment."""
+    """All devices at one time."""
 
     devices: tuple[DeviceSample, ...]
     remark: str
-    """Why devices are missing; empty if all is well."""
+    """Why devices are missing; else empty."""
     version: str
 
 
 def identity(device: Device) -> Attributes:
-    """The first attributes of every metric in the catalogue's GPU section."""
+    """The first attributes of all GPU metrics."""
     return (
         ("hw.id", device.uuid),
         ("hw.type", "gpu"),
@@ -99,33 +99,33 @@ def identity(device: Device) -> Attributes:
 
 
 class _Watched:
-    """A device that is read again and again."""
+    """A device that is read periodically."""
 
     def __init__(self, device: Device, calls: Calls, xids: Xids) -> None:
         self.device = device
         self.lost = ""
-        """Why the device is no longer asked; empty while it answers."""
+        """Why the device is no longer read; else empty."""
         self._calls, self._xids = calls, xids
         ways = [way for row in ROWS for ways in row.series.values() for way in ways]
         self._engines = [way for way in ways if isinstance(way, Gpm)]
         self._gpm: GpmSamples | None = None
-        # The answers of one reading; None: not supported, or this attempt failed.
+        # The answers of one reading; None if unsupported or failed.
         self._answers: dict[tuple[Any, ...], Any] = {}
         self._rates: Mapping[Gpm, float] = {}
 
     def close(self) -> None:
-        """Release what NVML holds for it. Call it only while NVML is open."""
+        """Release NVML's handles. Call it only while NVML is open."""
         self._xids.close()
         if self._gpm is not None:
             self._gpm.close()
 
     def read(self, loaded_ns: int, gpm: Callable[[Calls], GpmSamples]) -> DeviceSample:
-        """*loaded_ns*: about since when the driver counts."""
+        """*loaded_ns*: about when the driver's counters began."""
         found: tuple[Measurement, ...] = ()
         users: tuple[User, ...] = ()
         try:
             if not self.lost:
-                # First of all: a fault may be the reason why the other questions fail.
+                # First: a fault may be the reason why the other calls fail.
                 self._attempt("Xid", lambda: self._xids.poll(self._calls))
                 self._answers.clear()
                 self._read_engines(gpm)
@@ -134,12 +134,12 @@ class _Watched:
                     raise DeviceLost("the driver answers no question about it")
                 users = self._users()
         except DeviceLost as why:
-            # The other devices go on.
+            # The other devices continue.
             self.lost = str(why)
         return DeviceSample(self.device, found, users)
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
-        """The answer; None if it is not supported, or this attempt failed, which is logged."""
+        """The answer; None if unsupported, or if this attempt failed, which is logged."""
         try:
             return ask()
         except NotSupported:
@@ -165,14 +165,14 @@ class _Watched:
     # -- rows of the table
 
     def _read_engines(self, gpm: Callable[[Calls], GpmSamples]) -> None:
-        """All of them are differences of the same two samples."""
+        """Read all engines as differences of the same two samples."""
         self._gpm = self._gpm or self._attempt("engines", lambda: gpm(self._calls))
         self._rates = {}
         if (samples := self._gpm) is not None:
             self._rates = self._attempt("engines", lambda: samples.read(self._engines)) or {}
 
     def _measured(self, loaded_ns: int) -> Iterator[Measurement]:
-        """Each series by the first way that the device supports."""
+        """Each series, by the first way that the device supports."""
         for row in ROWS:
             for word, ways in row.series.items():
                 for way in ways:
@@ -188,7 +188,7 @@ class _Watched:
                     break
 
     def _raw(self, way: Way) -> float | None:
-        """The number as NVML has it; None: it could not be read this time."""
+        """The number in NVML's unit; None if this attempt failed."""
         if isinstance(way, Gpm):
             if self._gpm is None:
                 raise NotSupported
@@ -199,10 +199,10 @@ class _Watched:
                 return None
             if not found:
                 raise NotSupported
-            # A sum without one part would fall, which looks like a reset of the counter.
+            # A sum without one part would look like a reset of the counter.
             known = [part for part in found.values() if part is not None]
             return sum(known) * way.times if len(known) == len(found) else None
-        # Several series may share the answer.
+        # Several series may share an answer.
         if way.function not in self._answers:
             ask = partial(self._calls.ask, *way.function)
             self._answers[way.function] = self._attempt(way.function[0], ask)
@@ -218,7 +218,7 @@ class _Watched:
         return [each._replace(scope=link) for each in way.fields for link in links]
 
     def _users(self) -> tuple[User, ...]:
-        """The processes that compute on this device."""
+        """The processes on this device."""
         users: dict[int, User] = {}
         for function in _PROCESSES:
             for process in self._attempt(function, partial(self._calls.ask, function)) or ():
@@ -231,7 +231,7 @@ class _Watched:
 
 
 class Gpus:
-    """The node's devices. `read` may hang with the driver: only a Sampler's thread calls it."""
+    """All devices of the node. `read` may hang with the driver: a Sampler's thread calls it."""
 
     def __init__(
         self,
@@ -243,20 +243,20 @@ class Gpus:
         self._lib: Any = None
         self._clock = clock
         self._wall_ns = wall_ns
-        # The driver counts since it was loaded: at boot or, seldom, later.
+        # The driver's counters begin when it is loaded, mostly at boot.
         self._loaded_ns = boot_ns()
         # Empty while the driver is not open.
         self._version = ""
         self._remark = ""
-        # One sentence for each board that did not answer when they were last listed.
+        # A sentence on each board that did not answer when the boards were last listed.
         self._silent: list[str] = []
         self._watched: list[_Watched] = []
         self._find_at = self._open_anew_at = 0.0
-        # By board. It is kept when the driver is closed, and the board answers no longer.
+        # By board; kept while the driver is closed, or if the board no longer answers.
         self._xids: dict[Device, Xids] = {}
 
     def read(self) -> GpuSample:
-        """Ask all questions."""
+        """Read all devices."""
         now = self._clock()
         devices: tuple[DeviceSample, ...] = ()
         try:
@@ -275,7 +275,7 @@ class Gpus:
         return GpuSample(self._with_faults(devices), self._remarks(), self._version)
 
     def _with_faults(self, devices: Sequence[DeviceSample]) -> tuple[DeviceSample, ...]:
-        """A board that no longer answers stays listed if it has reported faults."""
+        """Add the faults, also of boards that no longer answer."""
         found = {each.device: each for each in devices}
         for board, xids in self._xids.items():
             if faults := xids.measurements(board.pci):
@@ -301,7 +301,7 @@ class Gpus:
 
     def _open(self) -> str:
         """The driver's version."""
-        # Imported only here, so that a node without a GPU does not pay for it.
+        # Imported here, so that a node without a GPU does not pay for it.
         import pynvml
 
         self._lib = pynvml
@@ -333,7 +333,7 @@ class Gpus:
     # -- finding devices
 
     def _find_devices(self, now: float) -> None:
-        """Open the driver, if it is not open, and list its devices."""
+        """Open the driver, unless it is open, and list its devices."""
         lost = any(each.lost for each in self._watched)
         if lost or (self._silent and now >= self._open_anew_at):
             self.close()
@@ -341,7 +341,7 @@ class Gpus:
             self._version = self._open()
             self._open_anew_at = now + _OPEN_ANEW_EVERY_S
         found = list(self._found())
-        # All anew: a board that was repartitioned can answer other questions.
+        # After any change all are replaced, since handles may have changed.
         if [each.device for each in found] != [each.device for each in self._watched]:
             for each in self._watched:
                 each.close()
@@ -360,7 +360,7 @@ class Gpus:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
                 board = _board(calls, index)
             except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
-                # One board that fails must not hide the others.
+                # A failing board must not hide the others.
                 where = "see `nvidia-smi`, and the kernel's log for Xid"
                 sentence = f"GPU {index} does not answer ({error}): {where}."
                 self._silent.append(sentence)

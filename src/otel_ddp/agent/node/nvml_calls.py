@@ -1,4 +1,4 @@
-"""Calls NVML for one board: numbers, faults, engines."""
+"""Calls NVML for one board: numbers, faults, engine activity."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from otel_ddp.vocabulary.catalog import OTEL_DDP_GPU_XID_ERRORS
 
 
 class NotSupported(Exception):
-    """This device does not support that."""
+    """The device does not support this call."""
 
 
 class DeviceLost(Exception):
-    """The device, or the whole driver, is lost: devices have to be found anew."""
+    """The device or the whole driver is lost: list the devices again."""
 
 
 # -- one device
 
-# Numbers of the binary interface: an older nvidia-ml-py lacks some of the names.
+# Numbers of the ABI: an older nvidia-ml-py lacks some names.
 SUCCESS = 0
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
@@ -37,7 +37,7 @@ GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 ARGUMENT_VERSION_MISMATCH = 25
 
-# A driver older than a number answers that the argument is invalid.
+# An old driver answers INVALID_ARGUMENT for fields that it does not know.
 _ABSENT = {
     INVALID_ARGUMENT,
     NOT_SUPPORTED,
@@ -47,7 +47,7 @@ _ABSENT = {
 }
 _LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
-# Of each value type: the member of the union, and what says that there is no number.
+# By value type: the member of the union, and the value that means "not available".
 _MEMBERS = {
     0: ("dVal", None),
     1: ("uiVal", U32),
@@ -61,7 +61,7 @@ _IN_32_BITS = 1
 
 
 class Calls:
-    """One device of NVML: calls functions by name, and raises our own exceptions."""
+    """Calls functions of NVML for one device, and raises our exceptions."""
 
     def __init__(self, lib: Any, handle: Any) -> None:
         self.lib = lib
@@ -74,7 +74,7 @@ class Calls:
         return self.guarded(lambda: call(self.handle, *arguments))
 
     def guarded(self, call: Callable[[], Any]) -> Any:
-        """Any other error than ours means that only this attempt failed."""
+        """Raises our exceptions, or NVMLError if only this attempt failed."""
         try:
             return call()
         except self.lib.NVMLError as error:
@@ -85,7 +85,7 @@ class Calls:
             raise
 
     def fields(self, fields: Sequence[Field]) -> dict[Field, float | None]:
-        """Those that the device has, in one call; None: it could not be read this time."""
+        """Read fields in one call; without unsupported ones, None for failed ones."""
         asked = [(each.number, each.scope) for each in fields]
         found: dict[Field, float | None] = {}
         for field, answer in zip(fields, self.ask("nvmlDeviceGetFieldValues", asked), strict=True):
@@ -99,7 +99,7 @@ class Calls:
             elif not (field.wide and kind == _IN_32_BITS):
                 member, absent = _MEMBERS[kind]
                 value = getattr(answer.value, member)
-                # Infinity is beyond the bounds of every metric.
+                # Infinity is outside the bounds of each metric.
                 found[field] = math.inf if value == absent else float(value)
         return found
 
@@ -107,30 +107,30 @@ class Calls:
 # -- faults
 
 _XID_EVENT = 8
-# Many faults at once must not delay the other questions.
+# Many faults at once must not delay the other calls.
 _MOST_AT_ONCE = 100
 
 
 class Xids:
-    """Counts the faults of one board; kept while its handles are closed by the worst of them."""
+    """Counts the faults (Xids) of one board; outlives its NVML handles."""
 
     def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
-        # A code begins with its first fault: there are two hundred, and most boards have none.
+        # By code, from its first fault on.
         self._codes: Counter[int] = Counter()
         self._lib: Any = None
-        # A set of events of its own, because NVML's handles cannot be compared.
+        # An event set per board, because NVML's handles cannot be compared.
         self._events: Any = None
 
     def poll(self, calls: Calls) -> None:
-        """Count what is new."""
+        """Count new faults."""
         self._lib = calls.lib
         if self._events is None:
             self._events = self._register(calls)
         calls.guarded(self._drain)
 
     def measurements(self, pci: str) -> list[Measurement]:
-        """All faults until now; *pci*: the board's."""
+        """The counts by code. *pci*: the board's."""
         return [
             Measurement(
                 OTEL_DDP_GPU_XID_ERRORS, times, (("pci", pci), ("code", str(code))), self._since_ns
@@ -158,7 +158,7 @@ class Xids:
                 self._codes[int(event.eventData)] += 1
 
     def close(self) -> None:
-        """Count the last faults, then free the set."""
+        """Count the last faults, then free the event set."""
         if self._events is not None:
             with contextlib.suppress(self._lib.NVMLError):
                 self._drain()
@@ -167,14 +167,14 @@ class Xids:
         self._events = None
 
 
-# -- engines
+# -- engine activity
 
 _VERSION = 1
 _MIB = 1 << 20
 
 
 class GpmSamples:
-    """Each read covers the time since the one before; the first one returns nothing."""
+    """Samples of GPM. Each read covers the time since the last one; the first returns nothing."""
 
     def __init__(
         self, calls: Calls, clock: Callable[[], float], wall_ns: Callable[[], int]
@@ -191,7 +191,7 @@ class GpmSamples:
         self.since_ns = wall_ns()
 
     def read(self, wanted: Sequence[Gpm]) -> dict[Gpm, float]:
-        """What NVML has of these; of those that count, all of it since `since_ns`."""
+        """Read these metrics; rates that count are integrated since `since_ns`."""
         if self._spare is None:
             self._spare = self._calls.guarded(self._calls.lib.nvmlGpmSampleAlloc)
         self._calls.ask("nvmlGpmSampleGet", self._spare)
@@ -200,7 +200,7 @@ class GpmSamples:
         for each in found:
             if each.counts:
                 moved = found[each] * (now_s - self._before_s) * _MIB
-                # One that cannot be is not added.
+                # A negative value is invalid, and not added.
                 found[each] = moved
                 if moved >= 0:
                     self._counted[each] += moved

@@ -1,6 +1,6 @@
-"""All numbers that are read of a board: metric, unit, and how NVML is asked for them.
+"""All numbers that are read of a board: metric, unit, and NVML calls.
 
-To read another one, add a row here. Of the ways of a series the first counts that a board has.
+To read another one, add a row. Of the ways of a series, the first that a board supports is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALL_LINKS = U32
 
 
 class Unit(NamedTuple):
-    """NVML's units in one of ours, and NVML's valid range: all ones means "not available"."""
+    """NVML's units per unit of ours, and NVML's valid range: all ones means "not available"."""
 
     per: float = 1.0
     most: float = 2.0**63
@@ -43,14 +43,14 @@ class Call(NamedTuple):
 
     function: tuple[Any, ...]
     part: str | int | None = None
-    """Of the answer: a name, or a place in it."""
+    """The member or index of the answer."""
     bit: int = 0
-    """If not 0: whether the answer has this bit."""
+    """If not 0, the value is whether the answer has this bit."""
 
     def value(self, answer: Any) -> float:
-        """What this is of an answer."""
+        """Extract the value from an answer."""
         if self.bit:
-            # Of a mask with more bits than there are, nothing can be believed.
+            # A mask with unknown bits is invalid.
             return bool(answer & self.bit) if answer <= U32 else math.nan
         if isinstance(self.part, str):
             return float(getattr(answer, self.part))
@@ -58,29 +58,29 @@ class Call(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A number that is read by its id; `scope` is the link if there are several."""
+    """A number that is read by its id. *scope*: the link."""
 
     number: int
     scope: int = 0
     wide: bool = False
-    """Of no use if the driver counts in 32 bits, which are full within a second."""
+    """Whether a 32-bit counter is useless, because it overflows within a second."""
 
 
 class Fields(NamedTuple):
-    """Fields that are added up."""
+    """A sum of fields."""
 
     fields: tuple[Field, ...]
     links: bool = False
-    """Each one of each link."""
+    """Whether to sum over all links."""
     times: int = 1
 
 
 class Gpm(NamedTuple):
-    """A metric of GPM: it covers the time between two samples."""
+    """A metric of GPM, for the time between two samples."""
 
     number: int
     counts: bool = False
-    """It is a rate in MiB/s, and is added up to bytes."""
+    """Whether it is a rate in MiB/s, to be integrated to bytes."""
 
 
 Way = Call | Fields | Gpm
@@ -89,14 +89,14 @@ Ways = Mapping[str, Sequence[Way]]
 
 
 class Row(NamedTuple):
-    """One metric of every board."""
+    """One metric."""
 
     metric: catalog.Metric
     unit: Unit
     series: Ways
 
     def measurement(self, word: str, raw: float, pci: str, start_ns: int) -> Measurement:
-        """In our unit; NaN beyond the bounds: the reader of all devices leaves that out."""
+        """Convert to our unit; NaN outside the bounds."""
         per, most, least = self.unit
         value = raw / per if least <= raw <= most else math.nan
         if self.metric.unit == "1":
@@ -116,7 +116,7 @@ def _sum(*numbers: int, links: bool = False, wide: bool = False) -> Fields:
 
 
 def _memory(part: str) -> list[Way]:
-    # Version 2 of the call does not count the driver's own memory as used.
+    # Version 2 excludes the driver's own memory from the used one.
     return [_get("MemoryInfo", 0x0200_0028, part=part), _get("MemoryInfo", part=part)]
 
 
@@ -133,13 +133,13 @@ _REASONS = {
 
 
 def _reason(bit: int) -> list[Way]:
-    # The second one is the call's name before driver 535.
+    # The second is the name before driver 535.
     names = "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"
     return [_get(name, bit=bit) for name in names]
 
 
-# Fields, in nanoseconds. From 251 on, their numbers differ between branches of the driver: so the
-# finer reasons for heat cannot be asked for.
+# Field numbers, in nanoseconds. Those from 251 on differ between driver branches, so the finer
+# thermal reasons are not read.
 _DURATIONS = {
     "sw_power": 74,
     "thermal": 75,
@@ -147,8 +147,8 @@ _DURATIONS = {
     "board_limit": 77,
     "reliability": 79,
 }
-# Since the driver was loaded. With the errors of a board's whole life a run would start with those
-# of years, and the board stores that count late and in part.
+# The volatile counter, since the driver was loaded: the aggregate one covers years, and is stored
+# late and incompletely.
 _SINCE_LOADED = 0
 _CORRECTED, _UNCORRECTED = 0, 1
 _ENGINES = {"sm": 2, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12, "fp16": 13}
@@ -161,7 +161,7 @@ _BUSY: Ways = {
 }
 _CONTROLLER: Ways = {"": [_get("UtilizationRates", part="memory")]}
 _TEMPERATURES: Ways = {
-    # The second call is to replace the first one with CUDA 14.
+    # The second call replaces the first with CUDA 14.
     "core": [_get("Temperature", 0), _get("TemperatureV", 0)],
     "memory": [_sum(82)],
 }
@@ -174,7 +174,7 @@ _PCIE: Ways = {
     "receive": [Gpm(21, counts=True), _sum(198, wide=True)],
 }
 _NVLINK: Ways = {
-    # In KiB; the fifth generation of NVLink counts the bytes of each link instead.
+    # In KiB; the fifth generation of NVLink has bytes per link instead.
     "transmit": [Fields((Field(138, _ALL_LINKS),), times=1024), _sum(202, links=True)],
     "receive": [Fields((Field(139, _ALL_LINKS),), times=1024), _sum(204, links=True)],
 }

@@ -1,4 +1,4 @@
-"""Reads what a training process and its descendants use, and how long ranks wait for a core."""
+"""Reads CPU time and memory of ranks and their descendants, and the ranks' waits for a core."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from otel_ddp.vocabulary.catalog import Metric
 
 
 class ProcessStat(NamedTuple):
-    """Times in ticks; `children_*` are of the children that it has waited for."""
+    """Fields of /proc/<pid>/stat. Times in ticks; `children_*` are of reaped children."""
 
     alive: bool
-    """False for a zombie: only its exit status is left, for its parent to read."""
+    """False for a zombie."""
     parent: int
     user: int
     system: int
@@ -30,27 +30,27 @@ class ProcessStat(NamedTuple):
     resident_pages: int
 
 
-# Where /proc/<pid>/stat has the fields above, behind the name.
+# Positions of these fields after the name.
 _PLACES = (1, 11, 12, 13, 14, 19, 21)
 
 
 def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | None:
-    """The fields of a process; None if there is no such process."""
+    """None if there is no such process."""
     return files.read(f"{proc}/{pid}/stat", _stat, "stat")
 
 
 def _stat(text: str) -> ProcessStat:
-    # The name in parentheses may contain anything, even parentheses.
+    # The name in parentheses may contain parentheses.
     words = text.rpartition(")")[2].split()
     fields = [int(words[place]) for place in _PLACES]
     return ProcessStat(words[0] not in ("Z", "X", "x"), *fields)
 
 
 class ProcessTree:
-    """Reads new processes only: the parent of a process does not change while that one lives.
+    """The tree of processes. Reads only new ones: a parent does not change while it lives.
 
-    /proc/<pid>/task/*/children would have to be read for every thread of every rank, which takes
-    thirty times as long for eight ranks of a hundred threads.
+    /proc/<pid>/task/*/children, one file per thread, takes thirty times as long for eight ranks
+    with a hundred threads.
     """
 
     def __init__(self, files: KernelFiles, proc: str) -> None:
@@ -60,16 +60,16 @@ class ProcessTree:
         self._children: dict[int, list[int]] = {}
 
     def poll(self) -> None:
-        """Read the processes that are new, and forget those that ended."""
+        """Read new processes, and forget ended ones."""
         names = self._files.names(self._proc) or ()
         pids = {int(name) for name in names if name.isdecimal()}
         parents: dict[int, int] = {}
         children: dict[int, list[int]] = defaultdict(list)
-        # A process id that was reused between two polls would be taken for the same process. The
-        # kernel gives out thousands, mostly millions, of ids before it reuses one.
+        # A pid that is reused between two polls is mistaken for the same process. That is unlikely:
+        # the kernel cycles through all others first.
         for pid in pids:
             parent = self._parents.get(pid)
-            # 0 is the parent of a process that entered this namespace from outside.
+            # A process that entered this namespace from outside has the parent 0.
             if parent is None or (parent and parent not in pids):
                 stat = read_process_stat(self._files, self._proc, pid)
                 if stat is None:
@@ -83,10 +83,10 @@ class ProcessTree:
         return pid in self._parents
 
     def descendants(self, pid: int, without: Collection[int]) -> list[int]:
-        """The descendants of a process, without these processes and their descendants."""
+        """The descendants of a process, without the subtrees of *without*."""
         found: list[int] = []
         above = [pid]
-        # Parents that were read at different times may form a ring.
+        # Parents that were read at different times may form a cycle.
         apart = {pid, *without}
         while above:
             below = [each for each in self._children.get(above.pop(), ()) if each not in apart]
@@ -98,43 +98,43 @@ class ProcessTree:
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
-# The share of time without a core is over so many of the last readings.
+# Readings over which the wait for a core is averaged.
 _KEPT = 16
 
 
 class _Seen:
-    """What is remembered of a process between two readings."""
+    """State of a process between readings."""
 
     def __init__(self) -> None:
         self.children_ticks = (0, 0)
-        """The highest that its descendants had spent: as users, and in the system."""
+        """The highest user and system time of its descendants so far."""
         self.waits_ns: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        """When it was read, and how long the main thread had waited for a core by then."""
+        """Times, and the main thread's cumulative wait for a core."""
 
     def core_wait(self) -> float | None:
-        """For which share of the time the main thread was ready to run and had no core."""
+        """The share of time in which the main thread was runnable without a core."""
         (first_ns, first), (last_ns, last) = self.waits_ns[0], self.waits_ns[-1]
         return (last - first) / (last_ns - first_ns) if last_ns > first_ns else None
 
 
 class ProcessUse(NamedTuple):
-    """What one training process uses, with its descendants."""
+    """One training process with its descendants."""
 
     measurements: list[Measurement]
     core_wait: float | None
-    """The share of the last half minute in which it had no core; None if unknown."""
+    """The share of the last half minute without a core; None if unknown."""
 
 
 class ProcessSample(NamedTuple):
-    """The processes at one moment, by the labels of their ranks."""
+    """All training processes at one time, by their labels."""
 
     uses: dict[Labels, ProcessUse]
     missed: list[str]
-    """Ranks whose process could not be read."""
+    """Ranks with unreadable processes."""
 
 
 class ProcessReader:
-    """One for all training processes of the node: they share one listing of /proc."""
+    """Reads all training processes of the node with one listing of /proc."""
 
     def __init__(
         self,
@@ -146,24 +146,24 @@ class ProcessReader:
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
-        # If the training is process 1 of a container, the agent is its child.
+        # The agent is a child of a training that is process 1 of a container.
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._tree = ProcessTree(self._files, self._proc)
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._boot_ns = boot_ns()
         self._clock_ns = clock_ns
         self.ranks: Sequence[Rank] = ()
-        """Whom to read."""
+        """The ranks to read."""
         self.pids: Collection[int] = ()
-        """All training processes; none of them counts as a worker of another one."""
+        """All training processes: none counts as a worker of another."""
 
     def read(self) -> ProcessSample:
-        """All measurements of each rank's process."""
+        """Read the process of each rank."""
         ranks, uses, missed = self.ranks, {}, []
         if ranks:
             self._tree.poll()
         self._seen = {key: each for key, each in self._seen.items() if key[0] in self._tree}
-        # Of two processes with the same labels the one that was started last.
+        # Of two processes with equal labels, the one that started last.
         newest = {each.labels: each for each in sorted(ranks, key=lambda each: each.start_ticks)}
         for labels, rank in newest.items():
             use = self._read(rank.pid, rank.start_ticks) if rank.pid else None
@@ -174,7 +174,7 @@ class ProcessReader:
         return ProcessSample(uses, missed)
 
     def _read(self, pid: int, start_ticks: int) -> ProcessUse | None:
-        """None if the process has ended or the id was reused."""
+        """None if the process has ended, or its pid was reused."""
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
@@ -198,10 +198,10 @@ class ProcessReader:
         return ProcessUse(measurements, seen.core_wait())
 
     def _descendants(self, stat: ProcessStat, pid: int) -> tuple[int, int, list[ProcessStat]]:
-        """The ticks of its descendants, as users and in the system, and those that live.
+        """User and system ticks of all descendants, and the living ones.
 
-        The kernel adds what a child has used to the process that waited for it. So the process is
-        read before its descendants: one that ends meanwhile is missed once, not counted twice.
+        The kernel adds the time of a reaped child to its parent. So the parent is read before its
+        descendants: one that ends meanwhile is missed once, but not counted twice.
         """
         user, system, alive = stat.children_user, stat.children_system, []
         for child in self._tree.descendants(pid, {*self.pids, self._own_pid} - {pid}):

@@ -1,4 +1,4 @@
-"""Samples the node: each number gets the labels of its rank, its run or the node."""
+"""Samples the node, and labels each number with its rank, run or node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STOP_S = 0.5
 
 
 class Sampling:
-    """One a node. Each source has a thread of its own; `update_series` waits for none of them."""
+    """One per node. Each source has a thread; `update_series` blocks on none."""
 
     def __init__(self, ledger: Ledger, node: str, sources: Collection[str]) -> None:
         self._ledger = ledger
         self._node = node
         self._ranks: tuple[Rank, ...] = ()
-        # The series in the ledger now.
+        # Our current series in the ledger.
         self._shown: set[Series] = set()
         self._processes = ProcessReader()
         every: tuple[tuple[str, Callable[[], Any], float], ...] = (
@@ -45,21 +45,21 @@ class Sampling:
         return [sampler.thread for sampler in self._samplers.values()]
 
     def stop(self) -> None:
-        """Stop the threads; one that hangs is left behind."""
+        """Stop the threads; a hanging one is left behind."""
         for sampler in self._samplers.values():
             sampler.stop(_STOP_S)
 
     def _rank_pids(self) -> Collection[int | str]:
-        """The processes whose cgroups limit the node: the agent may run in those of a service."""
+        """Processes whose cgroups limit the node: the agent's own may be that of a service."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
 
     # -- series
 
     @errors.contained()
     def update_series(self, ranks: Sequence[Rank], pids: Collection[int], now_ns: int) -> None:
-        """Write the fresh samples into the ledger. The caller holds the ledger's lock.
+        """Write fresh samples into the ledger. The caller holds the ledger's lock.
 
-        *pids*: all training processes; none of them counts as a worker of another one.
+        *pids*: all training processes.
         """
         self._ranks = self._processes.ranks = tuple(ranks)
         self._processes.pids = pids
@@ -77,7 +77,7 @@ class Sampling:
             self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, of_source, sampler.age_s(), now_ns)
 
     def cores(self) -> dict[Labels, float]:
-        """For how long each rank has waited for a core, in each second of late."""
+        """By rank: the share of the last half minute in which it waited for a core."""
         sample, _ = self._fresh("process")
         uses = sample.uses.items() if sample else ()
         return {labels: use.core_wait for labels, use in uses if use.core_wait is not None}
@@ -104,14 +104,14 @@ class Sampling:
             yield used.labels, measurement, taken_ns
 
     def _fresh(self, name: str) -> tuple[Any, int]:
-        """The last sample of a source, and when it was taken; None if it is old."""
+        """The last sample of a source and its time; None if it is stale."""
         sampler = self._samplers.get(name)
         return (sampler and sampler.fresh()) or (None, 0)
 
-    # -- for people
+    # -- for `status`
 
     def describe(self) -> dict[str, Any]:
-        """What `otel-ddp status` shows of the node's devices."""
+        """The node's devices."""
         sample, _ = self._fresh("gpu")
         processes, _ = self._fresh("process")
         remarks: list[str] = []
@@ -121,7 +121,7 @@ class Sampling:
         elif gpus is not None and gpus.hangs():
             remarks = ["the GPU driver does not answer"]
         return {
-            # Ranks whose process could not be read in the last sample.
+            # Ranks with an unreadable process.
             "unseen": list(processes.missed) if processes else [],
             "gpus": self.gpus(),
             "gpu_remarks": remarks,
@@ -129,7 +129,7 @@ class Sampling:
         }
 
     def gpus(self) -> list[dict[str, Any]]:
-        """The devices as sampled last."""
+        """The devices in the last sample."""
         sample, _ = self._fresh("gpu")
         return [self._described(each) for each in sample.devices] if sample else []
 
@@ -153,7 +153,7 @@ class Sampling:
         return described
 
 
-# By metric, and by the attribute that differs between its series of one device.
+# Keys of shown numbers, by metric and the attribute that differs between a device's series.
 _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_GPU_UTILIZATION, "general"): "busy_ratio",
     (catalog.HW_GPU_MEMORY_USAGE, ""): "used_bytes",

@@ -1,4 +1,4 @@
-"""What a source of numbers is made of: measurements, files of the kernel, a thread."""
+"""Parts of a source: measurements, kernel files, a sampling thread."""
 
 from __future__ import annotations
 
@@ -18,32 +18,37 @@ _NS_PER_S = 1_000_000_000
 
 
 class Measurement(NamedTuple):
-    """The labels of the node, the run or the rank are prepended to these attributes later."""
+    """One number, without the labels of node, run or rank."""
 
     metric: Metric
     value: float
     attributes: tuple[tuple[str, str], ...] = ()
     start_ns: int = 0
-    """Since when a counter counts, in nanoseconds since 1970; 0 if it is not a counter."""
+    """The start of a counter, in nanoseconds since 1970; 0 for a gauge."""
 
 
 def boot_ns() -> int:
-    """When the machine was started, in nanoseconds since 1970.
+    """The boot time in nanoseconds since 1970.
 
-    To the second: a counter's start must not move when the clock is corrected a little.
+    Rounded to seconds: a small correction of the clock must not move the start of counters.
     """
     boottime = time.CLOCK_BOOTTIME
-    # Of three, since a pause between the two clocks makes it earlier.
+    # The latest of three, since a pause between the two readings makes it earlier.
     found_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(3))
     return round(found_ns / _NS_PER_S) * _NS_PER_S
 
 
 log = logging.getLogger("otel_ddp.agent")
 
-# The machine, the container or the device lacks this file; or the process has ended.
+# This machine or device lacks the file, or the process has ended.
 _NOT_THERE = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO),
-    *(errno.EOPNOTSUPP, errno.EINVAL),
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ESRCH,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
 )
 _FRESH_PERIODS = 3
 
@@ -51,22 +56,22 @@ T = TypeVar("T")
 
 
 class KernelFiles:
-    """The files of one source; the log says once which could not be read."""
+    """The kernel files of one source; unreadable ones are logged once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def read(self, path: str, parse: Callable[[str], T], place: str = "") -> T | None:
-        """What *parse* makes of a file; None where there is none, or where it makes no sense.
+        """Read and parse a file; None if it is absent or unreadable.
 
-        *place*: its name in the log if its path has a process id in it.
+        *place*: its name in the log, if its path contains a pid.
         """
         return self._attempt(
             place or path, lambda: parse(files.read(path).decode("utf-8", "replace"))
         )
 
     def names(self, folder: str, place: str = "") -> list[str] | None:
-        """The names in a folder; None if there is none."""
+        """The names in a folder; None if it is absent or unreadable."""
         return self._attempt(place or folder, lambda: os.listdir(folder))
 
     def _attempt(self, place: str, read: Callable[[], T]) -> T | None:
@@ -85,15 +90,15 @@ class KernelFiles:
 
 
 def numbers(text: str) -> dict[str, int]:
-    """The numbers of a file whose lines begin with a name and a number."""
+    """Parse lines of a name and a number."""
     lines = [line.split() for line in text.splitlines()]
     return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
 class Sampler:
-    """If a read never returns, as in a hung driver, only the age grows.
+    """Reads a source periodically in a thread. If a read hangs, as in a driver, the age grows.
 
-    Any thread may call these methods; none of them waits for a reading.
+    Any thread may call the methods; none blocks.
     """
 
     def __init__(
@@ -112,36 +117,33 @@ class Sampler:
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
-        # Replaced as a whole, so that value and time always belong together.
+        # Value and times; replaced as a whole, so that they belong together.
         self._last: tuple[Any, int, float] | None = None
         self._finished_at = clock()
         self.thread = KeptThread(name, self._run)
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the thread; False if it still hangs, and is left behind."""
+        """Stop the thread; False if it hangs and is left behind."""
         self._stopping.set()
         return self.thread.join(timeout_s)
 
     def fresh(self) -> tuple[Any, int] | None:
-        """The last reading, and when it began, in nanoseconds since 1970; None if it is old.
-
-        Better no number than one of another time.
-        """
+        """The last reading, and its start in nanoseconds since 1970; None if it is stale."""
         if self._last is None:
             return None
         value, taken_ns, began_at = self._last
-        # By a clock that is never set.
-        return None if self._is_old(began_at) else (value, taken_ns)
+        # By a monotonic clock.
+        return None if self._is_stale(began_at) else (value, taken_ns)
 
     def hangs(self) -> bool:
-        """Whether no reading has come to its end for too long."""
-        return self._is_old(self._finished_at)
+        """Whether no reading has finished for too long."""
+        return self._is_stale(self._finished_at)
 
     def age_s(self) -> float:
-        """The time since the last reading that succeeded; before the first one, since the start."""
+        """Seconds since the last successful reading, or since the start."""
         return self._clock() - self._finished_at
 
-    def _is_old(self, moment: float) -> bool:
+    def _is_stale(self, moment: float) -> bool:
         return self._clock() - moment > _FRESH_PERIODS * self._every_s
 
     def _run(self) -> None:
@@ -149,7 +151,7 @@ class Sampler:
             began_at = self._clock()
             self._read_once(began_at)
             took_s = self._clock() - began_at
-            # A reading that took longer than its period does not catch up on the missed ones.
+            # After a slow reading, missed periods are not made up for.
             pause_s = self._every_s - took_s if took_s < self._every_s else self._every_s
             self._stopping.wait(pause_s)
 

@@ -1,1 +1,1 @@
-"""Tells people what happens to runs, where OTEL_DDP_NOTIFY says so."""
+"""Sends notifications on runs to the addresses in OTEL_DDP_NOTIFY."""

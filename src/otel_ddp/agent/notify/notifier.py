@@ -1,4 +1,4 @@
-"""Decides what people are told of runs: verdicts that stand, ends, and alerts of scripts."""
+"""Decides on notifications: lasting verdicts, ends of runs, and alerts of scripts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from otel_ddp.vocabulary.words import (
     state_word,
 )
 
-# Of each kind that is told: its level, what its title says, and how long it must have stood.
 _STOOD_S = 30.0
-# The kernel's word on a death takes a moment.
+# The cause of a death takes a moment.
 _DEATH_S = 2.0
+# By kind of verdict: level, title, and how long the verdict must have been open.
 _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "death": ("error", "died", _DEATH_S),
     "silence": ("error", "is no longer heard", _STOOD_S),
@@ -43,29 +43,29 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "nonfinite": ("error", "has a value that is not finite", 0.0),
     "straggler": ("warn", "keeps the others waiting", _STOOD_S),
 }
-# Of a step: what a late rank or node must cost.
+# Least share of the step that a late rank or node must cost.
 _COSTS = 0.05
-# A shorter run that ends well is not told: tests, and sweeps of thousands.
+# No message on a shorter run that ends well: tests, and sweeps of thousands.
 _SHORTEST_S = 10.0
 
 
 class _Run:
-    """What is known of one run, and what of it was told."""
+    """The notification state of one run."""
 
     def __init__(self) -> None:
         self.since: dict[tuple[Kind, Labels], float] = {}
-        """When each open verdict was first seen here."""
-        self.told: set[tuple[Kind, Labels]] = set()
+        """When each open verdict was first seen."""
+        self.sent: set[tuple[Kind, Labels]] = set()
         self.card: Card | None = None
         self.over_since: float | None = None
         self.began_ns = 0
-        """When the first attempt began since one finished; 0: none has ended."""
+        """When the first attempt after the last finished one began; 0 before one has ended."""
         self.lasted_s = 0.0
-        self.end_is_told = False
+        self.end_is_sent = False
 
 
 class Occasions:
-    """One an agent. Its loop calls it right after it has judged."""
+    """The rules. One per agent; its loop calls it after the judge."""
 
     def __init__(self) -> None:
         self._runs: dict[Labels, _Run] = {}
@@ -82,7 +82,7 @@ class Occasions:
         *,
         leaving: bool = False,
     ) -> Iterator[Message]:
-        """What is to be told now. *leaving*: the agent ends, so what need not stand is told."""
+        """The messages to send now. *leaving*: the agent ends, so it does not wait for ends."""
         self._runs = {case.run: self._runs.get(case.run) or _Run() for case in cases}
         self._carded &= set(feeds)
         for feed in feeds:
@@ -92,19 +92,19 @@ class Occasions:
             run = self._runs[case.run]
             over = bool(case.reports.ended) and not any(each.is_at_work for each in case.sources)
             if case.judgement is not None:
-                # The agent that judges the run tells all of it.
-                run.end_is_told, run.since = over, {}
+                # The agent that leads the run notifies.
+                run.end_is_sent, run.since = over, {}
                 continue
             yield from self._verdicts(case, run, page, now, leaving)
             yield from self._end(case, run, page, now, over, leaving)
         self.ending = {
             case.run
             for case in cases
-            if case.reports.ended and not self._runs[case.run].end_is_told
+            if case.reports.ended and not self._runs[case.run].end_is_sent
         }
 
     def _read(self, feed: Process, run: _Run, page: str) -> Iterator[Message]:
-        """Alerts; and what the end of the run will say."""
+        """Messages for alerts; also prepares the card of an ended rank 0."""
         for document in feed.new.events:
             content = document.content
             if content.get("name") == catalog.ALERT_EVENT:
@@ -121,15 +121,15 @@ class Occasions:
     ) -> Iterator[Message]:
         found = case.reports.open
         run.since = {key: run.since.get(key, now) for key in found}
-        run.told &= found.keys()
+        run.sent &= found.keys()
         for key, incident in found.items():
             verdict = incident.shown
-            if verdict.kind not in _KINDS or key in run.told or incident.was_told_by_lead:
+            if verdict.kind not in _KINDS or key in run.sent or incident.by_lead:
                 continue
             stood_s = _KINDS[verdict.kind][2]
             stands = now - run.since[key] >= stood_s or (leaving and stood_s < _STOOD_S)
             if stands and _costs_enough(verdict):
-                run.told.add(key)
+                run.sent.add(key)
                 yield self._of_verdict(incident, run, page)
 
     def _of_verdict(self, incident: Incident, run: _Run, page: str) -> Message:
@@ -149,7 +149,7 @@ class Occasions:
         self, case: RunCase, run: _Run, page: str, now: float, over: bool, leaving: bool
     ) -> Iterator[Message]:
         if not over:
-            run.over_since, run.end_is_told = None, False
+            run.over_since, run.end_is_sent = None, False
             return
         ended = sorted(case.reports.ended.values(), key=lambda each: each.started_ns)
         if run.over_since is None:
@@ -161,11 +161,11 @@ class Occasions:
             each["world_size"] or 1 for each in newest.ranks.values()
         )
         ended_well = newest.state == "finished" and is_whole
-        # A launcher may start failed ranks again, and others may not have begun.
+        # A launcher may restart failed ranks, and others may not have begun.
         stands = ended_well or leaving or now - run.over_since >= _STOOD_S
-        if run.end_is_told or not stands:
+        if run.end_is_sent or not stands:
             return
-        run.end_is_told = True
+        run.end_is_sent = True
         if newest.state == "finished":
             run.began_ns = 0
         if newest.state != "finished" or run.lasted_s >= _SHORTEST_S:
@@ -173,7 +173,7 @@ class Occasions:
 
 
 def _newest(ended: Sequence[ProcessState]) -> Newest:
-    """The newest attempt of a run of which these have ended; by their starts."""
+    """The newest attempt among ended processes, which are sorted by their starts."""
     job_type = next((each.job_type for each in ended if each.trains), ended[0].job_type)
     return newest_attempt(
         [
@@ -203,7 +203,7 @@ def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
         duration_s=lasted_s,
         reason=reason,
         sentences=sentences,
-        # The address of this agent ends with it.
+        # The page of this agent ends with it.
         look=[f"otel-ddp open {shlex.quote(f'{group}/{name}' if group else name)}"],
     )
     key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
@@ -224,7 +224,7 @@ def _alert(key: str, labels: Labels, attributes: Any, page: str) -> Message:
 
 
 def _costs_enough(verdict: Verdict) -> bool:
-    """Whether a late rank or node costs so much of a step that a person should know."""
+    """Whether a late rank or node costs enough of a step for a notification."""
     step_s, without_s = (verdict.evidence.get(name) for name in ("step_s", "step_without_s"))
     if verdict.kind != "straggler" or not step_s or without_s is None:
         return True
@@ -251,10 +251,10 @@ def _message(
 
 
 class Notifier:
-    """One an agent, called by its loop. Where no address is named, it does nothing."""
+    """One per agent, called by its loop. Without an address it does nothing."""
 
     def __init__(self, conf: Settings, folder: Path) -> None:
-        """*folder*: where messages wait."""
+        """*folder*: that of the queue."""
         self._outbox: Outbox | None = None
         self._why_none = "off: OTEL_DDP_NOTIFY names no address"
         if conf.notify and conf.offline:
@@ -272,7 +272,7 @@ class Notifier:
         *,
         leaving: bool = False,
     ) -> None:
-        """After each judging. *page*: the address of the agent's page; *leaving*: it ends."""
+        """Called after the judge. *page*: the address of the agent's page."""
         if self._outbox is not None:
             now = time.monotonic()
             for message in self._occasions.poll(cases, feeds, page, now, leaving=leaving):
@@ -281,7 +281,7 @@ class Notifier:
 
     @property
     def ending(self) -> Collection[Labels]:
-        """The runs that the judge keeps until the message on their end is queued."""
+        """Runs that the judge has to keep until the message on their end is queued."""
         return self._occasions.ending
 
     def threads(self) -> list[KeptThread]:
@@ -289,14 +289,14 @@ class Notifier:
         return [] if self._outbox is None else self._outbox.delivery.threads()
 
     def busy(self) -> bool:
-        """Whether the agent should stay for what waits."""
+        """Whether the agent should stay for messages."""
         return bool(self.ending) or (self._outbox is not None and self._outbox.is_awaited())
 
     def describe(self) -> str:
-        """How it goes, in a sentence without secrets."""
+        """A sentence for `status`, without secrets."""
         return self._why_none if self._outbox is None else self._outbox.describe()
 
     def stop(self) -> None:
-        """Send for a moment more; the rest waits on disk for the next agent."""
+        """Send for another moment; the rest stays on disk for the next agent."""
         if self._outbox is not None:
             self._outbox.delivery.stop(1.5, 1.5)

@@ -1,6 +1,6 @@
-"""Messages that wait until each address has taken them: webhooks, or others by the library apprise.
+"""Queues messages until each address has accepted them: webhooks, or others by the library apprise.
 
-An address may be a secret as a whole. So it is never logged, and no error's own text is shown.
+An address may contain a secret anywhere: it is never logged, nor is the text of an error.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from otel_ddp.agent.export.post import UNANSWERED, Route, explain, take_user
 from otel_ddp.history.terminal import without_mentions
 
 _ANSWER_S = 10.0
-# Where the part behind `://` is a host. Elsewhere it may be a token, as for Slack or Telegram.
+# Schemes whose address begins with a host. Others may begin with a token (Slack, Telegram).
 _WITH_HOST = ("http", "https", "json", "jsons", "xml", "xmls", "form", "forms", "mailto", "mailtos")
 _WEBHOOK = ("http", "https")
-# After any other answer a later try may succeed.
+# Status codes after which a retry is useless.
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
-# One at a time: it tells of an answer in its log alone.
+# Held while apprise sends, since it reports status codes in its log only.
 _APPRISE = threading.Lock()
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
 
-# A receiver may rely on the names of this version: docs/notifications.md lists them.
+# Version of the keys of a message, which docs/notifications.md lists.
 SCHEMA = 1
 
 
 class Message(NamedTuple):
-    """One notification; what it is not about is empty."""
+    """One notification; labels that do not apply are empty."""
 
     id: str
-    """The same each time it is sent."""
+    """For deduplication: the same in each retry."""
     kind: str
     """A kind of verdict, or `ended`, `alert`, `test`."""
     level: str
@@ -50,7 +50,7 @@ class Message(NamedTuple):
     title: str
     text: str
     time: str
-    """When it was made, in UTC, as RFC 3339 writes it."""
+    """Creation time, UTC, RFC 3339."""
     group: str = ""
     run: str = ""
     node: str = ""
@@ -63,27 +63,27 @@ class Message(NamedTuple):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Message:
-        """Raises KeyError where it is none."""
+        """Raises KeyError."""
         return cls(*(str(content[name]) for name in cls._fields))
 
 
 class Address:
-    """One of OTEL_DDP_NOTIFY."""
+    """One address of OTEL_DDP_NOTIFY."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.key = blake2s(url.encode("utf-8", "replace"), digest_size=8).hexdigest()
-        """Stands for it on disk."""
+        """Its name on disk."""
         scheme, _, rest = url.partition("://")
         self._scheme = scheme.lower()
         first = re.split("[/?#]", rest, maxsplit=1)[0]
-        # A password with a `/` in it would look like a host.
+        # The part before a `/` in a password would look like a host.
         is_host = self._scheme in _WITH_HOST and ("@" in first or "@" not in rest)
         self.shown = f"{self._scheme}://{first.rpartition('@')[2] if is_host else '...'}"
-        """Without anything that may be a secret."""
+        """The address without parts that may be secret."""
 
     def send(self, message: Message) -> Outcome:
-        """Try it once, for some seconds at most."""
+        """Try once, for a few seconds at most."""
         if self._scheme in _WEBHOOK:
             return self._post(message)
         failed = Outcome("retry", "the library apprise failed")
@@ -97,7 +97,7 @@ class Address:
             headers["Authorization"] = authorization
         body = json.dumps(message.to_json()).encode()
         try:
-            # A redirect is not followed: it would make a GET of it, without its content.
+            # Redirects are not followed: they would turn the POST into a GET without content.
             with contextlib.closing(Route(url, _ANSWER_S)) as route:
                 return _answered(route.post(body, headers).status)
         except UNANSWERED as error:
@@ -105,14 +105,14 @@ class Address:
 
     def _by_apprise(self, message: Message) -> Outcome:
         try:
-            # Imported here: it takes long, and few addresses need it.
+            # Imported here: slow, and few addresses need it.
             import apprise
         except ImportError:
             return Outcome("retry", _NEEDS_APPRISE)
         said = _Codes()
         log = logging.getLogger("apprise")
         log.propagate, log.handlers = False, [said]
-        # No limit of its own: for that it needs threads, which an agent that ends would wait for.
+        # Its own timeout would use threads, for which an ending agent would wait.
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
             return Outcome("refused", "apprise does not know this form of address")
@@ -132,7 +132,7 @@ def _answered(code: int) -> Outcome:
 
 
 class _Codes(logging.Handler):
-    """Of what apprise logs, the number of the last answer: the lines may hold addresses."""
+    """Extracts the last status code from apprise's log, whose lines may contain addresses."""
 
     code = 0
 
@@ -141,12 +141,12 @@ class _Codes(logging.Handler):
             self.code = int(found[1])
 
 
-# Of one kind, run and hour: a script's alerts must not leave out the run's death.
+# Rate limit by kind, run and hour: alerts of a script must not suppress the death of the run.
 MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
-# For each address.
+# Queue length of each address.
 _MOST_WAITING = 100
 _DAY_S = 86400.0
-# An agent whose training has ended stays so long for a message that an address has not taken.
+# After the end of the training, the agent stays so long for undelivered messages.
 _STAY_S = 3600.0
 _PAUSES_S = (5.0, 300.0)
 _LAST = (
@@ -156,7 +156,7 @@ _LAST = (
 
 
 class Outbox:
-    """The agent's loop puts messages in; a thread of each address sends them."""
+    """The agent's loop queues messages; one thread per address sends them."""
 
     def __init__(
         self,
@@ -170,30 +170,30 @@ class Outbox:
         self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
         names = {each.key: f"notification to {each.shown}" for each in addresses}
         self.delivery = Delivery(self._queue, self._send, names, clock, backoff_s=_PAUSES_S)
-        # By message id: its kind, group and run, and when it was queued.
-        self._told: dict[str, tuple[str, float]] = {}
+        # By message id: kind, group and run, and the time at which it was queued.
+        self._queued: dict[str, tuple[str, float]] = {}
         self._left_out = 0
 
     def put(self, message: Message) -> None:
-        """Send it from now on, unless it was told before or there are too many of its kind."""
+        """Queue a message, unless it is a duplicate or exceeds the rate limit."""
         now = self._clock()
-        self._told = {key: each for key, each in self._told.items() if now - each[1] < _DAY_S}
-        if message.id in self._told:
+        self._queued = {key: each for key, each in self._queued.items() if now - each[1] < _DAY_S}
+        if message.id in self._queued:
             return
         kind = f"{message.kind}/{message.group}/{message.run}"
-        of_kind = sum(each == kind and now - at < _HOUR_S for each, at in self._told.values())
+        of_kind = sum(each == kind and now - at < _HOUR_S for each, at in self._queued.values())
         if of_kind >= MOST_OF_A_KIND:
             self._left_out += 1
             return
         if of_kind == MOST_OF_A_KIND - 1:
             message = message._replace(text=f"{message.text}\n\n{_LAST}".strip())
-        self._told[message.id] = kind, now
+        self._queued[message.id] = kind, now
         body = json.dumps(message.to_json()).encode()
         is_alert = message.kind == "alert"
         self.delivery.put(Request(key, body, 1, not is_alert, int(now)) for key in self._addresses)
 
     def give_up_old(self) -> None:
-        """What has waited for a day is no news any more."""
+        """Drop messages that are older than a day."""
         with self.delivery.lock:
             for request in self._waiting():
                 if self._waited_s(request) > _DAY_S:
@@ -210,7 +210,7 @@ class Outbox:
         return self._clock() - request.oldest_s
 
     def is_awaited(self) -> bool:
-        """Whether the agent should stay for what waits."""
+        """Whether the agent should stay for undelivered messages."""
         with self.delivery.lock:
             return any(self._waited_s(each) < _STAY_S for each in self._waiting())
 
@@ -218,7 +218,7 @@ class Outbox:
         return [each for lane in self._queue.lanes.values() for each in lane]
 
     def describe(self) -> str:
-        """How it goes, in a sentence."""
+        """A sentence for `status`."""
         addresses, taken = self._addresses.values(), self.delivery.attempts["delivered"]
         shown = ", ".join(each.shown for each in addresses)
         to = f"to {len(addresses)} address{'es' * (len(addresses) > 1)} ({shown})"

@@ -132,7 +132,7 @@ class Journals:
 
     def leave_place(self) -> None:
         """Go on with the removed journals alone: what is in the place now is another agent's."""
-        self._has_place = self._ledger.tells_ends = False
+        self._has_place = self._ledger.reports_ends = False
         for path, journal in list(self._journals.items()):
             reader = journal.reader
             if not reader.was_removed():

@@ -1,4 +1,4 @@
-"""Serves the node's /metrics, made of the ledger, /healthz and a page for people over HTTP."""
+"""Serves /metrics from the ledger, /healthz, and the page."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from otel_ddp.history.page.http import Answer, as_text
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 
-# Only where shutting the socket down does not wake the thread is this how long a stop may take.
+# Bounds a stop, if shutting the socket down does not wake the thread.
 _POLL_S = 1.0
-# Longer than the agent's loop ever waits; a supervisor restarts an agent that is stuck.
+# Longer than any wait of the agent's loop; a supervisor restarts a stuck agent.
 _STUCK_S = 60.0
 
 _TYPES = {
@@ -36,7 +36,7 @@ _TYPES = {
 
 
 class LedgerRegistry(CollectorRegistry):
-    """The ledger as Prometheus families, named as an OpenTelemetry collector names them."""
+    """The ledger as Prometheus metric families, named as an OpenTelemetry collector does."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
@@ -60,12 +60,11 @@ def _family(metric: catalog.Metric, rows: list[Series]) -> Family:
     return family
 
 
-# The series of one logged name share their labels, and each scrape resembles the last. So with 8
-# ranks and 900 names the ledger is locked for 20 to 60 ms instead of 130.
+# Cached: with 8 ranks and 900 names the ledger is locked for 20 to 60 ms instead of 130.
 @lru_cache(maxsize=1 << 15)
 def _prometheus_labels(labels: Labels) -> dict[str, str]:
     return {
-        # A half of a character, as in the name of a device, would take all series along.
+        # A lone surrogate, as in the name of a device, would make the whole answer fail.
         catalog.prometheus_label(key): value.encode("utf-8", "replace").decode()
         for key, value in labels
     }
@@ -84,7 +83,7 @@ def _add_histogram(
 
 
 class Endpoint:
-    """An HTTP server of the agent; where the port is taken, it uses the next free one."""
+    """The agent's HTTP server, on its port or the next free one."""
 
     def __init__(
         self,
@@ -96,11 +95,8 @@ class Endpoint:
         problems: Callable[[], Sequence[str]] = list,
         token: bytes = b"",
     ) -> None:
-        """*idle_s*: for how long the agent's loop, which runs in another thread, has not moved.
-
-        *problems*: what else does not run in the agent.
-        *token*: what a request has to show; empty: nothing.
-        """
+        """*idle_s*: seconds since the agent's loop began its last round. *problems*: what else does
+        not run. *token*: required of requests, unless empty."""
         self._registry = LedgerRegistry(ledger)
         self._rendering = threading.Lock()
         self._page, self._idle_s, self._problems, self._token = page, idle_s, problems, token
@@ -130,16 +126,16 @@ class Endpoint:
             self._server.shutdown()
         self._server.server_close()
         self.thread.join(2.0)
-        # Answers that are being sent may end, unless a client reads very slowly.
+        # Let answers finish, unless a client reads very slowly.
         deadline = time.monotonic() + 1.0
         for thread in list(self._server.answering):
             thread.join(max(deadline - time.monotonic(), 0.0))
 
-    # -- answers, each in a thread of its client
+    # -- answers, in one thread per client
 
     def _answer(self, asked: Handler) -> Answer:
         path = asked.path.split("?", 1)[0]
-        # A probe has no token, and learns only whether the agent is well.
+        # Probes have no token, and learn only whether the agent is well.
         if path == "/healthz" and asked.command != "POST":
             return self._health()
         if not admits(self._token, asked.headers.get("Authorization") or ""):

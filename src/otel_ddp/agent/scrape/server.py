@@ -1,4 +1,4 @@
-"""A bounded HTTP server: few clients at a time, none for ever, and who may read what."""
+"""A bounded HTTP server with access control: a token, or the user of a local connection."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ End = tuple[IPv4Address | IPv6Address, int]
 
 
 class NoToken(Exception):
-    """The endpoint cannot be served like this; the text says why."""
+    """The endpoint needs a token; the text says how to set one."""
 
 
 def find_token(setting: str, host: str) -> bytes:
-    """The token that an endpoint on this host asks for, empty if none. Raises NoToken."""
+    """The token that requests to this host need; empty if none. Raises NoToken."""
     if setting.lower() == INSECURE:
         return b""
     if setting:
@@ -64,7 +64,7 @@ def _read_token(path: Path) -> bytes:
 
 
 def admits(token: bytes, authorization: str) -> bool:
-    """Whether a request with this header may be answered."""
+    """Whether this header contains the token, if one is needed."""
     kind, _, given = authorization.partition(" ")
     return not token or hmac.compare_digest(_given_token(kind.lower(), given), token)
 
@@ -72,20 +72,20 @@ def admits(token: bytes, authorization: str) -> bool:
 def _given_token(kind: str, given: str) -> bytes:
     if kind == "bearer":
         return given.strip().encode()
-    # A browser asks a person for a name and a password: the token is the password.
+    # Browsers prompt for a name and a password: the token is the password.
     if kind == "basic":
         with contextlib.suppress(ValueError):
             return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
     return b""
 
 
-# -- which user asks
+# -- the user of a local connection
 
 
 def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> bool:
-    """Whether our own user or root holds the other end of a connection; False if unknown.
+    """Whether our user or root owns the other end of a connection; False if unknown.
 
-    *peer* and *own*: both addresses of the connection, with their ports.
+    *peer*, *own*: address and port of both ends.
     """
     theirs = _plain(ip_address(peer[0].partition("%")[0])), peer[1]
     ours = _plain(ip_address(own[0].partition("%")[0])), own[1]
@@ -96,28 +96,28 @@ def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> b
 
 
 def _connections(proc: Path, port: int) -> Iterator[tuple[tuple[End, End], int]]:
-    """The connections with this port at an end: their ends, and the user who holds the first."""
-    # Most rows of a busy node are of no interest: reading one out takes 20 times as long.
+    """The connections with this port: both ends, and the user who owns the first."""
+    # Parsing a row takes 20 times as long as this filter.
     wanted = b":%04X " % port
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(proc / name, "rb", buffering=_PIECE) as file:
             for fields in (line.decode().split() for line in file if wanted in line):
-                # A socket that its process has closed has no inode, and says that root owns it.
+                # A closed socket has no inode, and root as its owner.
                 if fields[3] == _ESTABLISHED and fields[9] != "0":
                     yield (_end(fields[1]), _end(fields[2])), int(fields[7])
 
 
 def _end(text: str) -> End:
-    """As /proc/net has it."""
+    """Parse an address of /proc/net."""
     address, _, port = text.partition(":")
-    # The kernel writes words of four bytes in the machine's own order.
+    # Words of four bytes in the machine's byte order.
     words = (int(address[at : at + 8], 16) for at in range(0, len(address), 8))
     found = ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return _plain(found), int(port, 16)
 
 
 def _plain(found: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """An IPv4 address that an IPv6 socket has is that address."""
+    """Converts an IPv4-mapped IPv6 address to IPv4."""
     return (isinstance(found, IPv6Address) and found.ipv4_mapped) or found
 
 
@@ -128,9 +128,9 @@ _MOST_CLIENTS = 64
 
 class BoundedServer(ThreadingHTTPServer):
     daemon_threads = True
-    # A client that finds no room here tries again after a second at the earliest.
+    # A client that finds the backlog full retries after a second at the earliest.
     request_queue_size = 1024
-    # Two agents must never share a port: half of the scrapes would go to the wrong one.
+    # Two agents that share a port would each get half of the scrapes.
     allow_reuse_port = False
 
     def __init__(
@@ -148,7 +148,7 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer's own asks DNS for our full name: with a silent name server that takes minutes.
+        # HTTPServer looks up our full name, which takes minutes if a name server is silent.
         socketserver.TCPServer.server_bind(self)
         self.server_name = str(self.server_address[0])
         self.server_port = int(self.server_address[1])
@@ -157,14 +157,13 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            # No file descriptor is left: without a pause, accept would be called again at once.
+            # Out of file descriptors: without a pause this would be a busy loop.
             time.sleep(0.05)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._clients) >= _MOST_CLIENTS:
-            # An answer takes milliseconds: the oldest is one that sends or reads slowly. Its thread
-            # closes it; its place is free at once.
+            # An answer takes milliseconds, so the oldest client is a slow one: disconnect it.
             oldest = next(iter(self._clients))
             self._clients.pop(oldest, None)
             with contextlib.suppress(OSError):
@@ -173,7 +172,7 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except RuntimeError:
-            # No thread could be started, and `/healthz` has to say so: one client after the other.
+            # Out of threads, which `/healthz` has to report: serve it in this thread.
             self.process_request_thread(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -189,26 +188,26 @@ class BoundedServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The guard looks at a request, and one answer is sent."""
+    """Passes a request by the guard, and sends one answer."""
 
     server: BoundedServer
     server_version = "otel-ddp"
     sys_version = ""
     timeout = CLIENT_TIMEOUT_S
     given: Mapping[str, str] = {}
-    """The headers of its answer, which may replace those of the guard."""
+    """Headers of the answer, which replace the guard's."""
 
     def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
-        """The page's answer. *is_known*: who asks has shown that they may see everything."""
+        """The page's answer. *is_known*: whether the request had the token."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         is_private = functools.cache(lambda: is_known or self._is_own_connection())
-        # A browser sends remembered Basic credentials by itself, a Bearer token never.
+        # Browsers send remembered Basic credentials on their own, but never a Bearer token.
         has_token = is_known and headers.get("authorization", "").lower().startswith("bearer ")
         more = {"method": self.command, "headers": headers, "is_private": is_private}
         return app.answer(Question.of_address(self.path, has_token=has_token, **more))
 
     def _is_own_connection(self) -> bool:
-        """Whether our own user or root has opened this connection on this node."""
+        """Whether our user or root opened this connection on this node."""
         try:
             peer, own = self.connection.getpeername(), self.connection.getsockname()
         except OSError:
@@ -231,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def end_headers(self) -> None:
-        # The library's own answers to what is no request at all end here as well.
+        # Also for the library's answers to malformed requests.
         for name, value in {**http.HEADERS, **self.given}.items():
             self.send_header(name, value)
         super().end_headers()
@@ -243,16 +242,16 @@ class Handler(BaseHTTPRequestHandler):
 def bind(
     host: str, port: int, answer: Callable[[Handler], Answer], *, any_name: bool = False
 ) -> BoundedServer:
-    """A server on this port, or on the next one that is free; on any port for 0.
+    """A server on this port or the next free one; on any port for 0.
 
-    *answer*: answers the requests that the guard lets through. *any_name*: as in the guard.
+    *answer*: handles requests that the guard admits. *any_name*: as in the guard.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
         try:
             return BoundedServer(family, (host, attempt), answer, any_name)
         except OSError as error:  # noqa: PERF203
-            # Another error, such as an address of another machine, is the same for every port.
+            # Other errors, such as an address of another machine, do not depend on the port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     # Any free port.

@@ -1,4 +1,4 @@
-"""Asks processes where they are, the kernel for their state, and NCCL whom it does not reach."""
+"""Asks processes for their stacks, the kernel for their state, and NCCL for unreachable peers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from otel_ddp.vocabulary.words import PHASES, phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64
-# The kernel is asked once in the first time at most. Its answers are compared only if they are less
-# than the second time apart.
+# Shortest time between two readings of the kernel's state, and the longest over which they are
+# compared.
 _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Answers:
-    """One process. Called from the agent's loop alone. Nothing that is found there raises.
+    """The questions to one process, and its answers. Only the agent's loop calls it.
 
-    A poll reads a file for each thread of the process: only where there is a suspicion.
+    A poll reads files of /proc: call it only if there is a suspicion.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class Answers:
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._process = proc / str(pid)
-        # The thread to ask the kernel about: the first one, until it is known which one trains.
+        # The thread whose state is read: the main one, until an answer names the training thread.
         self._task = str(pid)
         self._start_ticks = start_ticks
         self._number = 0
-        # When the open question was asked; None: no question is open.
+        # When the unanswered question was asked; None if there is none.
         self._asked_ns: int | None = None
         self._known = Evidence()
         self.content: dict[str, Any] = {}
-        """The last answer as it was written."""
+        """The last answer, unparsed."""
         self._before: tuple[int, int, str] | None = None
         self._last: Kernel | None = None
 
     def ask(self, question: Question, now_ns: int) -> bool:
-        """Ask a question; whether the process can receive it."""
+        """Send a question; whether the process can receive it."""
         # Greater than the number of any earlier agent's question or answer.
         self._number = max(self._number + 1, now_ns)
         try:
@@ -72,7 +72,7 @@ class Answers:
         return True
 
     def poll(self, now_ns: int) -> Evidence:
-        """What is known by now. *now_ns* is on the clock of `ask`."""
+        """The evidence so far. *now_ns*: on the clock of `ask`."""
         if self._asked_ns is not None:
             self._read_answer(now_ns)
         silent_s = None if self._asked_ns is None else (now_ns - self._asked_ns) / 1e9
@@ -82,7 +82,7 @@ class Answers:
 
     def _read_answer(self, now_ns: int) -> None:
         content = files.read_mapping(self._answer, _LARGEST_ANSWER)
-        # Another program may have asked since. Numbers are times, and a later answer is as good.
+        # Another program may have asked since: numbers are times, and a later answer is as good.
         if (plain.whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
@@ -92,8 +92,8 @@ class Answers:
         self._known = evidence_of(content, now_ns)
 
     def _choose_thread(self, main: Any, trains: Any) -> None:
-        """Decide which thread the kernel is asked about."""
-        # In another PID namespace the process sees other thread numbers, which are of no use here.
+        """Choose the thread whose kernel state is read."""
+        # In another PID namespace the thread ids in the answer mean nothing here.
         ours = str(main) == self._process.name and plain.whole(trains) is not None
         task = str(trains) if ours else self._process.name
         if task != self._task:
@@ -103,7 +103,7 @@ class Answers:
 
     def _kernel(self, now_ns: int) -> Kernel | None:
         status = _status(self._process)
-        # By now, or in our namespace, the number may belong to another process.
+        # The pid may have been reused, or be another process in our namespace.
         if status is None or not self._start_ticks or status[2] != self._start_ticks:
             self._before = self._last = None
             return None
@@ -136,11 +136,11 @@ def _status(task: Path) -> tuple[str, int, int] | None:
         return None
 
 
-# An answer is a file, or comes from another node: there may be anything in it.
+# An answer is a file, or comes from another node: it may contain anything.
 
 
 def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
-    """What an answer says."""
+    """Parse an answer."""
     device = plain.mapping(content.get("device"))
     phase = plain.whole(device.get("phase"))
     return Evidence(
@@ -157,7 +157,7 @@ def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
 
 
 def content_of(evidence: Evidence, most: int) -> dict[str, Any]:
-    """An answer that says this, with so many members of each list at most."""
+    """The inverse of `evidence_of`, with at most so many members of each list."""
     return {
         "kind": evidence.kind,
         "groups": [each._asdict() for each in evidence.groups[:most]],
@@ -202,7 +202,7 @@ def frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
     )
 
 
-# -- several at once, for people who look at stacks
+# -- the stacks of several processes, for people
 
 ANSWER_S = 2.0
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "in uninterruptible I/O"}
@@ -221,13 +221,13 @@ class AskedProcess:
         self.evidence = Evidence()
 
     def is_done(self) -> bool:
-        """Whether it has answered, or will not."""
+        """Whether it has answered, or cannot."""
         self.evidence = self._answers.poll(time.time_ns())
         return self.evidence.answered or not self.can_answer
 
     @property
     def stacks(self) -> list[tuple[str, tuple[Frame, ...]]]:
-        """Each thread, and its frames, the innermost first."""
+        """Each thread with its frames, the innermost first."""
         found = []
         for thread in plain.list_of(dict, self._answers.content.get("threads")):
             trains = thread.get("trains") is True and thread.get("main") is not True
@@ -249,12 +249,12 @@ class AskedProcess:
 
     @property
     def state(self) -> str:
-        """What keeps it from answering, as the kernel sees it."""
+        """The kernel state that keeps it from answering; empty if none does."""
         return _state(self.evidence.kernel)
 
     @property
     def why_no_answer(self) -> str:
-        """Empty where it has answered."""
+        """The reason in a sentence; empty if it has answered."""
         if self.evidence.answered:
             return ""
         if not self.can_answer:
@@ -263,7 +263,7 @@ class AskedProcess:
 
 
 def why_silent(kernel: Kernel | None) -> str:
-    """Of a process that was asked and has not answered."""
+    """The reason why a process has not answered, in a sentence."""
     if state := _state(kernel):
         return f"it cannot answer: it is {state}"
     return f"no answer within {ANSWER_S:g} s: C code holds Python's lock (the GIL)"
@@ -281,7 +281,7 @@ def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[
             wanted = not ranks or reader.identity.get("global_rank") in ranks
             if wanted and reader.writer_is_alive():
                 found.append(AskedProcess(reader))
-    # All were asked at once, so that the stacks are those of one moment.
+    # All were asked at once, so that the stacks are of one moment.
     waiting, deadline = found, time.monotonic() + ANSWER_S
     while waiting and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -289,12 +289,12 @@ def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[
     return sorted(found, key=lambda one: (one.rank is None, one.rank or 0))
 
 
-# -- NCCL's RAS: a thread within NCCL answers, so it needs no Python of the ranks, and it hears of
-#    all nodes. Any program may listen there, so nothing in an answer is trusted.
+# -- NCCL's RAS: threads within NCCL answer for all nodes, without Python. Any program may listen on
+#    the port, so nothing in an answer is trusted.
 
 # Where NCCL listens.
 _VARIABLE, _DEFAULT = "NCCL_RAS_ADDR", "localhost:28028"
-# JSON came with NCCL 2.28.7; older versions send a text, which is passed over.
+# JSON came with NCCL 2.28.7; older versions send text, which is ignored.
 _RAS_QUESTION = b"set format json\nverbose status\n"
 _CONNECT_S = 0.2
 # RAS itself gives up on a peer after five seconds.
@@ -305,7 +305,7 @@ _LONGEST_HOST = 100
 
 
 class Ras:
-    """One question for each stall. Called from the agent's loop alone, which it does not hold."""
+    """Sends one question per stall. Only the agent's loop calls it; nothing blocks it for long."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         host, _, port = (env.get(_VARIABLE) or _DEFAULT).rpartition(":")
@@ -315,25 +315,25 @@ class Ras:
         self._content = bytearray()
 
     def forget(self) -> None:
-        """The stall is over."""
+        """Reset after a stall."""
         self._close()
         self._asked_ns = None
 
     def poll(self, now_ns: int) -> Mapping[str, Any]:
-        """The answer, once; empty: nothing has come so far, or nobody answers."""
+        """The answer, returned once; empty before it and if nobody answers."""
         found: Any = None
         try:
             if self._asked_ns is None:
                 self._asked_ns, self._content = now_ns, bytearray()
                 if self._address[0] != "localhost":
-                    # To look up another name might hold the agent.
+                    # Looking up another name could block the agent.
                     ipaddress.ip_address(self._address[0])
                 self._socket = socket.create_connection(self._address, _CONNECT_S)
                 self._socket.sendall(_RAS_QUESTION)
                 self._socket.setblocking(False)
             elif self._socket is not None and self._is_whole(self._socket):
                 self._close()
-                # Before it each command has an answer of its own.
+                # Each command is acknowledged before the JSON.
                 _, begins, rest = self._content.partition(b"{")
                 found = files.parse_json(bytes(begins + rest))
             elif now_ns - self._asked_ns > _RAS_ANSWER_NS:
@@ -360,16 +360,16 @@ class Ras:
 
 
 def remark(content: Mapping[str, Any], pids: Collection[int], world_size: int) -> str:
-    """What RAS says of a job that stands; empty: nothing, or it is another job.
+    """The peers that NCCL does not reach, in a sentence; empty if none, or if it is another job.
 
-    *pids*: of ranks on this node.
+    *pids*: of the ranks on this node.
     """
     found = plain.list_of(dict, content.get("communicators"))
     members = [plain.list_of(dict, each.get("ranks")) for each in found]
     missing = [plain.list_of(dict, each.get("missing_ranks")) for each in found]
     if not any(each.get("pid") in pids for several in members for each in several):
         return ""
-    # In the communicator of all ranks, these have the numbers that the program knows them by.
+    # Only the communicator of all ranks uses the global rank numbers.
     ranks = {
         _member(each): each.get("rank")
         for one, *of_one in zip(found, members, missing, strict=True)

@@ -1,4 +1,4 @@
-"""Judges runs: feeds their detectors, polls them, and reports what they find."""
+"""Judges all runs: feeds and polls their detectors, and reports the verdicts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Document
 
 _POLL_EVERY_NS = 500_000_000
-# Of more processes than this it takes a tenth of a second.
+# With more processes a poll takes a tenth of a second.
 _MANY, _POLL_MANY_EVERY_NS = 2000, 1_000_000_000
 _MOST_SHOWN = 100
 
 
 class Judge:
-    """One per node. Called from the agent's loop alone, when its sources have read what is new."""
+    """One per node. The agent's loop calls it after all processes were polled."""
 
     def __init__(
         self,
@@ -36,17 +36,15 @@ class Judge:
         gpus: Callable[[], Sequence[Gpu]] = tuple,
         cores: Callable[[], Cores] = dict,
     ) -> None:
-        """*floor_s*: the shortest stall limit; *gpus*: the node's devices as known now.
-
-        *cores*: for how long the ranks have waited for a core lately.
-        """
+        """*floor_s*: the shortest stall limit. *gpus*: the node's devices now. *cores*: by rank,
+        the share of time in which it waited for a core."""
         self._ledger = ledger
         self._clock = clock
         self._floor_s = floor_s
         self._cases: dict[Labels, RunCase] = {}
         self._present: Sequence[Process] = []
         self._poll_at = 0
-        # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
+        # All times in verdicts are on this clock: the wall clock at the start, but without jumps.
         self._origin_ns = time.time_ns() - clock()
         self._reporter = VerdictReporter(ledger, postmortems, gpus, cores)
         self._series: dict[Labels, VerdictSeries] = {}
@@ -55,12 +53,12 @@ class Judge:
     def poll(
         self, sources: Iterable[Process], judgements: Mapping[Labels, Judgement] | None = None
     ) -> None:
-        """Feed what is new to the detectors, and report what they find.
+        """Feed the detectors, poll them, and report changes.
 
-        *judgements*: of the runs that other agents lead now. What these judge is not reported here.
+        *judgements*: by run, those of agents on other nodes, which report them themselves.
         """
         now_ns = self._origin_ns + self._clock()
-        # Of two processes with the same labels, the newer one counts.
+        # Oldest first: of two processes with the same labels, the newer one counts.
         present = sorted(sources, key=lambda each: each.began_ns)
         if present != self._present:
             self._present = present
@@ -73,13 +71,13 @@ class Judge:
                 if source.is_here:
                     case.feed(source, now_ns, due=due)
                 elif source.has_news:
-                    # It comes once a second, and all at once.
+                    # Remote news come once a second, with the position.
                     case.feed(source, now_ns, due=True)
             if due:
                 self._poll_case(case, now_ns, (judgements or {}).get(case.run))
 
     def _divide(self, sources: Sequence[Process]) -> None:
-        """Give each run its processes."""
+        """Assign the processes to their runs."""
         by_run: dict[Labels, list[Process]] = {run: [] for run in self._cases}
         for source in sources:
             by_run.setdefault(run_labels(source.labels), []).append(source)
@@ -95,7 +93,7 @@ class Judge:
 
     @errors.contained()
     def _poll_case(self, case: RunCase, now_ns: int, judgement: Judgement | None) -> None:
-        # All detectors are polled before the first report: post-mortems list the other findings.
+        # Poll all detectors before the first report: post-mortems list the other verdicts.
         reports = case.reports
         reports.just_closed = None
         changes = case.poll(judgement, now_ns)
@@ -108,16 +106,16 @@ class Judge:
             self._reporter.update(reports, verdict, case.sources)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The log records that have not been exported yet."""
+        """Take the log records that were not exported yet."""
         return self._reporter.flush_documents()
 
     def update_series(self, now_ns: int) -> None:
-        """Write into the ledger what is true now. The caller holds the ledger's lock."""
+        """Update the series of verdicts. The caller holds the ledger's lock."""
         for run, case in self._cases.items():
             self._series[run].update_series(case, now_ns)
 
     def retire(self, runs: set[Labels]) -> None:
-        """Forget all runs but these."""
+        """Forget all runs except these."""
         for run in [each for each in self._cases if each not in runs]:
             self._cases.pop(run).close()
             self._present = []
@@ -126,11 +124,10 @@ class Judge:
                 self._ledger.drop(run)
 
     def cases(self) -> list[RunCase]:
-        """The runs, with what is known of each."""
+        """All runs."""
         return [*self._cases.values()]
 
-    # -- for the status. The endpoint's threads call this too while the loop goes on, so each list
-    #    is a copy.
+    # -- for `status` and the page: threads of the endpoint call these too, so each list is a copy
 
     def verdicts(self) -> list[dict[str, Any]]:
         """The open verdicts."""
@@ -142,11 +139,11 @@ class Judge:
         return [*(dict(each) for each in led), *own]
 
     def past(self) -> list[dict[str, Any]]:
-        """The verdicts that are over, as long as their runs are shown."""
+        """The closed verdicts of runs that are still shown."""
         return self._shown(_past)
 
     def past_bounds(self) -> list[dict[str, Any]]:
-        """What has bounded the runs; harmless, so that only their histories tell it."""
+        """Closed verdicts on what bounds a run, which only histories show."""
         return self._shown(lambda case: list(case.reports.past_bounds))
 
     def _shown(self, of: Callable[[RunCase], list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -163,10 +160,7 @@ class Judge:
         return found
 
     def judgement(self, run: Labels, by: str) -> Judgement | None:
-        """What is said here of a run, for the nodes whose agents follow this one; *by*: its node.
-
-        None: nothing is known of the run.
-        """
+        """The judgement of a run for followers. *by*: this node. None for an unknown run."""
         case = self._cases.get(run)
         if case is None:
             return None
@@ -176,6 +170,6 @@ class Judge:
 
 
 def _past(case: RunCase) -> list[dict[str, Any]]:
-    """The verdicts that are over: those of this agent, and those of the one that leads the run."""
+    """Closed verdicts of this agent and of the lead."""
     own, judgement = list(case.reports.past), case.judgement
     return own if judgement is None else [*own, *(dict(each) for each in judgement.past)]

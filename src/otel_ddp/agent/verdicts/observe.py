@@ -1,6 +1,6 @@
-"""Observes processes of this node: pidfd, exit status, memory, cgroup, kernel log, their answers.
+"""Observes processes of this node: pidfd, exit status, memory, cgroup, kernel log.
 
-What can only be read while a process lives is noted while it does. What cannot be read is left out.
+Facts that vanish with a process are sampled while it lives. Unreadable facts are absent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.journal import process_state
 from otel_ddp.journal.reader import JournalReader
 
-# A process may take a while to die: it gives back its memory before its journal's lock.
+# How far back evidence counts: a dying process frees its memory before its journal's lock.
 _REMEMBERED_S = 30.0
 _SAMPLE_EVERY_S = 2.0
 _MOST_XIDS = 3
 _LONGEST_TEXT = 300
 
-# Process ids in the first PID namespace are those of the kernel's log.
+# The kernel's log uses the process ids of the initial PID namespace.
 _FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
 _MOST_LINES = 2000
 _MOST_KILLS = 1000
@@ -52,14 +52,14 @@ _PIDFD_INFO = struct.Struct("<Q52xi")
 
 
 class _Watched:
-    """What is remembered of a process while it lives."""
+    """Samples of a living process."""
 
     def __init__(self, pidfd: int) -> None:
         self.pidfd = pidfd
         self.sampled_at: float | None = None
         self.has_ended = False
         self.group: Group | None = None
-        # Times, and how many out-of-memory kills its cgroup had counted by then.
+        # Times, and the cgroup's count of out-of-memory kills at each.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
         self.limit_bytes: int | None = None
@@ -67,12 +67,12 @@ class _Watched:
 
 
 class ExitCauses:
-    """One per node. Called from the agent's loop alone."""
+    """One per node. Only the agent's loop calls it."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        # By process id and start: in another PID namespace the id may be another process's.
+        # By pid and start time: a pid alone may be reused, or be of another namespace.
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._log = KernelLog(root / "dev/kmsg")
         self._files = KernelFiles()
@@ -91,12 +91,12 @@ class ExitCauses:
 
     @errors.contained()
     def watch(self, pid: int, start_ticks: int) -> None:
-        """Remember what cannot be read any more once the process has ended; cheap, every round."""
+        """Sample what cannot be read after the end of the process. Cheap; called every round."""
         watched = self._watched.get((pid, start_ticks))
         if watched is None:
             watched = _Watched(open_pidfd(pid) if self._root == Path("/") else -1)
             self._watched[pid, start_ticks] = watched
-            # Checked after it was opened: until then the number may have had another owner.
+            # Checked after opening: before, the pid could have been reused.
             if self._started(pid) != start_ticks:
                 self.forget(pid, start_ticks)
                 return
@@ -107,32 +107,32 @@ class ExitCauses:
             self._sample(pid, watched, now)
 
     def handles(self) -> list[int]:
-        """Descriptors that become readable when a process dies: the agent sleeps on them."""
+        """Descriptors that become readable when a process dies, for the agent's poll."""
         return [
             each.pidfd for each in self._watched.values() if each.pidfd >= 0 and not each.has_ended
         ]
 
     def is_there(self, pid: int, start_ticks: int) -> bool:
-        """Whether this process surely still exists, even if it has reported its end."""
+        """Whether this process certainly still exists, even if it has reported its end."""
         watched = self._watched.get((pid, start_ticks))
         return watched is not None and watched.pidfd >= 0 and not has_ended(watched.pidfd)
 
     def watches(self, pid: int, start_ticks: int) -> bool:
-        """Whether it may still become known how this process ended."""
+        """Whether the exit status of this process may still become known."""
         return (pid, start_ticks) in self._watched
 
     def goes_on(self, pid: int, start_ticks: int) -> bool:
-        """Whether this process still runs a program, though it holds its journal no longer.
+        """Whether this process still runs, although it no longer holds its journal.
 
-        It has replaced its program, or closed all that it had open, as a daemon does.
-        The kernel takes a dying process's memory, its command line too, before its locks.
+        It has called exec, or closed all descriptors as daemons do. A dying process has no command
+        line any more: the kernel frees its memory before its locks.
         """
         command = files.read_text(self._root / f"proc/{pid}/cmdline")
         return bool(command) and self._started(pid) == start_ticks
 
     @errors.contained()
     def forget(self, pid: int, start_ticks: int) -> None:
-        """The process is of no interest any more."""
+        """Stop observing a process."""
         watched = self._watched.pop((pid, start_ticks), None)
         if watched is not None and watched.pidfd >= 0:
             os.close(watched.pidfd)
@@ -141,7 +141,7 @@ class ExitCauses:
         self._log.poll(now)
         resident_bytes = self._files.read(f"{self._root}/proc/{pid}/statm", _resident, "statm")
         if not resident_bytes:
-            return  # a dying process has given its memory back: the last sample is what it held
+            return  # a dying process has freed its memory: keep the last sample
         watched.resident_bytes = resident_bytes
         group = self._cgroups.group(pid)
         if group != watched.group:
@@ -151,16 +151,16 @@ class ExitCauses:
         count = None if group is None else self._count_kills(group)
         if count is not None:
             watched.kills.append((now, count))
-            # The first entry that stays is the last one before the time that is remembered.
+            # The first entry is the last one before that time.
             while len(watched.kills) > 1 and now - watched.kills[1][0] >= _REMEMBERED_S:
                 watched.kills.popleft()
 
     def _count_kills(self, group: Group) -> int | None:
-        """How many out-of-memory kills the cgroup has counted."""
+        """The cgroup's count of out-of-memory kills."""
         return (self._files.read(f"{group.path}/memory.events", numbers) or {}).get("oom_kill")
 
     def _limit(self, group: Group | None) -> tuple[int | None, str]:
-        """The smallest limit above this process, and what sets it."""
+        """The smallest memory limit of this process, and what sets it."""
         node = self._files.read(f"{self._root}/proc/meminfo", numbers) or {}
         found = [(node["MemTotal"] * 1024, "node")] if "MemTotal" in node else []
         if group is not None:
@@ -172,7 +172,7 @@ class ExitCauses:
 
     @errors.contained(default={})
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
-        """What is known of its end. More may be known a moment later, when it has been reaped."""
+        """Evidence on the end of a process; more may follow once it is reaped."""
         watched = self._watched.get((pid, start_ticks))
         status = self._zombie_status(pid, start_ticks)
         if status is None and watched is not None:
@@ -187,10 +187,10 @@ class ExitCauses:
         watched.has_ended = True
         now = self._clock()
         self._log.poll(now)
-        # The out-of-memory killer kills with SIGKILL and with nothing else.
+        # The out-of-memory killer uses SIGKILL only.
         if status is None or evidence.get("signal") == "SIGKILL":
             evidence.update(self._out_of_memory(pid, watched, now))
-        # The kernel's own figure, from the moment of the kill, is better than the last sample.
+        # The kernel's figure at the kill is better than the last sample.
         if watched.resident_bytes is not None and "resident_bytes" not in evidence:
             evidence["resident_bytes"] = watched.resident_bytes
         if watched.limit_bytes is not None:
@@ -205,7 +205,7 @@ class ExitCauses:
         if kill is not None:
             return kill
         if self._in_first_namespace and self._log.is_open:
-            return {}  # the log names every process that the kernel kills, and not this one
+            return {}  # the log names every process that the kernel kills, but not this one
         if not watched.kills or watched.group is None:
             return {}
         count = self._count_kills(watched.group)
@@ -236,7 +236,7 @@ class ExitCauses:
         return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
 
     def _zombie_status(self, pid: int, start_ticks: int) -> int | None:
-        """How the process ended, as long as its parent has not asked."""
+        """The exit status of a process that its parent has not reaped."""
         fields = files.stat_fields(self._root / f"proc/{pid}")
         if len(fields) < 50 or fields[0] != "Z" or fields[19] != str(start_ticks):
             return None
@@ -262,7 +262,7 @@ def _signal_name(number: int) -> str:
 
 
 class Xid(NamedTuple):
-    """The driver has reported an error of a GPU."""
+    """An error of a GPU in the kernel's log."""
 
     at: float
     pid: int | None
@@ -270,7 +270,7 @@ class Xid(NamedTuple):
 
 
 class KernelLog:
-    """The lines of the log since it was opened. Process ids are those of the first namespace."""
+    """The lines of the log since it was opened. Pids are those of the initial namespace."""
 
     def __init__(self, path: Path) -> None:
         self.kills: dict[int, dict[str, Any]] = {}
@@ -279,7 +279,7 @@ class KernelLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether the log can be read."""
+        """Whether the log is readable."""
         return self._handle >= 0
 
     def close(self) -> None:
@@ -288,12 +288,12 @@ class KernelLog:
             self._handle = -1
 
     def poll(self, now: float) -> None:
-        """Read the lines that are new."""
+        """Read new lines."""
         for _ in range(_MOST_LINES if self._handle >= 0 else 0):
             try:
                 block = os.read(self._handle, 8192)
             except BrokenPipeError:
-                continue  # lines were overwritten: the next read is at the oldest one
+                continue  # lines were overwritten: the next read continues at the oldest one
             except OSError:
                 return
             if not block:
@@ -323,17 +323,17 @@ def _open(path: Path) -> int:
         handle = files.open_private(path)
     except OSError:
         return -1
-    # Older lines are about processes that this agent has never watched.
+    # Older lines are about processes that this agent has not observed.
     with contextlib.suppress(OSError):
         os.lseek(handle, 0, os.SEEK_END)
     return handle
 
 
-# -- its descriptor: it becomes readable when the process ends, and tells how it ended
+# -- pidfds
 
 
 def open_pidfd(pid: int) -> int:
-    """A descriptor of this process; -1: it cannot be had."""
+    """A pidfd, which becomes readable when the process ends; -1 if there is none."""
     opened: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     try:
         return -1 if opened is None else opened(pid)
@@ -349,7 +349,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def exit_status(pidfd: int) -> int | None:
-    """How the process ended: Linux tells this from 6.15 on, once its parent has reaped it."""
+    """The exit status of a reaped process, from Linux 6.15 on."""
     if pidfd < 0:
         return None
     answer = bytearray(_PIDFD_INFO.size)
@@ -362,16 +362,16 @@ def exit_status(pidfd: int) -> int | None:
     return int(status) if mask & _PIDFD_INFO_EXIT else None
 
 
-# -- a process of this node, for those who judge it
+# -- one process, as the judge asks for it
 
-# The kernel reports how a worker ended once its parent has asked; by then that may end as well.
+# A parent reaps its worker, and may end right after: wait so long for the exit status.
 _PATIENCE_S = 2.0
-# The kernel drops the locks of a dying process a moment before it says how that ended.
+# The kernel drops the locks of a dying process a moment before its exit status is known.
 _KERNEL_FOLLOWS_S = 0.5
 
 
 class Here(Host):
-    """One a process of this node."""
+    """What this node knows of one of its processes."""
 
     reader: JournalReader
 
@@ -385,14 +385,14 @@ class Here(Host):
         self._causes, self._clock = causes, clock
         self._process = self.pid, reader.start_ticks
         self._answers = Answers(reader.path, *self._process)
-        # When its end was seen.
+        # When its end was first seen.
         self._ended_s: float | None = None
 
     @errors.contained(default=False)
     def ended_well(self) -> bool | None:
-        """Whether this process, which recorded no end, has ended well; None: not known yet.
+        """Whether this process ended well, although it recorded no end; None if not known yet.
 
-        It left with exit code 0, replaced its program, or is a worker that its parent ended.
+        It did with exit code 0, after exec, or as a worker that its parent terminated.
         """
         if self._causes.goes_on(*self._process):
             return True
@@ -410,7 +410,7 @@ class Here(Host):
 
     def _parent_lives(self) -> bool | None:
         parent = process_state.parent(self.reader)
-        # In another PID namespace the number belongs to some other process.
+        # In another PID namespace the pid belongs to another process.
         if parent is None or self.pid != self.reader.pid:
             return None
         fields = files.stat_fields(Path("/proc") / str(parent))

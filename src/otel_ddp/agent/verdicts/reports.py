@@ -28,48 +28,48 @@ from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
 
 log = logging.getLogger("otel_ddp.agent")
 
-# So many verdicts that are over are kept of a run.
+# Closed verdicts that are kept per run.
 _MOST_PAST = 20
-# After these, training does not go on by itself.
+# After these, the training does not recover by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "silence", "stall"})
 
 
 class Incident:
-    """An open verdict, and what was made of it."""
+    """An open verdict, with what was reported of it."""
 
-    def __init__(self, verdict: Verdict, *, was_told_by_lead: bool = False) -> None:
+    def __init__(self, verdict: Verdict, *, by_lead: bool = False) -> None:
         self.found = self.shown = verdict
-        """As its detector has made it; and with what is added here."""
+        """The detector's verdict; the same with hardware evidence."""
         self.gpus: Sequence[Gpu] | None = None
-        """The devices as they were when it began: a dead process has left its own since."""
+        """The devices at its beginning, since a dead process releases its own."""
         self.postmortem: Path | None = None
-        self.was_told_by_lead = was_told_by_lead
-        """Whether the agent that led the run has reported it: it is reported once."""
+        self.by_lead = by_lead
+        """Whether the former lead has reported it already."""
 
 
 class RunReports:
-    """What was reported of one run."""
+    """The reported verdicts of one run."""
 
     def __init__(self, run: Labels) -> None:
         self.run = run
         self.open: dict[tuple[Kind, Labels], Incident] = {}
-        # The last verdicts that are over, as JSON.
+        # The last closed verdicts, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Those that a history alone tells: what has bounded the run.
+        # Harmless ones on what bounds the run, which only a history shows.
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # For post-mortems: the processes that ended, whose journals may have been deleted.
+        # For post-mortems: ended processes, whose journals may be deleted.
         self.ended: dict[Labels, ProcessState] = {}
-        # What this poll has closed. A verdict of its kind that opens in the same poll continues it.
+        # Closed in this poll. A verdict of the same kind that opens in the same poll continues it.
         self.just_closed: Incident | None = None
-        # What the agent that led the run has said last.
+        # The last judgement of the lead.
         self.last_led: Judgement | None = None
 
     def past_of(self, kind: Kind) -> deque[dict[str, Any]]:
-        """Where a verdict of this kind goes when it is over."""
+        """The list for closed verdicts of this kind."""
         return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
 
-    def was_told_by_lead(self, verdict: Verdict) -> bool:
-        """Whether the lead's last message had it, or a death that caused it."""
+    def is_of_lead(self, verdict: Verdict) -> bool:
+        """Whether the lead's last judgement contains it, or a death that caused it."""
         if self.last_led is None:
             return False
         if verdict.kind == "death":
@@ -81,7 +81,7 @@ class RunReports:
 
 
 class VerdictReporter:
-    """One per node, for all of its runs."""
+    """One per node, for all its runs."""
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class VerdictReporter:
         gpus: Callable[[], Sequence[Gpu]],
         cores: Callable[[], Cores],
     ) -> None:
-        """*gpus*: the node's devices as known now. *cores*: for how long the ranks have waited for
-        a core lately."""
+        """*gpus*, *cores*: as in Judge."""
         self._ledger = ledger
         self._postmortems = postmortems
         self._gpus, self._cores = gpus, cores
@@ -100,64 +99,64 @@ class VerdictReporter:
     @errors.contained()
     def report(
         self,
-        told: RunReports,
+        reports: RunReports,
         change: Change,
         sources: Collection[Process],
         now_ns: int,
         ended: Collection[Labels] = (),
     ) -> None:
-        """A verdict of this run was opened, has changed, or is over, as these ranks *ended*."""
+        """Report a change of a verdict. *ended*: the ranks by whose end it was closed."""
         verdict, opened = change
-        incident = told.open.pop(verdict.key, None)
+        incident = reports.open.pop(verdict.key, None)
         if incident is None and not opened:
-            return  # another agent had reported it
+            return  # it was opened by another agent
         before = None if incident is None else incident.shown
-        incident = incident or Incident(verdict, was_told_by_lead=told.was_told_by_lead(verdict))
+        incident = incident or Incident(verdict, by_lead=reports.is_of_lead(verdict))
         self._update(incident, verdict, opened)
         verdict, ended_with = incident.shown, ""
         if opened:
-            told.open[verdict.key] = incident
+            reports.open[verdict.key] = incident
         else:
             ended_with = _ended_with(verdict, sources, ended)
-            told.past_of(verdict.kind).append(_past(verdict, ended_with, now_ns))
-            told.just_closed = incident
-        if incident.was_told_by_lead:
+            reports.past_of(verdict.kind).append(_past(verdict, ended_with, now_ns))
+            reports.just_closed = incident
+        if incident.by_lead:
             return
-        # One record per incident, and another one if its phase or cause changes.
+        # One record when it opens, one at each change of phase or cause, one when it closes.
         if not opened or before is None or _phase_and_cause(before) != _phase_and_cause(verdict):
             body = verdict.sentence
             if not opened:
                 body = f"no longer{f', as {ended_with} ended' if ended_with else ''}: {body}"
             self._record(verdict, opened, body, sources, now_ns)
         if opened and verdict.kind in _FATAL:
-            self._write_postmortem(told, incident, sources)
+            self._write_postmortem(reports, incident, sources)
 
     @errors.contained()
     def hand_over(
         self,
-        told: RunReports,
+        reports: RunReports,
         by: str,
         sources: Collection[Process],
         now_ns: int,
     ) -> None:
-        """The agent of another node judges from now on what the open verdicts are about."""
-        handed_over = [each for each in told.open.values() if not each.was_told_by_lead]
-        told.open.clear()
+        """Hand the open verdicts over to the lead, on node *by*."""
+        handed_over = [each for each in reports.open.values() if not each.by_lead]
+        reports.open.clear()
         for incident in handed_over:
             verdict = incident.shown
             if verdict.kind != "death":
-                told.past_of(verdict.kind).append(_past(verdict, "", now_ns))
+                reports.past_of(verdict.kind).append(_past(verdict, "", now_ns))
             body = f"judged by the agent of {by} from now on: {verdict.sentence}"
             self._record(verdict, False, body, sources, now_ns)
 
     @errors.contained()
-    def update(self, told: RunReports, verdict: Verdict, sources: Collection[Process]) -> None:
-        """An open verdict may have other figures now: they are shown, and no record is made."""
-        incident = told.open.get(verdict.key)
+    def update(self, reports: RunReports, verdict: Verdict, sources: Collection[Process]) -> None:
+        """Show new figures of an open verdict, without a record."""
+        incident = reports.open.get(verdict.key)
         if incident is not None and incident.found is not verdict:
             self._update(incident, verdict, opened=True)
             if verdict.kind in ("silence", "stall"):
-                self._write_postmortem(told, incident, sources)
+                self._write_postmortem(reports, incident, sources)
 
     def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:
         incident.found = verdict
@@ -173,7 +172,7 @@ class VerdictReporter:
         sources: Collection[Process],
         now_ns: int,
     ) -> None:
-        """A line of the log; and a log record."""
+        """Write a line of the agent's log, and a log record."""
         warns = opened and verdict.kind not in HARMLESS_VERDICTS
         severity = ("ERROR" if verdict.kind in _FATAL else "WARN") if warns else "INFO"
         log.log(logging.WARNING if warns else logging.INFO, "%s", body)
@@ -199,27 +198,27 @@ class VerdictReporter:
         self._documents.append((verdict.labels, project, [Document(EVENT, record, 0)]))
 
     def _write_postmortem(
-        self, told: RunReports, incident: Incident, sources: Collection[Process]
+        self, reports: RunReports, incident: Incident, sources: Collection[Process]
     ) -> None:
-        before, verdict = told.just_closed, incident.shown
+        before, verdict = reports.just_closed, incident.shown
         if before is not None and before.shown.kind == verdict.kind:
             incident.postmortem = incident.postmortem or before.postmortem
             incident.gpus = before.gpus if incident.gpus is None else incident.gpus
         if incident.gpus is None:
             incident.gpus = self._gpus()
-        processes = {**told.ended, **{each.labels: each.describe() for each in sources}}
-        others = [each.shown for each in told.open.values() if each is not incident]
+        processes = {**reports.ended, **{each.labels: each.describe() for each in sources}}
+        others = [each.shown for each in reports.open.values() if each is not incident]
         found = {
             "verdict": plain(verdict),
             "processes": [each.to_json() for each in processes.values()],
             "open_verdicts": list(map(plain, others)),
             "gpus": incident.gpus,
         }
-        run = dict(told.run).get("run", "")
+        run = dict(reports.run).get("run", "")
         incident.postmortem = write_postmortem(self._postmortems, run, found, incident.postmortem)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The log records that have not been exported yet."""
+        """Take the log records that were not exported yet."""
         documents, self._documents = self._documents, []
         return documents
 
@@ -238,7 +237,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
 
 
 def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
-    """A verdict that is over, as JSON: with its numbers and words, without its long tables."""
+    """A closed verdict as JSON, without its tables."""
     numbers = {k: v for k, v in verdict.evidence.items() if not isinstance(v, list)}
     return {
         **plain(verdict),
@@ -250,7 +249,7 @@ def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
 
 
 def _ended_with(verdict: Verdict, sources: Collection[Process], ended: Collection[Labels]) -> str:
-    """What ended and ended the verdict with it: then nothing was cured."""
+    """The ranks, or the run, by whose end a verdict was closed: then nothing was cured."""
     if not ended or verdict.kind == "death":
         return ""
     return rank_list(ended) if any(each.is_at_work for each in sources) else "the run"
@@ -261,7 +260,7 @@ def _phase_and_cause(verdict: Verdict) -> tuple[str, Any]:
 
 
 def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tuple[str, Any]]:
-    """Evidence as attributes: numbers and words. Lists stay in the post-mortem."""
+    """Evidence as attributes. Lists are in the post-mortem only."""
     for name, value in evidence.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}.{name}")
@@ -269,21 +268,21 @@ def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tup
             yield f"{prefix}.{name}", value
 
 
-# -- where the agent of another node leads the run, it says that, and this one shows and exports it
+# -- the judgement of the agent that leads a run, which its followers show and export
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of one run, by the agent that leads it."""
+    """The verdicts on one run, and the comparison of its ranks."""
 
     by: str
-    """The node of that agent."""
+    """The node of the lead."""
     open: Sequence[Mapping[str, Any]]
-    """The open verdicts as JSON; so are those that are over."""
+    """As JSON, like the closed ones."""
     past: Sequence[Mapping[str, Any]]
     report: Report
     compared: int
-    """How many ranks of all nodes are compared."""
+    """How many ranks are compared, on all nodes."""
 
 
 def compared_ranks(report: Report) -> int:
@@ -296,17 +295,16 @@ Plain = Mapping[str, Any]
 _KEPT = 50
 _LONGEST_NAME = 120
 _STALE_S = 60.0
-# People read the files and send them by mail: they stay small, however large the run is.
+# People read the files and send them by mail: bounded for large runs.
 _MOST_PROCESSES, _MOST_ROWS = 1000, 64
 
 
 def write_postmortem(
     directory: Path, run: str, found: Plain, earlier: Path | None = None
 ) -> Path | None:
-    """Write what is *found* of an incident; the file's path, None where that fails.
+    """Write a file on an incident; its path, or None if that fails.
 
-    *earlier* is what an earlier call for the same incident returned: its file is replaced,
-    because more is known now.
+    *earlier*: the path of a previous call for the same incident, whose file is replaced.
     """
     now_ns = time.time_ns()
     name = re.sub(r"[^\w.-]+", "_", run).encode()[:_LONGEST_NAME].decode(errors="ignore") or "run"
@@ -325,7 +323,7 @@ def write_postmortem(
 
 
 def _by_line(report: Plain) -> str:
-    """As JSON, with a line for each process and finding."""
+    """JSON with a line for each process and finding."""
     rows = []
     for name, value in report.items():
         text = json_text(value, ensure_ascii=False)
@@ -338,7 +336,7 @@ def _by_line(report: Plain) -> str:
 
 
 def _delete_oldest(directory: Path) -> None:
-    """Keep the newest, and no unfinished file of an agent that was killed."""
+    """Delete all but the newest files, and unfinished files of killed agents."""
     ours = directory.glob("postmortem-?*.json")
     for path in sorted(ours, key=lambda each: each.lstat().st_mtime)[:-_KEPT]:
         files.remove(path)

@@ -1,4 +1,4 @@
-"""One run: its detectors, what they are fed, and what they find."""
+"""One run: feeds its processes to the detectors, and polls these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from otel_ddp.vocabulary.words import ENDED_STATES, state_word
 
 
 class _Process:
-    """What is kept of one process."""
+    """The judge's state of one process."""
 
     def __init__(self) -> None:
         self.end_is_known = False
@@ -35,7 +35,7 @@ class _Process:
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Process, rank: RankState) -> Observation:
-        """Its new steps, on the clock that its waits are on: its device's if it has one."""
+        """Its new steps, on the clock of its waits: the device's if it has one."""
         facts = facts_of(source.new.steps)
         if rank.device_clock:
             self._device = self._device or DeviceSteps()
@@ -49,7 +49,7 @@ class _Process:
 
 
 class _Processes:
-    """All processes of a run that the judge is given, and what is kept of each."""
+    """All processes of a run, with the judge's state of each."""
 
     def __init__(self) -> None:
         self.known: dict[Process, _Process] = {}
@@ -58,7 +58,7 @@ class _Processes:
         self.nodes_here: set[str] = set()
 
     def keep(self, sources: Collection[Process]) -> set[Labels]:
-        """These are all now, by their beginning; the labels of those that are gone."""
+        """Set the current processes, oldest first. Returns the labels that no longer have one."""
         before, self.known = (
             self.known,
             {each: self.known.get(each) or _Process() for each in sources},
@@ -69,7 +69,7 @@ class _Processes:
         return gone - self.newest.keys()
 
     def newly_left_out(self) -> list[Labels]:
-        """The living ones whose own agents judge them by now. What was kept of them is gone."""
+        """The labels of living processes that were excluded since the last call; resets these."""
         before = self._left_out
         self._left_out = {each for each in self.known if each.is_left_out and each.is_at_work}
         new = self._left_out - before
@@ -77,7 +77,7 @@ class _Processes:
         return [each.labels for each in new]
 
     def forget(self) -> None:
-        """What was kept of each."""
+        """Reset the state of each process."""
         self.known = {each: _Process() for each in self.known}
 
     def living(self, labels: Labels) -> Process | None:
@@ -94,12 +94,12 @@ def _node(labels: Labels) -> str:
 
 
 class _Worlds:
-    """How many ranks train together. Evaluators and actors report another world."""
+    """The size of the world that trains. Evaluators and actors report another one."""
 
     def __init__(self) -> None:
         self._known = World(0, trains=False)
         self._of: dict[Labels, World] = {}
-        # How many processes have each: mostly all have the same.
+        # Processes by world: mostly all have the same.
         self._counts: Counter[World] = Counter()
 
     @property
@@ -107,7 +107,7 @@ class _Worlds:
         return self._known.size
 
     def update(self, labels: Labels, size: int | None, trains: bool = False) -> None:
-        """*size*: of a living process; None: it is gone. *trains*: it makes steps, or will."""
+        """*size*: None if the process is gone. *trains*: whether it makes steps, or will."""
         before = self._of.pop(labels, None)
         if before is not None:
             self._counts[before] -= 1
@@ -118,20 +118,20 @@ class _Worlds:
             if world == before:
                 return
         living = [each for each, count in self._counts.items() if count]
-        # Whether any process of this run has been seen to train.
+        # Whether any process of this run has trained.
         trained = self._known.trains or any(each.trains for each in living)
         last = World(self._known.size, trained)
         self._known = World(training_world(living, last), trained)
 
 
-# When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
-# once the process has left, which takes Python seconds, and once its launcher has looked, which may
-# take 5 s more.
+# When to look again for the cause of an end. Other ranks report theirs soon after. The exit status
+# is known once the process has left, which takes Python seconds, and its launcher has reaped it,
+# which may take 5 s more.
 _LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 
 
 class _Exit:
-    """The end of a process, and when it is looked at again."""
+    """The end of a process, and the times at which to look again for its cause."""
 
     def __init__(self, ended: EndedProcess, now_ns: int) -> None:
         self.ended = ended
@@ -140,16 +140,16 @@ class _Exit:
 
 
 class Exits:
-    """The processes of one run that have ended."""
+    """The ended processes of one run."""
 
     def __init__(self) -> None:
         self.new: list[Labels] = []
-        """Those whose end the last poll has found."""
+        """The labels of those that ended in the last poll."""
         self._ended: set[Labels] = set()
         self._exits: dict[Process, _Exit] = {}
 
     def add(self, source: Process, now_ns: int) -> EndedProcess:
-        """How this process ended, as far as that is known at once."""
+        """Add a process; its end, as far as known at once."""
         ended = source.end()
         self.new.append(ended.labels)
         self._ended.add(ended.labels)
@@ -157,16 +157,16 @@ class Exits:
         return ended
 
     def note_at_work(self, labels: Labels) -> None:
-        """A process with these labels is at work. If an earlier one had ended, the run restarts."""
+        """Note a living process. If an earlier one with its labels had ended, the run restarts."""
         if labels in self._ended:
             self._ended.remove(labels)
             self.forget_all()
 
     def poll(self, now_ns: int) -> list[EndedProcess]:
-        """The ends, where more may be known of one by now."""
+        """All ends, if one was looked at again; else none."""
         looked = False
         for source, each in self._exits.items():
-            # One that reported its end may still exist.
+            # A process that reported its end may still exist.
             if each.ended.state != "killed" and (present_ns := source.host.present_ns()):
                 each.ended = each.ended._replace(last_present_ns=present_ns)
             if now_ns >= each.looks_ns[0]:
@@ -177,18 +177,18 @@ class Exits:
         for source in [source for source, each in self._exits.items() if not each.looks_ns]:
             source.host.forget()
             del self._exits[source]
-        # A verdict on one end depends on when the other processes left, too.
+        # All, since a verdict also depends on the times at which the others left.
         return found
 
     def forget_all(self) -> None:
-        """No end is looked at again."""
+        """Look at no end again."""
         for source in self._exits:
             source.host.forget()
         self._exits.clear()
 
 
 class RunCase:
-    """Fed and polled by the judge; read by what writes series."""
+    """One per run. The judge feeds and polls it; series and notifications read it."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class RunCase:
         origin_ns: int,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """*floor_s*: the shortest stall limit; *origin_ns*: when the monotonic clock was 0."""
+        """*floor_s*: the shortest stall limit. *origin_ns*: when the monotonic clock was 0."""
         self.run = run
         self._floor_s = floor_s
         self._origin_ns = origin_ns
@@ -205,11 +205,11 @@ class RunCase:
         self._ras = Ras(env)
         self.reports = RunReports(run)
         self.judgement: Judgement | None = None
-        """What the agent says that leads the run; None: this one judges it."""
+        """That of the agent on another node that leads the run; None if this agent judges."""
         self._begin()
 
     def _begin(self) -> None:
-        """Judge with detectors that know nothing yet."""
+        """Start with fresh detectors."""
         self._world = _Worlds()
         self._exits = Exits()
         self._deaths = Deaths()
@@ -225,12 +225,12 @@ class RunCase:
             *self._others,
         )
         self.last_report: Report | None = None
-        """How the ranks compare, as last worked out here or by the agent that leads."""
+        """The last comparison of the ranks, by this agent or the lead."""
         self._has_news = True
 
     @property
     def own_collectives(self) -> Mapping[Labels, tuple[str, ...]]:
-        """The phases in which the program of a rank calls collectives itself."""
+        """By rank: the phases in which its program calls collectives itself."""
         ranks = [each.rank for each in self._processes.known.values() if not each.end_is_known]
         return {
             rank.labels: rank.own_collectives
@@ -240,7 +240,7 @@ class RunCase:
 
     @property
     def training_here(self) -> list[Labels]:
-        """The living ranks of this node that train together with others."""
+        """The living ranks of this node, without those beside the training."""
         return [
             source.labels
             for source, process in self._processes.known.items()
@@ -255,10 +255,7 @@ class RunCase:
         return self._processes.known.keys()
 
     def keep(self, sources: Collection[Process]) -> None:
-        """These are the processes of the run now, by their beginning.
-
-        Others are gone, or have other labels.
-        """
+        """Set the current processes, oldest first. Others are gone, or have other labels."""
         for gone in self._processes.keep(sources):
             self._has_news = True
             self._world.update(gone, None)
@@ -266,7 +263,7 @@ class RunCase:
                 _contained(detector.forget, gone)
         for source, process in self._processes.known.items():
             ended = self.reports.ended.get(source.labels)
-            # A link that was opened anew brings what had ended before.
+            # A reopened link sends processes again that had ended before.
             process.end_is_known |= ended is not None and ended.journal == source.reader.name
 
     def has_new_end(self) -> bool:
@@ -276,9 +273,9 @@ class RunCase:
 
     @errors.contained()
     def feed(self, source: Process, now_ns: int, *, due: bool) -> None:
-        """Feed what is new of a process to all detectors.
+        """Feed the news of a process to all detectors.
 
-        *due*: also where it is, since they are polled next.
+        *due*: whether they are polled next: then also its position.
         """
         process, labels = self._processes.known[source], source.labels
         if process.end_is_known:
@@ -295,26 +292,25 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if due and source.is_at_work:
             source.host.watch()
-            # This reads a file for each thread: only where there is a suspicion, and not where the
-            # agent that leads the run asks.
+            # This reads files of /proc: only on suspicion, and not if the lead asks.
             asked = self.judgement is None and labels in self.stalls.suspects
             evidence = source.host.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
-        self._tell(rank, seen)
+        self._feed(rank, seen)
 
-    def _tell(self, rank: RankState, seen: Observation) -> None:
+    def _feed(self, rank: RankState, seen: Observation) -> None:
         if self.judgement is None:
             for detector in self._detectors:
                 _contained(detector.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
-        """Whether this is of this node: series of other nodes are theirs to export."""
+        """Whether these labels are of this node, which exports only its own series."""
         return _node(labels) in self._processes.nodes_here
 
     def poll(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
-        """What has changed. *judgement*: of the agent that leads the run, if another one does now.
+        """Poll the detectors. *judgement*: that of the agent that leads the run, if another does.
 
-        Nothing is found here while that agent judges; after that, what is found anew.
+        While that agent judges, the detectors here rest; afterwards they start afresh.
         """
         if judgement is None and self.judgement is not None:
             self._processes.forget()
@@ -328,17 +324,17 @@ class RunCase:
         if judgement is not None:
             self._ras.forget()
             self.reports.last_led, self.last_report = judgement, judgement.report
-            # The lead's own detectors request what they need to know.
+            # The lead's detectors ask their own questions.
             return []
         changes = self._poll_detectors(now_ns)
-        _contained(self._ask_nccl, now_ns)
+        _contained(self._query_nccl, now_ns)
         for labels, question in self.stalls.questions.items():
             if (source := self._processes.living(labels)) is not None:
                 source.host.ask(question, now_ns)
         return changes
 
     def _poll_detectors(self, now_ns: int) -> list[Change]:
-        # Ranks that ended stood before that, if they did: so deaths come before stalls.
+        # Deaths before stalls: a rank that died is no longer stalled.
         stall, unheard = self.stalls.summary, self._silence.unheard
         changes = [*_contained(self._deaths.poll, now_ns, stall, unheard)]
         changes += _contained(self._silence.poll, now_ns)
@@ -348,8 +344,8 @@ class RunCase:
             changes += _contained(each.poll, now_ns)
         return changes
 
-    def _ask_nccl(self, now_ns: int) -> None:
-        """Ask NCCL itself, once all ranks stand."""
+    def _query_nccl(self, now_ns: int) -> None:
+        """Query NCCL once per stall."""
         if not self.stalls.present():
             self._ras.forget()
             return
@@ -367,7 +363,7 @@ class RunCase:
             labels = source.labels
             newest = self._processes.newest.get(labels)
             if newest is not source or self._processes.living(labels) is not None:
-                # A new process had these labels before the agent saw the end of this one.
+                # A new process took its labels before the agent saw its end.
                 source.host.forget()
                 continue
             self._world.update(labels, None)
@@ -375,32 +371,32 @@ class RunCase:
             self.reports.ended[labels] = source.describe()
             rank = source.state()._replace(world_size=self._world.size)
             ended, position = self._exits.add(source, now_ns), source.position(self._origin_ns)
-            self._tell(rank, Observation(now_ns, position=position, ended=ended))
+            self._feed(rank, Observation(now_ns, position=position, ended=ended))
         for ended in self._exits.poll(now_ns):
             seen = Observation(now_ns, ended=ended)
             _contained(self._deaths.feed, RankState(ended.labels), seen)
 
     def ended_with(self, verdict: Verdict) -> Collection[Labels]:
-        """The ranks whose end ended this verdict."""
+        """The ranks by whose end this verdict ended."""
         return self._exits.new or (self.stalls.ended if verdict.kind == "stall" else ())
 
     def present(self) -> list[Verdict]:
-        """The open verdicts whose figures move, as they are now."""
+        """The open verdicts with their current figures."""
         return [verdict for each in self._detectors for verdict in _contained(each.present)]
 
     def report(self) -> Report:
-        """How the ranks compare; worked out again where there is news of them here."""
+        """The comparison of the ranks, recomputed if there is news of them."""
         if self.last_report is None or (self._has_news and self.judgement is None):
             self.last_report, self._has_news = self.stragglers.report(), False
         return self.last_report
 
     def close(self) -> None:
-        """The run is not shown any more."""
+        """Release what the run holds."""
         self._exits.forget_all()
         self._ras.forget()
 
 
 @errors.contained(default=())
 def _contained(method: Callable[..., Iterable[Any] | None], *given: Any) -> Iterable[Any]:
-    """A detector that breaks takes nothing from the others, nor from other runs."""
+    """Calls a detector: one that breaks affects neither the others nor other runs."""
     return method(*given) or ()

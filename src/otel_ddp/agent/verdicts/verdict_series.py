@@ -1,4 +1,4 @@
-"""Writes the series of verdicts into the ledger: late ranks, lost time, stalls, deaths."""
+"""Writes verdicts into the ledger as series: late ranks, lost time, stalls, deaths."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from otel_ddp.diagnosis.verdict import Verdict, node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, Kind, is_taken_back
 
-# The series of verdicts that name a rank and a phase.
+# Metrics of verdicts on a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
     "straggler": catalog.TRAINING_STRAGGLER,
     "imbalance": catalog.TRAINING_IMBALANCE,
     "recurring": catalog.TRAINING_RECURRING_STALL,
 }
-# The same of a node; its ranks have theirs besides.
+# Metrics of verdicts on a node, beside those of its ranks.
 _OF_NODES: Mapping[Kind, catalog.Metric] = {
     "straggler": catalog.TRAINING_NODE_STRAGGLER,
     "imbalance": catalog.TRAINING_NODE_IMBALANCE,
@@ -30,31 +30,31 @@ _OF_NODES: Mapping[Kind, catalog.Metric] = {
 
 
 class _Row(NamedTuple):
-    """One series, as it is now."""
+    """One series with its current value."""
 
     metric: catalog.Metric
     labels: Labels
     value: float
     stays_at: float | None = None
-    """What it stays at when it is not known any more; None: it is removed."""
+    """The value that remains when the row is no longer yielded; None: the series is removed."""
 
 
 class VerdictSeries:
-    """One a run. The caller holds the ledger's lock."""
+    """One per run. The caller holds the ledger's lock."""
 
     def __init__(self, ledger: Ledger, origin_ns: int) -> None:
         """*origin_ns*: when the counters began, in nanoseconds since 1970."""
         self._ledger = ledger
-        # The series of the last update, with the value at which each stays when its verdict ends.
+        # The series of the last update, with `stays_at`.
         self._shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        # By rank, the time lost to it: the latest judge, its figure, and the sum.
+        # By rank: the latest judge, the lost time by that judge, and the sum over all judges.
         self._lost: dict[Labels, tuple[str, float, float]] = {}
-        # By rank that ended first: the cause of each such death, by its first judge and the time.
+        # By rank: the cause of each death, by the first judge that reported it and the time.
         self._died: defaultdict[Labels, dict[tuple[str, int], str]] = defaultdict(dict)
         self._origin_ns = origin_ns
 
     def update_series(self, case: RunCase, now_ns: int) -> None:
-        """Write what is true of this run now, and end what no longer is."""
+        """Write the current series of the run, and end the others."""
         shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
         summed_up = (self._lost_time, self._deaths)
         for rows in (*summed_up, _speed, _named, _stalls, _own_collectives):
@@ -65,7 +65,7 @@ class VerdictSeries:
         for (metric, labels), stays_at in self._shown.items():
             if (metric, labels) in shown:
                 continue
-            # Of a finding too: another agent may judge the run now, which has not named this rank.
+            # Also those of open verdicts: another agent may judge now, with other findings.
             if stays_at is None:
                 self._ledger.forget(self._ledger.series(metric, labels))
             else:
@@ -77,7 +77,7 @@ class VerdictSeries:
         for rank in case.report().ranks:
             if not case.is_here(rank.labels):
                 continue
-            # Each judge counts from when it began to judge; the sum never falls.
+            # Each judge counts from its own beginning; the sum never falls.
             last, before_s, sum_s = self._lost.get(rank.labels, (by, 0.0, 0.0))
             if last == by:
                 sum_s += max(rank.lost_s - before_s, 0.0)
@@ -86,7 +86,7 @@ class VerdictSeries:
             yield _Row(metric, rank.labels, sum_s, stays_at=sum_s)
 
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
-        for by, who, since_ns, evidence in _told_deaths(case):
+        for by, who, since_ns, evidence in _reported_deaths(case):
             if "rank" in who:
                 labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
                 _note(self._died[labels], by, since_ns, evidence)
@@ -98,9 +98,9 @@ class VerdictSeries:
 def _note(
     deaths: dict[tuple[str, int], str], by: str, since_ns: int, evidence: Mapping[str, Any]
 ) -> None:
-    """A death is told again and again, and the same by this agent and by the one that leads.
+    """Add a death once, although it is repeated, and reported by both this agent and the lead.
 
-    *by*: the node of the agent that says so, if that is another one; its clock is another, too.
+    *by*: the lead's node, whose clock differs; empty for this agent.
     """
     key = by, since_ns
     if key not in deaths:
@@ -117,10 +117,10 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
     return list(rows(case))
 
 
-def _told_deaths(
+def _reported_deaths(
     case: RunCase,
 ) -> Iterator[tuple[str, Mapping[str, str], int, Mapping[str, Any]]]:
-    """By whom, of whom, when and why: here and by the agent that leads the run; newer ones last."""
+    """Judge, rank, time and evidence of each death, by this agent and the lead; newest last."""
     reports, led = case.reports, case.judgement
     others = [] if led is None else [(led.by, each) for each in (*led.past, *led.open)]
     for by, each in (*(("", each) for each in reports.past), *others):
@@ -133,11 +133,11 @@ def _told_deaths(
 
 
 def _open_verdicts(case: RunCase) -> list[Verdict]:
-    """Those made here, and those of the agent that leads the run."""
+    """The open verdicts of this agent and of the lead."""
     found = [each.shown for each in case.reports.open.values()]
-    for told in () if case.judgement is None else case.judgement.open:
-        who = tuple(told["who"].items())
-        found.append(Verdict(told["kind"], who, told["phase"], "", told["evidence"]))
+    for led in () if case.judgement is None else case.judgement.open:
+        who = tuple(led["who"].items())
+        found.append(Verdict(led["kind"], who, led["phase"], "", led["evidence"]))
     return found
 
 

@@ -1,10 +1,9 @@
-"""Encodes OTLP's metrics, from attributes that were encoded once; and reads a collector's reply.
+"""Encodes OTLP metrics from attributes that were encoded once; decodes replies of a collector.
 
-The official encoder builds a protobuf object for every attribute of every point, which takes about
-20 us a point. The attributes of a series never change, so they are encoded once. A point is these
-bytes with two or three numbers in front. The tags below are those of
-opentelemetry/proto/metrics/v1/metrics.proto; a test compares each of them with the official
-classes. Histograms, spans and log records are few: the official classes encode them.
+The official encoder creates a protobuf object for each attribute of each point: 20 us per point.
+The attributes of a series never change, so they are encoded once, and a point is these bytes after
+two or three numbers. The tags are those of opentelemetry/proto/metrics/v1/metrics.proto; tests
+compare them with the official classes, which encode the few histograms, spans and log records.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from otel_ddp.agent.export.delivery import Outcome
 from otel_ddp.agent.export.post import one_line
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
-# Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
+# Gateways mostly refuse requests above 1 MiB (nginx) or 4 MiB (gRPC).
 MOST_BYTES = 900 * 1024
 
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
 
-# The release of the semantic conventions that our names are those of.
+# The release of the semantic conventions that our names follow.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 SCOPE = "otel_ddp"
 
-# The number of the field `attributes`, which differs from message to message.
+# The number of the field `attributes` in each message.
 NUMBER_ATTRIBUTES = 7
 HISTOGRAM_ATTRIBUTES = 9
 RESOURCE_ATTRIBUTES = 1
@@ -46,12 +45,12 @@ LOG_ATTRIBUTES = 6
 SPAN_ATTRIBUTES = 9
 
 _DOUBLE = Struct("<d").pack
-# Tag and number, twice or three times: start (field 2), time (3) and as_double (4).
+# Tags and numbers: start (field 2), time (3) and as_double (4).
 _TIME_VALUE = Struct("<BQBd").pack
 _START_TIME_VALUE = Struct("<BQBQBd").pack
 _TIME = Struct("<BQ").pack
 
-# The flag "no recorded value" of a number (field 8).
+# A number's flag "no recorded value" (field 8).
 _NO_NUMBER = b"\x40\x01"
 
 _LONGEST_CACHED = 200
@@ -68,7 +67,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-# Few points are longer than this, and a look-up costs a fifth of the loop above.
+# Few points are longer, and a look-up costs a fifth of the loop above.
 _SHORT = tuple(_varint(number) for number in range(1024))
 
 
@@ -77,18 +76,18 @@ def _length(number: int) -> bytes:
 
 
 def element(number: int, content: bytes) -> bytes:
-    """Field `number` with a length in front: a string, a message or packed numbers."""
+    """A length-delimited field: a string, a message or packed numbers."""
     return _varint(number << 3 | 2) + _length(len(content)) + content
 
 
 def _around(number: int, parts: Sequence[bytes]) -> list[bytes]:
-    """The same around several parts, which are large: only `request` copies them."""
+    """A length-delimited field of several large parts, which only `request` copies."""
     return [_varint(number << 3 | 2) + _length(sum(map(len, parts))), *parts]
 
 
 def utf8(text: str) -> bytes:
-    """A text as bytes, whatever it holds."""
-    # A lone surrogate has no UTF-8: one of them would make the whole request unreadable.
+    """Encode any text."""
+    # A lone surrogate has no UTF-8, and would invalidate the whole request.
     return text.encode("utf-8", "replace")
 
 
@@ -99,12 +98,12 @@ def _any_value(value: AttributeValue) -> bytes:
         return b"\x18" + _varint(value & (2**64 - 1))
     if isinstance(value, float):
         return b"\x21" + _DOUBLE(value)
-    # An integer that OTLP cannot hold, such as 2**70, is sent as text.
+    # An integer beyond 64 bits is sent as text.
     return element(1, utf8(value if isinstance(value, str) else str(value)))
 
 
 def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> bytes:
-    """The attributes of a series, encoded; points of histograms need HISTOGRAM_ATTRIBUTES."""
+    """Encode attributes as field number *field*, which depends on the message."""
     return b"".join(
         _text_attribute(field, name, value)
         if type(value) is str and len(value) <= _LONGEST_CACHED
@@ -117,7 +116,7 @@ def _attribute(field: int, name: str, value: AttributeValue) -> bytes:
     return element(field, element(1, utf8(name)) + element(2, _any_value(value)))
 
 
-# Cached, because every span and every log record of a rank has the same labels.
+# Cached: all spans and log records of a rank have the same labels.
 _text_attribute = lru_cache(1024)(_attribute)
 
 
@@ -132,7 +131,7 @@ def number_point(attributes: bytes, time_ns: int, value: float, start_ns: int = 
 
 
 def number_points(attributes: bytes, times: Sequence[int], values: Sequence[float]) -> bytes:
-    """Points of one gauge: all are equally long, so a byte is written into all of them at once."""
+    """Points of one gauge, which have equal lengths: each byte is written for all at once."""
     head, count = b"\x0a" + _length(18 + len(attributes)), len(times)
     # Two tags, and two numbers of eight bytes.
     point = head + _TIME_VALUE(0x19, 0, 0x21, 0.0) + attributes
@@ -144,7 +143,7 @@ def number_points(attributes: bytes, times: Sequence[int], values: Sequence[floa
 
 
 def most_points(attributes: bytes, most: int) -> int:
-    """How many points of these attributes a request may hold: *most*, and one at least."""
+    """The number of points with these attributes that fit into a request, at most *most*."""
     return max(min(most, MOST_BYTES // (len(attributes) + 24)), 1)
 
 
@@ -171,19 +170,19 @@ def histogram_point(
 
 
 def no_number(attributes: bytes, time_ns: int) -> bytes:
-    """The end of a series of numbers: from here on it has no value."""
+    """The end marker of a series of numbers."""
     return element(1, _TIME(0x19, time_ns) + attributes + _NO_NUMBER)
 
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
-    """The end of a histogram. Prometheus has a series for each bucket and one for the sum."""
+    """The end marker of a histogram, for its series of each bucket and of the sum."""
     zeros = [0] * (len(bounds) + 1)
     flag = DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
     return histogram_point(attributes, time_ns, 0, 0.0, bounds, zeros, flag)
 
 
 def metric(described: Metric, points: Sequence[bytes]) -> list[bytes]:
-    """One metric with its points, in parts; sums are cumulative."""
+    """One metric with its points, in parts; cumulative."""
     if described.kind is Kind.GAUGE:
         data = _around(5, points)
     elif described.kind is Kind.HISTOGRAM:
@@ -206,20 +205,20 @@ _SCHEMA = element(3, SCHEMA_URL.encode())
 
 
 def in_scope(name: str, version: str, contents: Iterable[bytes]) -> list[bytes]:
-    """What belongs to one scope: metrics, spans or log records, each as element 2; in parts."""
+    """One scope with its metrics, spans or log records, each encoded as field 2; in parts."""
     scope = element(1, utf8(name)) + element(2, utf8(version))
     return _around(2, [element(1, scope), *contents, _SCHEMA])
 
 
 def request(resource: bytes, scope: Iterable[bytes]) -> bytes:
-    """A whole request of any of the three services: they number these fields alike."""
+    """A request of any of the three services, whose field numbers are equal."""
     return b"".join(_around(1, [resource, *scope, _SCHEMA]))
 
 
-# What these say is about the bytes of this request. Everything else can be mended elsewhere.
+# Status codes about the bytes of this request.
 _ABOUT_THE_REQUEST = frozenset({400, 422})
-# What these say is about the way, whatever is sent: addresses, tokens, proxies, servers too busy.
-ABOUT_THE_WAY = frozenset(
+# Status codes about the route, whatever is sent: addresses, tokens, proxies, busy servers.
+ABOUT_THE_ROUTE = frozenset(
     {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
 )
 _ADVICE = {
@@ -232,22 +231,22 @@ _REDIRECT = "a redirect, which OTLP does not follow (OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def answered(status: int, why: str, detail: str, signal: str, retry_after_s: float) -> Outcome:
-    """The outcome of a refused request, by HTTP's status. *detail*: the receiver's reason."""
+    """The outcome of a refused request by its HTTP status. *detail*: the receiver's reason."""
     is_redirect = 300 <= status < 400
     advice = _REDIRECT if is_redirect else _ADVICE.get(status, "").format(signal)
     said = ": ".join(filter(None, (why, advice or detail)))
     if status in _ABOUT_THE_REQUEST:
         return Outcome("refused", said)
-    doubtful = status >= 400 and status not in ABOUT_THE_WAY
+    doubtful = status >= 400 and status not in ABOUT_THE_ROUTE
     return Outcome("retry", said, retry_after_s=retry_after_s, doubtful=doubtful)
 
 
 def accepted_with(reply: bytes, where: str) -> Outcome:
-    """The outcome of a request that was accepted: the reply says whether all of it was."""
+    """The outcome of an accepted request, whose reply may report partial success."""
     rejected, message = 0, ""
-    # Some backends answer with text; that they accepted it is what counts.
+    # Some backends reply with text.
     with contextlib.suppress(DecodeError):
-        # The replies of all three services number their fields alike.
+        # The replies of all three services have equal field numbers.
         partial = ExportMetricsServiceResponse.FromString(reply).partial_success
         rejected = max(partial.rejected_data_points, 0)
         message = one_line(partial.error_message)

@@ -1,6 +1,6 @@
-"""Sends OTLP over gRPC: one call with prepared bytes, and what its answer means.
+"""Sends OTLP requests over gRPC.
 
-This module imports grpc, which takes 15 MiB and 80 ms: it is imported only where gRPC is used.
+Imported only if gRPC is configured: grpc takes 15 MiB and 80 ms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METHODS = {
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
-# What HTTP would answer; of all others 503. INTERNAL may be about the request, or about the server.
+# The equivalent HTTP status; 503 for all others. INTERNAL may be about the request or the server.
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -49,7 +49,7 @@ class GrpcSender:
         self._metadata = tuple(there.headers().items())
         options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"otel_ddp/{__version__}")]
         if is_loopback(self._url):
-            # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
+            # A cluster's http_proxy would connect to its own loopback.
             options.append(("grpc.enable_http_proxy", 0))
         is_packed = there.compression() == "gzip"
         compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
@@ -70,7 +70,7 @@ class GrpcSender:
         except grpc.RpcError as error:
             return self._failed(error)
         except ValueError:
-            # grpc puts the metadata, and with it a token, into this error's text.
+            # The text of this error contains the metadata, and so a token.
             return _BAD_HEADER
         return accepted_with(reply, without_credentials(self._url))
 
@@ -79,7 +79,7 @@ class GrpcSender:
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
-        # What comes before it says how the channel has tried.
+        # Before it, the channel describes its attempts.
         text = one_line(details.rpartition("last error: ")[2])
         where = without_credentials(self._url)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -90,7 +90,7 @@ class GrpcSender:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             status = 413
         elif status == 500 and "http2 header with status" in text.lower():
-            # A proxy on the way that answers by HTTP has not looked at the request.
+            # A proxy that answers by HTTP has not read the request.
             status = 503
         after_s = _retry_after_s(error)
         return answered(status, f"{code.name} from {where}", text, self._signal, after_s)

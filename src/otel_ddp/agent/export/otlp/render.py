@@ -21,18 +21,18 @@ from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.parser import Document
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
-# Of what belongs to no project, and where the user names none.
+# The service name of data without a project, unless the user sets one.
 _SERVICE = "otel-ddp"
-# Points, or spans and log records, of one request.
+# Limits of one request: points, or spans and log records.
 _MOST_POINTS, _MOST_MESSAGES = 2000, 500
 _MOST_STEP_TRACES = 4096
 _S = 10**9
 _HOUR_NS = 3600 * _S
-# In steps of four, as the specification has them.
+# By the specification.
 _SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
-# Encoded points of one series and hour, or one span or log record: the bytes, the time of the
-# first, how many, and the metric. No class: there are thousands a second.
+# Encoded points of one series and hour, or one span or log record: bytes, time of the first, count,
+# metric. No class: there are thousands per second.
 _Part = tuple[bytes, int, int, Metric | None]
 
 
@@ -44,7 +44,7 @@ class _Batch:
         self.count = self.size = 0
 
     def has_room(self, part: _Part, most: int) -> bool:
-        """Whether this may be added; in an empty request it may."""
+        """Whether a part fits; into an empty request always."""
         room = self.size + len(part[0]) <= encode.MOST_BYTES
         return not self.parts or (room and self.count + part[2] <= most)
 
@@ -55,7 +55,7 @@ class _Batch:
 
 
 def _batches(parts: Iterable[tuple[str, _Part]], most: int) -> Iterator[tuple[str, _Batch]]:
-    """These parts of each project, in batches for one request each."""
+    """Divide the parts of each project into batches for one request each."""
     batches: dict[str, _Batch] = {}
     for project, part in parts:
         batch = batches.setdefault(project, _Batch())
@@ -66,21 +66,21 @@ def _batches(parts: Iterable[tuple[str, _Part]], most: int) -> Iterator[tuple[st
     yield from batches.items()
 
 
-# -- the resource: what all data of this node is attached to
+# -- the OpenTelemetry resource
 
 
 def resource_of(node: str, host: str) -> dict[str, str]:
-    """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES win."""
+    """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES take precedence."""
     ours = {
         "service.name": _SERVICE,
-        # Not random: a restart would then start every series anew.
+        # Not random: a restart must not begin new series.
         "service.instance.id": node,
         "host.name": host,
         "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(
             platform.machine(), platform.machine()
         ),
         "os.type": "linux",
-        # No SDK makes our data. So this name must not be "opentelemetry", says the specification.
+        # By the specification only official SDKs are called "opentelemetry".
         "telemetry.sdk.name": "otel_ddp",
         "telemetry.sdk.language": "python",
         "telemetry.sdk.version": __version__,
@@ -91,33 +91,31 @@ def resource_of(node: str, host: str) -> dict[str, str]:
 
 
 def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
-    """The resource of one project's series; a service that the user has named keeps its name."""
+    """The resource of a project, whose name is the service unless the user has set one."""
     if not project or resource.get("service.name") != _SERVICE:
         return dict(resource)
     return {**resource, "service.name": project}
 
 
 class Renderer:
-    """Renders for one resource; each project gets a resource of its own."""
+    """Renders data of one node; each project has its own resource."""
 
     def __init__(self, attributes: Mapping[str, str]) -> None:
         self._attributes = attributes
-        # By run and name: the traces of steps whose first span was made, the latest ones.
+        # Run and name of the latest step traces whose root span was made.
         self._step_traces: dict[tuple[str, str], None] = {}
 
     def metrics(self, ledger: Ledger, now_ns: int) -> Iterator[Request]:
-        """Every logged value since the last call, the current value of all other series, and ends.
+        """New logged values, the current values of all other series, and end markers.
 
-        Without its end, Prometheus shows a series for five minutes more: a device without a rank
-        beside the same with one.
+        Without the marker, Prometheus shows an ended series for another five minutes.
         """
         with ledger.lock:
             families, ended = [*ledger.families()], ledger.take_ended()
-        # Logged values and current values go apart: a lost request loses logged values for good,
-        # while current values are sent again.
+        # Logged values have their own requests, because a lost one cannot be replaced.
         logged = [each for metric, rows in families if is_logged(metric) for each in rows]
-        # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
-        # A journal that was read hours late holds such values.
+        # One request per hour: a backend refuses a whole request for one value that is too old, as
+        # a journal that is read late contains.
         while logged := [each for each in logged if each.history is not None]:
             first_ns = min([each.history[0][0] for each in logged if each.history])
             until_ns = (first_ns // _HOUR_NS + 1) * _HOUR_NS
@@ -155,7 +153,7 @@ class Renderer:
 
     @errors.contained(default=())
     def _points(self, series: Series, now_ns: int) -> Sequence[_Part]:
-        """The point of a series, encoded, with its time."""
+        """The current point of a series."""
         metric, value, start_ns = series.metric, series.value, series.start_ns
         if isinstance(value, Buckets):
             counts, bounds = [int(count) for count in value.counts], metric.bounds
@@ -172,10 +170,9 @@ class Renderer:
 
     @errors.contained(default=())
     def _logged(self, series: Series, until_ns: int) -> Sequence[_Part]:
-        """Take the points of a series of logged values before this time.
+        """Take the logged values of a series before this time.
 
-        Contained for each series: one that OTLP cannot express must not lose the others, whose
-        values leave the ledger here.
+        Contained per series: one that cannot be encoded must not lose the others.
         """
         assert series.history is not None
         times, values = series.history
@@ -190,10 +187,9 @@ class Renderer:
         return found
 
     def _end(self, series: Series, now_ns: int) -> Sequence[_Part]:
-        """The point that ends a series."""
+        """The end marker of a series."""
         metric = series.metric
-        # The last of logged values stays: an end behind it would hide it, where it stands between
-        # two looks of a dashboard.
+        # Not after logged values: the marker could hide the last one from a dashboard.
         if is_logged(metric):
             return ()
         if metric.kind is Kind.HISTOGRAM:
@@ -205,7 +201,7 @@ class Renderer:
     def documents(
         self, documents_of: Iterable[tuple[Labels, str, Sequence[Document]]]
     ) -> Iterator[Request]:
-        """The requests; a document that OTLP cannot express is left out alone."""
+        """Requests with spans and log records; an invalid document is skipped."""
         found: dict[str, list[tuple[str, _Part]]] = {"traces": [], "logs": []}
         for labels, project, documents in documents_of:
             for each in documents:
@@ -222,11 +218,11 @@ class Renderer:
                 yield self._request(signal, project, batch, contents)
 
     def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[_Part]:
-        """The span, behind the first one of its trace where no rank has been in that before."""
+        """A span; before the first one of a step's trace also the root span of that trace."""
         run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
         span = _span(run, trace, labels, content)
         if not span.parent_span_id and layout.is_of_step(trace):
-            # Ranks of other nodes may be in this trace. Their agents make this very span too.
+            # Agents of other nodes make the same root span for their ranks.
             span.parent_span_id = layout.first_span_id(run, trace)
             if (run, trace) not in self._step_traces:
                 self._step_traces[run, trace] = None
@@ -239,7 +235,7 @@ class Renderer:
 
 
 def _encoded(series: Series) -> bytes:
-    """The attributes of a series, encoded once."""
+    """The encoded attributes of a series, cached."""
     is_histogram = series.metric.kind is Kind.HISTOGRAM
     field = encode.HISTOGRAM_ATTRIBUTES if is_histogram else encode.NUMBER_ATTRIBUTES
     series.encoded = series.encoded or encode.attribute_bytes(dict(series.labels), field)
@@ -304,7 +300,7 @@ def _clean(text: Any) -> str:
 
 
 def _time_ns(value: Any) -> int:
-    # The OTLP classes raise for any other number, and the whole request would be lost.
+    # The OTLP classes raise for other numbers.
     time_ns = int(value)
     if not 0 <= time_ns < 2**63:
         raise ValueError(f"{time_ns} is no time")
@@ -320,6 +316,6 @@ def _attributes(labels: Labels, content: dict[str, Any], field: int) -> bytes:
         found["step"] = int(content["step"])
     if content.get("exception"):
         found["error.type"] = str(content["exception"][0])
-    # Last: an attribute of the user's never replaces a label.
+    # Last: an attribute of the user must not replace a label.
     found.update(labels)
     return encode.attribute_bytes(found, field)

@@ -1,4 +1,4 @@
-"""Sends prepared OTLP requests as the variables OTEL_* say, and learns each outcome."""
+"""Sends encoded OTLP requests as configured by the OTEL_* variables, over HTTP or gRPC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__, errors
 from otel_ddp.agent.export.delivery import Outcome
-from otel_ddp.agent.export.otlp.encode import ABOUT_THE_WAY, accepted_with, answered
+from otel_ddp.agent.export.otlp.encode import ABOUT_THE_ROUTE, accepted_with, answered
 from otel_ddp.agent.export.otlp.variables import Variables, signals_with_endpoint
 from otel_ddp.agent.export.post import UNANSWERED, Route, explain, one_line, without_credentials
 from otel_ddp.settings import Settings
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 16 * 1024
-# What is raised when a variable, a file or a package is wrong.
+# Raised if a variable, a file or a package is unusable.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
 
 class Transport:
-    """Sends each signal by the protocol and to the address that its variables name.
+    """Sends each signal by the protocol and to the address of its variables.
 
-    Nothing is raised: every failure is an Outcome. One thread sends at a time for each signal.
+    Raises nothing: each failure is an Outcome. Per signal, one thread sends at a time.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Transport:
 
     @property
     def destination(self) -> str:
-        """Where the first signal goes that is sent, without credentials."""
+        """The address of the first exported signal, without credentials."""
         (first, *_) = signals_with_endpoint(self._settings, self._env)
         return without_credentials(self._variables(first).url)
 
@@ -64,8 +64,8 @@ class Transport:
         except _UNUSABLE as error:
             outcome = Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
         if outcome.kind == "retry" and signal in self._senders:
-            # The next attempt reads the certificates again, which may have come, and connects
-            # anew: a channel of gRPC would wait up to two minutes before it does.
+            # The next attempt reloads certificates and reconnects: a gRPC channel would wait up to
+            # two minutes for that.
             self._senders.pop(signal).close()
         return outcome
 
@@ -86,9 +86,9 @@ class Transport:
 
 
 def silence_libraries() -> None:
-    """They log lines for each failure, some with credentials; we log one."""
+    """Silence their lines on each failure, some with credentials; we log one."""
     logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL + 1)
-    # Read when grpc is imported: its core prints a line of its own for each failed handshake.
+    # Read when grpc is imported: its core prints a line for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -118,14 +118,14 @@ class HttpSender:
             with self._route.post(packed, self._headers) as response:
                 outcome = self._outcome_of(response)
                 if not response.isclosed():
-                    # The rest of it is not waited for.
+                    # Do not wait for the rest.
                     self.close()
                 return outcome
         except UNANSWERED as error:
             where = without_credentials(self._url)
             return Outcome("retry", explain(error, where, self._timeout_s))
         except ValueError:
-            # Its text could repeat a header, and with it a token.
+            # The text of the error could contain a header with a token.
             return Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
 
     def close(self) -> None:
@@ -135,13 +135,13 @@ class HttpSender:
     def _outcome_of(self, response: HTTPResponse) -> Outcome:
         status = response.status
         where = without_credentials(self._url, with_path=True)
-        about_the_way = 300 <= status < 400 or status in ABOUT_THE_WAY
-        reply = b"" if about_the_way else _reply(response)
+        about_the_route = 300 <= status < 400 or status in ABOUT_THE_ROUTE
+        reply = b"" if about_the_route else _reply(response)
         if 200 <= status < 300:
             return accepted_with(reply, where)
         why = f"{status} from {where}"
         if status == 400 and _is_tls_port(response, reply):
-            # Kept: the server has not read the request, and the address can be corrected.
+            # The server has not read the request, and the address can be corrected.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
         after_s = _retry_after_s(response.headers.get("Retry-After"))
         return answered(status, why, _detail(response, reply), self._signal, after_s)
@@ -151,12 +151,12 @@ def _reply(response: HTTPResponse) -> bytes:
     try:
         return response.read(_REPLY_LIMIT_BYTES)
     except UNANSWERED:
-        # The status is known, and it counts more than what the reply would add.
+        # The status is known, and matters more than the reply.
         return b""
 
 
 def _detail(response: HTTPResponse, reply: bytes) -> str:
-    """The reason that the collector gives: in a google.rpc.Status, or as plain text."""
+    """The collector's reason, in a google.rpc.Status or as plain text."""
     kind = response.headers.get("Content-Type", "")
     if "protobuf" in kind:
         try:
@@ -167,14 +167,14 @@ def _detail(response: HTTPResponse, reply: bytes) -> str:
 
 
 def _is_tls_port(response: HTTPResponse, reply: bytes) -> bool:
-    """Whether a TLS port answers 400 to http://, which is not about the request."""
-    # Servers in Go, such as the collector, answer without a single header. Their sentence is often
-    # lost, because they close while we still write. nginx and Apache write these words.
+    """Whether this 400 is the answer of a TLS port to http://."""
+    # Go servers, such as the collector, send no headers then, and their text is often lost because
+    # they close while we write. nginx and Apache send these words.
     return not response.headers or b"plain http" in reply.lower()
 
 
 def _retry_after_s(text: str | None) -> float:
-    """The header's seconds; 0 for any other text, such as a date."""
+    """The seconds in the header; 0 for other text, such as a date."""
     with contextlib.suppress(TypeError, ValueError):
         seconds = float(text or "")
         return max(seconds, 0.0) if math.isfinite(seconds) else 0.0

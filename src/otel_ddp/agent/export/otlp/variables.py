@@ -13,21 +13,21 @@ from otel_ddp.settings import Settings, value
 
 SIGNALS = ("metrics", "traces", "logs")
 LANES = {each: f"OTLP {each}" for each in SIGNALS}
-"""What the log calls the requests of each signal."""
+"""Names of the lanes in the log."""
 
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
-# What names of headers have in them whose values are secret.
+# Parts of header names whose values are secret.
 _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
 
 
 def exported_signals(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The signals that are exported: a standard variable switches each of them off."""
+    """The signals that no standard variable switches off."""
     return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
 
 
 def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The exported signals for which a variable names a collector."""
+    """The exported signals for which a collector is set."""
     return tuple(
         each
         for each in exported_signals(env)
@@ -39,7 +39,7 @@ def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[s
 
 
 class Variables:
-    """What OTEL_EXPORTER_OTLP_* say of a signal: where it goes, and how. Its own ones win."""
+    """The OTEL_EXPORTER_OTLP_* variables of a signal; its own take precedence."""
 
     def __init__(self, signal: str, settings: Settings, env: Mapping[str, str]) -> None:
         self.signal = signal
@@ -50,24 +50,24 @@ class Variables:
         own = env.get(f"{self._own}ENDPOINT", "").strip()
         self.endpoint_variable = f"{self._own if own else _GENERAL}ENDPOINT"
         endpoint = own or settings.endpoint
-        # A general endpoint has no path yet.
+        # Over HTTP the general endpoint lacks the path.
         needs_path = not own and self.protocol != "grpc"
         url = _with_path(endpoint, f"/v1/{signal}") if needs_path else endpoint
         self.url, self._authorization = take_user(url)
-        """Where requests are sent to, and as whom the address says."""
+        """The address of requests; user and password become a header."""
 
     def timeout_s(self) -> float:
-        """The time that one attempt may take."""
+        """The timeout of each part of an attempt."""
         own = value(f"{self._own}TIMEOUT", self._env)
         return self._settings.timeout_s if own is None else float(own)
 
     def compression(self) -> str:
-        """none or gzip; by default gzip towards other machines."""
+        """`none` or `gzip`; by default gzip towards other machines."""
         default = "none" if is_loopback(self.url) else "gzip"
         return str(self._value("COMPRESSION") or default)
 
     def tls_files(self) -> TlsFiles:
-        """Raises OSError for a file that cannot be read, and names it; it may come later."""
+        """The TLS files. Raises OSError that names an unreadable one, which may come later."""
         if self.url.lower().startswith("http://"):
             return TlsFiles()
         paths = []
@@ -83,20 +83,20 @@ class Variables:
         return TlsFiles(*paths)
 
     def insecure(self) -> bool:
-        """Whether gRPC goes without TLS where the address has no scheme."""
+        """Whether gRPC uses no TLS for an address without a scheme."""
         return bool(self._value("INSECURE"))
 
     def headers(self) -> dict[str, str]:
-        """The configured headers, their names in small letters; a user of the address is one."""
-        # Imported here, so that the doctor can say that this package is broken.
+        """The headers with lower-case names, also for the user in the address."""
+        # Imported here, so that `doctor` can report a broken package.
         from opentelemetry.util.re import parse_env_headers
 
         user = {"authorization": self._authorization} if self._authorization else {}
         return {**user, **parse_env_headers(self._read("HEADERS")[1], liberal=True)}
 
     def doubt(self) -> str:
-        """Of a token, or a password in the address, that leaves this machine readable; or empty."""
-        # gRPC takes addresses without a scheme, and a variable that says what one would say.
+        """A warning if a token or password leaves this machine unencrypted; else empty."""
+        # gRPC takes addresses without a scheme, and a variable in its place.
         bare = "//" not in self.url and self.insecure()
         if not (bare or self.url.lower().startswith("http://")) or is_loopback(self.url):
             return ""
@@ -111,14 +111,14 @@ class Variables:
         return value(f"{_GENERAL}{name}", self._env) if own is None else own
 
     def _read(self, name: str) -> tuple[str, str]:
-        """The variable that counts, and its text."""
+        """The variable that takes precedence, and its text."""
         own = self._env.get(f"{self._own}{name}", "").strip()
         variable = f"{self._own if own else _GENERAL}{name}"
         return variable, self._env.get(variable, "").strip()
 
 
 def _with_path(url: str, path: str) -> str:
-    """An address with more of a path, before its query."""
+    """The address with a longer path."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         if parts.netloc:
