@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from make import WrittenRank
+from otel_ddp.agent.judge.observe import ExitCauses, Here
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.agent.reading.journals import NodeNames
 from otel_ddp.agent.reading.logged_values import Summaries
 from otel_ddp.agent.reading.process import Host, Process
-from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader

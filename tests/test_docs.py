@@ -124,7 +124,7 @@ def test_every_reason_for_silence_on_the_page_of_verdicts_is_one_that_the_agent_
     reasons = [row.split("|")[1].strip() for table in tables for row in table.splitlines()]
     given = "\n".join(
         node.value
-        for folder in ("diagnosis", "agent/verdicts")
+        for folder in ("diagnosis", "agent/judge")
         for file in (ROOT / "src" / "otel_ddp" / folder).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)

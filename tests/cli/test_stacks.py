@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from node import Node, until
-from otel_ddp.agent.verdicts import answers
+from otel_ddp.agent.judge import answers
 from otel_ddp.cli import main
 from otel_ddp.journal.reader import JournalReader
 

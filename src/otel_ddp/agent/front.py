@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, files
 from otel_ddp.agent.export.exporter import Exporter
+from otel_ddp.agent.judge import answers
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.node_watch import NodeWatch
 from otel_ddp.agent.notify.notifier import Notifier
-from otel_ddp.agent.verdicts import answers
 from otel_ddp.journal import process_state
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -21,7 +21,7 @@ from otel_ddp.journal.survey import Survey
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.scrape.endpoint import Endpoint
+    from otel_ddp.agent.serve.endpoint import Endpoint
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -64,8 +64,8 @@ class Front:
 
     def serve(self) -> None:
         """Open the endpoint; if that fails, a remark says why."""
-        from otel_ddp.agent.scrape.endpoint import Endpoint
-        from otel_ddp.agent.scrape.server import NoToken, find_token
+        from otel_ddp.agent.serve.endpoint import Endpoint
+        from otel_ddp.agent.serve.server import NoToken, find_token
         from otel_ddp.history.page.app import App
 
         host, port = self._conf.scrape_host, self._conf.scrape_port

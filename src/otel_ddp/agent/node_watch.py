@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 
 from otel_ddp.agent.artifacts import Artifacts
 from otel_ddp.agent.history.histories import Collector, Histories
+from otel_ddp.agent.judge.judge import Judge
+from otel_ddp.agent.judge.observe import ExitCauses, Here
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.link.links import Links
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals, Marks
-from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.journal.parser import Document
 from otel_ddp.journal.place import Place

@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 
 from otel_ddp import settings
-from otel_ddp.agent.scrape.server import Handler, NoToken, admits, bind, find_token
+from otel_ddp.agent.serve.server import Handler, NoToken, admits, bind, find_token
 from otel_ddp.cli.options import add_directory_option, find_places, history_directory
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run

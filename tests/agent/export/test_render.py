@@ -18,7 +18,7 @@ from otel_ddp import __version__, errors
 from otel_ddp.agent.export.folder import Request
 from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
-from otel_ddp.agent.scrape.endpoint import LedgerRegistry
+from otel_ddp.agent.serve.endpoint import LedgerRegistry
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
 from otel_ddp.vocabulary import catalog

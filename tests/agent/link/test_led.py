@@ -12,12 +12,12 @@ import pytest
 
 from agent.link.two_agents import RUN, TwoAgents
 from node import until
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link import messages
 from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.link.messages import Senseless
-from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Kernel
 from otel_ddp.diagnosis.straggler.finding import Report
 

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed import ReadRank
+from otel_ddp.agent.judge.answers import content_of, evidence_of
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.following import Outflow
 from otel_ddp.agent.link.leading import _Node
 from otel_ddp.agent.link.messages import _MOST_MEMBERS
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.answers import content_of, evidence_of
 from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Frame, Group
 from otel_ddp.journal import layout
 from otel_ddp.vocabulary import catalog

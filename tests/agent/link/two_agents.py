@@ -9,13 +9,13 @@ from typing import Any
 
 from fed import ReadRank
 from node import without_figures
+from otel_ddp.agent.judge.judge import Judge
+from otel_ddp.agent.judge.observe import ExitCauses
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.following import Following
 from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.observe import ExitCauses
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.journal import layout
 from otel_ddp.vocabulary import catalog

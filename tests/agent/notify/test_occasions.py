@@ -13,9 +13,9 @@ import pytest
 
 from golden import Golden
 from make import labels_of
+from otel_ddp.agent.judge.reports import Incident, RunReports
 from otel_ddp.agent.notify.notifier import Notifier, Occasions
 from otel_ddp.agent.notify.outbox import Message
-from otel_ddp.agent.verdicts.reports import Incident, RunReports
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.settings import Settings

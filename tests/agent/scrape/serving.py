@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.serve.endpoint import Endpoint
 from otel_ddp.history.page.app import App
 
 

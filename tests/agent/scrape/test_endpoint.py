@@ -21,9 +21,9 @@ from agent.scrape.serving import serving
 from make import labels_of
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.agent.scrape import server as servers
-from otel_ddp.agent.scrape.endpoint import Endpoint
-from otel_ddp.agent.scrape.server import NoToken, admits, find_token
+from otel_ddp.agent.serve import server as servers
+from otel_ddp.agent.serve.endpoint import Endpoint
+from otel_ddp.agent.serve.server import NoToken, admits, find_token
 from otel_ddp.history.page.app import App
 from otel_ddp.vocabulary import catalog
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from make import Clock
+from otel_ddp.agent.judge.answers import Answers
+from otel_ddp.agent.judge.observe import ExitCauses, Here
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.answers import Answers
-from otel_ddp.agent.verdicts.observe import ExitCauses, Here
 from otel_ddp.diagnosis.stall.evidence import Kernel
 from otel_ddp.journal import layout
 from otel_ddp.journal.process_state import ended_by_parent

@@ -13,12 +13,12 @@ import pytest
 
 from fed import ReadRank
 from otel_ddp import errors
+from otel_ddp.agent.judge import run_case as run_case_module
+from otel_ddp.agent.judge.answers import Answers
+from otel_ddp.agent.judge.judge import Judge
+from otel_ddp.agent.judge.observe import ExitCauses
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.verdicts import run_case as run_case_module
-from otel_ddp.agent.verdicts.answers import Answers
-from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.observe import ExitCauses
-from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report
 from otel_ddp.diagnosis.verdict import Labels, run_labels

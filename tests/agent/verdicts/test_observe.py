@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agent.node.node_trees import NodeTree
-from otel_ddp.agent.verdicts import observe
-from otel_ddp.agent.verdicts.observe import ExitCauses
+from otel_ddp.agent.judge import observe
+from otel_ddp.agent.judge.observe import ExitCauses
 
 PID, TICKS = 4711, 5000
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from otel_ddp import errors
-from otel_ddp.agent.verdicts.reports import write_postmortem
+from otel_ddp.agent.judge.reports import write_postmortem
 from otel_ddp.journal.process_state import ProcessState
 
 S = 1_000_000_000

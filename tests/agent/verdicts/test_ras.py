@@ -11,7 +11,7 @@ import pytest
 
 from golden import Golden
 from node import until
-from otel_ddp.agent.verdicts.answers import Ras, remark
+from otel_ddp.agent.judge.answers import Ras, remark
 
 S = 10**9
 HOST, OTHER = "172.16.64.245", "172.16.64.246"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from otel_ddp.agent.scrape.server import bind
+from otel_ddp.agent.serve.server import bind
 from otel_ddp.history.page.app import App
 
 

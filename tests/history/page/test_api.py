@@ -23,7 +23,7 @@ import pytest
 from histories import S, kept_steps, two_attempts, value_rows, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.serve.endpoint import Endpoint
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History

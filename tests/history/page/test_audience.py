@@ -15,8 +15,8 @@ import pytest
 from histories import two_attempts, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape.endpoint import Endpoint
-from otel_ddp.agent.scrape.server import is_own
+from otel_ddp.agent.serve.endpoint import Endpoint
+from otel_ddp.agent.serve.server import is_own
 from otel_ddp.history.page import static_files
 from otel_ddp.history.page.app import App
 from otel_ddp.journal.process_state import ProcessState

@@ -17,7 +17,7 @@ import pytest
 from histories import SPENT_S, S, two_attempts, value_rows, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.serve.endpoint import Endpoint
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from otel_ddp import errors
 from otel_ddp.agent.history.kept_run import Sample
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.messages import (
     Senseless,
@@ -17,7 +18,6 @@ from otel_ddp.agent.link.messages import (
     wall_origin_ns,
 )
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.stall.evidence import Question
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.history.terminal import where_to_look

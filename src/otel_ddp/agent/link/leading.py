@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
+from otel_ddp.agent.judge.answers import ANSWER_S, why_silent
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.messages import PackedJudgement, RemoteHost, Senseless, unpack_readings
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.answers import ANSWER_S, why_silent
-from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.say import about, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Unreadable

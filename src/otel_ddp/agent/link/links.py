@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_ddp import errors
 from otel_ddp.agent.history.histories import Collector
+from otel_ddp.agent.judge.judge import Judge
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.history.terminal import where_to_look
 from otel_ddp.identity import lead as lead_facts

@@ -11,10 +11,10 @@ from typing import Any, get_args
 
 from otel_ddp import files, plain
 from otel_ddp.agent.history.kept_run import Sample
+from otel_ddp.agent.judge.answers import content_of, evidence_of
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link.channel import MOST_BYTES, MOST_NODE_LETTERS
 from otel_ddp.agent.reading.process import Host, Life, Process
-from otel_ddp.agent.verdicts.answers import content_of, evidence_of
-from otel_ddp.agent.verdicts.reports import Judgement
 from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Question
 from otel_ddp.diagnosis.straggler.finding import RankReport, Report

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors, shown
+from otel_ddp.agent.judge.reports import Incident
+from otel_ddp.agent.judge.run_case import RunCase
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.notify.outbox import Address, Message, Outbox
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.reports import Incident
-from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.say import unit_name
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 from otel_ddp.history.card import Card, card_of, lines

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from otel_ddp import errors
+from otel_ddp.agent.judge.answers import Ras, remark
+from otel_ddp.agent.judge.reports import Judgement, RunReports
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.answers import Ras, remark
-from otel_ddp.agent.verdicts.reports import Judgement, RunReports
 from otel_ddp.diagnosis.death.cause import EndedProcess
 from otel_ddp.diagnosis.death.incident import Deaths
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import errors
+from otel_ddp.agent.judge.reports import Judgement, VerdictReporter, compared_ranks, plain
+from otel_ddp.agent.judge.run_case import RunCase
+from otel_ddp.agent.judge.series import VerdictSeries
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.agent.verdicts.reports import Judgement, VerdictReporter, compared_ranks, plain
-from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.hardware import Cores, Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Document

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
+from otel_ddp.agent.judge.reports import compared_ranks
+from otel_ddp.agent.judge.run_case import RunCase
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.verdicts.reports import compared_ranks
-from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
 from otel_ddp.diagnosis.straggler.finding import is_about, side_of
 from otel_ddp.diagnosis.verdict import Verdict, node_of

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import errors, files
+from otel_ddp.agent.judge.answers import Answers
 from otel_ddp.agent.node.cgroups import Cgroups, Group
 from otel_ddp.agent.node.source import KernelFiles, numbers
 from otel_ddp.agent.reading.process import Host
-from otel_ddp.agent.verdicts.answers import Answers
 from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.journal import process_state
 from otel_ddp.journal.reader import JournalReader

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from otel_ddp import errors
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
-from otel_ddp.agent.scrape.server import Handler, admits, bind
+from otel_ddp.agent.serve.server import Handler, admits, bind
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.http import Answer, as_text
 from otel_ddp.vocabulary import catalog
