@@ -231,7 +231,7 @@ class Training:
         self._ends_ns = [NOW_NS] * len(programs)
         self._calls = [
             tuple(
-                Call(each.group, each.dimension, each.op, each.peer, each.phase)
+                Call(*each[:3], each.peer, each.phase, each.dimension or "other")
                 for each in program
                 if isinstance(each, Meet)
             )

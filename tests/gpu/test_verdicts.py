@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from extras import newer_torch
 from gpu import device
 from node import Labels, Node, finished, until
 from otlp_receiver import Point, Receiver, attributes_of
@@ -321,6 +322,24 @@ def test_phases_of_the_device_are_right_within_2_percent(seen: Seen, name: str, 
     for phase in ("forward", "backward", "optimizer"):
         # The clock begins within the first steps.
         assert 0.98 * own["seconds_later"][phase] < told[phase] < 1.02 * own["seconds"][phase]
+
+
+@newer_torch("hooks on process groups")
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_collectives_of_a_device_are_counted_and_nobody_says_how_long_they_wait(
+    seen: Seen, rank: str
+) -> None:
+    names = "calls", "size", "wait"
+    calls, sizes, waits = (
+        seen.told(f"training.collective.step_{name}", "operation", run="sharded", rank=rank)
+        for name in names
+    )
+    # Two layers, gathered forward and backward, by threads of autograd's.
+    layer = (64 * 64 + 64) * 4
+
+    found = {each: (calls[each], sizes[each]) for each in ("all_gather", "reduce_scatter")}
+    assert found == {"all_gather": (4, 4 * layer), "reduce_scatter": (2, 2 * layer)}
+    assert waits == {}
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -34,7 +34,8 @@ import otel_ddp
 from conftest import Here
 from measured import Measured
 from node import Node, finished
-from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
+from otel_ddp.diagnosis.step_facts import facts_of
+from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal import layout
 from otel_ddp.torch import measure
 from otel_ddp.torch.steps.group_calls import GroupCalls
@@ -46,10 +47,10 @@ pytestmark = pytest.mark.skipif(
 # -- four real ranks, one way of being parallel after the other
 
 RANKS, STEPS = 4, 6
-Step = Callable[[], None]
+Act = Callable[[], None]
 
 
-def trains(model: nn.Module) -> Step:
+def trains(model: nn.Module) -> Act:
     def step() -> None:
         model(torch.ones(4, 8)).sum().backward()
 
@@ -60,29 +61,29 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
 
 
-def ddp() -> tuple[nn.Module, Step]:
+def ddp() -> tuple[nn.Module, Act]:
     model = DistributedDataParallel(net())
     return model, trains(model)
 
 
-def sharded(mesh: DeviceMesh, model: nn.Module) -> tuple[nn.Module, Step]:
+def sharded(mesh: DeviceMesh, model: nn.Module) -> tuple[nn.Module, Act]:
     for block in (*list(model.children())[:2], model):
         fully_shard(block, mesh=mesh)
     return model, trains(model)
 
 
-def hsdp() -> tuple[nn.Module, Step]:
+def hsdp() -> tuple[nn.Module, Act]:
     return sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "shard")), net())
 
 
-def split() -> tuple[nn.Module, Step]:
+def split() -> tuple[nn.Module, Act]:
     """Tensor parallelism, and FSDP of that."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
     return sharded(mesh["dp"], parallelize_module(net(), mesh["tp"], plan))
 
 
-def pipeline() -> tuple[nn.Module, Step]:
+def pipeline() -> tuple[nn.Module, Act]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     number, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
     model = DistributedDataParallel(nn.Linear(8, 8), process_group=mesh["dp"].get_group())
@@ -108,7 +109,7 @@ class Exchange(torch.autograd.Function):
     backward = forward
 
 
-def experts() -> tuple[nn.Module, Step]:
+def experts() -> tuple[nn.Module, Act]:
     model = net()
     return model, lambda: Exchange.apply(model(torch.ones(4, 8))).sum().backward()
 
@@ -142,6 +143,32 @@ USUAL = {
 }
 
 
+# Calls and bytes of a step, by dimension and operation. FSDP pads what it shards, here the last
+# layer's one row; micro-batches of the pipeline have two rows of eight numbers.
+BLOCK, LAST, FLOAT = 8 * 8 + 8, 2 * (8 + 1), 4
+SUMS = {
+    "ddp": {("world", "all_reduce"): [1, (2 * BLOCK + 8 + 1) * FLOAT]},
+    "hsdp": {
+        # The last layer is a part of the root, which stays whole until its backward.
+        ("shard", "all_gather"): [5, (2 * 2 * BLOCK + LAST) * FLOAT],
+        ("shard", "reduce_scatter"): [3, (2 * BLOCK + LAST) * FLOAT],
+        ("dp", "all_reduce"): [3, (2 * BLOCK + LAST) // 2 * FLOAT],
+    },
+    "split": {
+        # Of the first layer half the rows, of the second one half the columns.
+        ("dp", "all_gather"): [5, (2 * (BLOCK // 2 + 8 * 4 + 8) + LAST) * FLOAT],
+        ("dp", "reduce_scatter"): [3, (BLOCK // 2 + 8 * 4 + 8 + LAST) * FLOAT],
+        ("tp", "all_reduce"): [1, 4 * 8 * FLOAT],
+    },
+    "pipeline": {
+        ("pp", "send"): [4, 4 * 2 * 8 * FLOAT],
+        ("pp", "recv"): [4, 4 * 2 * 8 * FLOAT],
+        ("dp", "all_reduce"): [1, BLOCK * FLOAT],
+    },
+    "experts": {("world", "all_to_all"): [2, 2 * 4 * FLOAT]},
+}
+
+
 def weights(model: nn.Module) -> list[torch.Tensor]:
     return [getattr(each, "to_local", each.detach)().clone() for each in model.parameters()]
 
@@ -170,23 +197,33 @@ def train_on_ranks() -> None:
 
 
 @pytest.fixture(scope="module")
-def on_ranks() -> dict[tuple[str, int], list[StepFacts]]:
+def on_ranks() -> dict[tuple[str, int], list[Step]]:
     """The steps of every way and rank, from one launch."""
-    found: dict[tuple[str, int], list[StepFacts]] = {}
+    found: dict[tuple[str, int], list[Step]] = {}
     with Node(
         OTEL_DDP_AGENT="off", PYTHONPATH=os.pathsep.join(map(str, Path(__file__).parents[1:3]))
     ) as node:
         finished(node.torchrun(RANKS, __file__))
         for each in Here(node.place.directory).read():
-            found[each.identity["group"], each.identity["global_rank"]] = facts_of(each.steps)
+            found[each.identity["group"], each.identity["global_rank"]] = each.steps
     return found
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_step_tells_its_calls_alike_on_all_ranks(
-    mode: str, on_ranks: dict[tuple[str, int], list[StepFacts]]
+def test_few_steps_tell_how_often_each_collective_was_called_and_with_how_many_bytes(
+    mode: str, on_ranks: dict[tuple[str, int], list[Step]]
 ) -> None:
-    ranks = [on_ranks[mode, rank] for rank in range(RANKS)]
+    for rank in range(RANKS):
+        found = {each.number: each.collectives for each in on_ranks[mode, rank]}
+
+        assert found == {number: SUMS[mode] if number == 5 else {} for number in found}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_step_tells_its_calls_alike_on_all_ranks(
+    mode: str, on_ranks: dict[tuple[str, int], list[Step]]
+) -> None:
+    ranks = [facts_of(on_ranks[mode, rank]) for rank in range(RANKS)]
 
     # The groups are not known before the first step.
     assert [[each.number for each in steps if each.calls] for steps in ranks] == [
@@ -228,10 +265,12 @@ class Loop:
         self.measured = Measured(folder)
         self.progress = self.measured.progress
         self.calls = GroupCalls(self.progress)
+        self.sums: list[int] = []
+        """Calls and bytes that the last step has told."""
         self.progress.begin_steps()
 
-    def begin(self, *, measured: bool = True) -> None:
-        self.calls.begin(self.measured.now_ns, measured)
+    def begin(self, *, measured: bool = True, adds_up: bool = False) -> None:
+        self.calls.begin(self.measured.now_ns, measured, adds_up)
 
     def step(self, *acts: Callable[[], Any]) -> int | None:
         """A measured step that does this: how many calls are noted; None: that is not known."""
@@ -243,7 +282,11 @@ class Loop:
             act()
         before = len(self.progress.phases.pending)
         self.calls.step_ended(self.measured.now_ns)
-        codes = [each >> 56 for each in self.progress.phases.pending[before:]]
+        words = self.progress.phases.pending[before:]
+        in_sums = (layout.STEP_CALL_COUNT, layout.STEP_CALL_BYTES)
+        low = (1 << layout.CALL_SHIFT) - 1
+        self.sums = [sum(e & low for e in words if e >> 56 == code) for code in in_sums]
+        codes = [each >> 56 for each in words if each >> 56 not in in_sums]
         if layout.STEP_CALLS not in codes:
             assert codes == []
             return None
@@ -434,18 +477,86 @@ def test_a_step_is_not_noted_that_lasts_longer_than_its_words_can_tell(loop: Loo
     assert loop.step(reduce, lambda: loop.measured.spend(1100)) is None
 
 
-def test_calls_on_a_device_are_not_noted(loop: Loop) -> None:
-    tensors = [torch.ones(1, device="meta")]
-    call = SimpleNamespace(input_tensors=tensors, output_tensors=[], root=-1)
+def on_device(loop: Loop) -> Callable[[], None]:
+    """Calls the hook as a group does that reduces 4 numbers of 4 bytes on a device."""
+    tensors = [torch.ones(4, device="meta")]
+    call = SimpleNamespace(input_tensors=tensors, output_tensors=tensors, root=-1)
     call.name = SimpleNamespace(name="ALLREDUCE", value=3)
-    on_device = partial(loop.calls._hook("7", object(), [0, 1]), call)
+    return partial(loop.calls._hook("7", object(), [0, 1], False), call)
+
+
+def test_on_a_device_calls_are_added_up_and_no_arrival_is_noted(loop: Loop) -> None:
+    act = on_device(loop)
 
     assert loop.step(reduce) == 1
     assert loop.calls.noted
-    assert loop.step(reduce, on_device, reduce) is None
+    # What was noted before it in this step is of hosts.
+    assert loop.step(reduce, act, reduce) is None
     assert not loop.calls.noted
     assert loop.step(reduce) is None
     assert hooks_called(reduce) == 0
+    loop.begin(adds_up=True)
+    assert loop.rest_of_step(act, act, elsewhere) is None
+    assert loop.sums == [2, 32]
+
+
+class Backward(torch.autograd.Function):
+    """Acts in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, act: Act) -> torch.Tensor:
+        ctx.act = act
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.act()
+        return gradient, None
+
+
+def test_on_a_device_calls_of_a_backward_count_in_whatever_thread_it_is(loop: Loop) -> None:
+    outputs = Backward.apply(torch.ones(1, requires_grad=True), on_device(loop))
+    thread = Thread(target=outputs.backward)
+
+    loop.calls.on_device = True
+    loop.begin(adds_up=True)
+
+    assert loop.rest_of_step(thread.start, thread.join) is None
+    assert loop.sums == [1, 16]
+
+
+def test_more_bytes_than_a_word_holds_have_several(loop: Loop) -> None:
+    huge = SimpleNamespace(numel=lambda: 5 << 38, element_size=lambda: 4)
+    act = on_device(loop)
+    act.args[0].input_tensors = [huge]
+
+    loop.calls.on_device = True
+    loop.begin(adds_up=True)
+
+    assert loop.rest_of_step(act) is None
+    assert loop.sums == [1, 5 << 40]
+
+
+def test_groups_beyond_so_many_have_one_dimension_together(loop: Loop) -> None:
+    label = loop.calls._label
+
+    assert [label(f"d{n}", f"mesh_d{n}", False) for n in range(16)] == [f"d{n}" for n in range(16)]
+    assert [label("d16", "mesh_d16", False), label("d0", "mesh_d0", False)] == ["other", "d0"]
+
+
+@pytest.mark.parametrize(
+    ("described", "whole", "label"),
+    [
+        ("default_pg", True, "world"),
+        ("undefined", False, "other"),
+        ("", False, "other"),
+        ("DATA_PARALLEL_GROUP", False, "DATA_PARALLEL_GROUP"),
+    ],
+)
+def test_a_group_of_no_mesh_is_called_by_what_it_is(
+    described: str, whole: bool, label: str, loop: Loop
+) -> None:
+    assert loop.calls._label("", described, whole) == label
 
 
 def test_a_failure_of_ours_ends_the_noting_and_no_call(

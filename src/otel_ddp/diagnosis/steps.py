@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 from otel_ddp.vocabulary.words import PHASE_CODE, UNMEASURED
+
+# How the names of calls begin, and what users call them; the longer ones first.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    **{word: word for word in ("reduce_scatter", "reduce", "broadcast", "gather", "scatter")},
+    **{word: word for word in ("send", "recv", "barrier")},
+}
+
+
+Collective = tuple[str, str]
+"""A dimension, and an operation on its groups."""
 
 
 class Call(NamedTuple):
@@ -21,6 +35,14 @@ class Call(NamedTuple):
     peer: int
     """The global rank of the other end of a send or receive; else -1."""
     phase: str
+    label: str = "other"
+    """The dimension; without one `world`, the description of the group, or `other`."""
+
+    @property
+    def kind(self) -> Collective:
+        """Dimension and operation as series have them: few."""
+        found = (word for start, word in _OPERATIONS.items() if self.op.startswith(start))
+        return self.label, next(found, "other")
 
 
 class Calls(NamedTuple):
@@ -87,7 +109,9 @@ class Step(NamedTuple):
     profiled: bool = False
     """Recorded by torch's profiler."""
     calls: Calls | None = None
-    """None if calls are not recorded."""
+    """The calls to process groups; None if calls are not recorded."""
+    collectives: Mapping[Collective, Sequence[int]] = MappingProxyType({})
+    """How often each was called, and its bytes; empty of a step in which that is not added up."""
 
     @property
     def took_ns(self) -> int:

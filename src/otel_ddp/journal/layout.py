@@ -92,6 +92,9 @@ STEP_PROFILED = 0x8A
 # step, and the number of calls; without it, the calls are unknown.
 STEP_CALL, CALL_SHIFT, CALL_IDLE_SHIFT, CALL_UNIT_SHIFT = 0x8B, 40, 32, 8
 STEP_CALLS = 0x8C
+# Of the step that ends next, in few steps: the number of a call's name as in STEP_CALL, and below
+# it how often it was called, or how many bytes it carried. Several words of one name add up.
+STEP_CALL_COUNT, STEP_CALL_BYTES = 0x8D, 0x8E
 
 SMALLEST_FILE = 128 * 1024
 # A journal that claims to be larger is damaged.

@@ -286,6 +286,22 @@ TRAINING_DEVICE_MEMORY_ALLOC_RETRIES = _speed.counter(
     "training.device.memory.alloc_retries", "{retry}"
 )("How often PyTorch's allocator emptied its cache.")
 
+# --- Collectives -------------------------------------------------------------------------------
+
+COLLECTIVE = ("dimension", "operation")
+
+_collectives = Section("Collectives", "rank", COLLECTIVE)
+
+TRAINING_COLLECTIVE_STEP_CALLS = _collectives.gauge("training.collective.step_calls", "{call}")(
+    "Calls per step."
+)
+TRAINING_COLLECTIVE_STEP_SIZE = _collectives.gauge("training.collective.step_size", "By")(
+    "Bytes per step, of inputs or outputs: the larger."
+)
+TRAINING_COLLECTIVE_STEP_WAIT = _collectives.gauge("training.collective.step_wait", "s")(
+    "Time per step waiting for other members, if known."
+)
+
 # --- Learning ----------------------------------------------------------------------------------
 
 _learning = Section("Learning", "rank", ("name", "split"))

@@ -244,8 +244,8 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
 
 # -- the calls to process groups
 
-GATHER = ("0:ab", "shard", "allgather", -1, "forward")
-SEND = ("1:cd", "pp", "send", 3, "other")
+GATHER = ("0:ab", "shard", "allgather", -1, "forward", "shard")
+SEND = ("1:cd", "pp", "send", 3, "other", "pp")
 NAMES = {4: Name(json.dumps(GATHER), ""), 700: Name(json.dumps(SEND), "")}
 
 
@@ -312,6 +312,47 @@ def test_calls_are_known_whole_or_not_at_all(words: list[int]) -> None:
     assert step.number == 7
 
 
+def test_calls_and_bytes_that_were_added_up_are_no_arrivals() -> None:
+    names = {
+        **NAMES,
+        5: Name(json.dumps((*GATHER[:4], "backward", "shard")), ""),
+        6: Name(json.dumps((*GATHER[:4], "eval", "shard")), ""),
+    }
+    most = (1 << layout.CALL_SHIFT) - 1
+    counts = {4: 3, 5: 2, 6: 9, 700: 8, 701: 1}
+    words = [word(layout.STEP_CALL_COUNT, n << layout.CALL_SHIFT | c) for n, c in counts.items()]
+    for name, size in ((4, most), (4, 7), (5, 100), (6, 50), (701, 5)):
+        words.append(word(layout.STEP_CALL_BYTES, name << layout.CALL_SHIFT | size))
+    words = [*step_with()[:3], *words, *told((layout.STEP_NUMBER, 7), (layout.STEP_ENDED, 20))]
+
+    (step,) = feed(StepStream(CREATED, names), words)
+
+    assert step.calls is None
+    # All phases but those that are in no usual step; a barrier has no bytes.
+    assert step.collectives == {
+        ("shard", "all_gather"): [5, most + 107],
+        ("pp", "send"): [8, 0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("op", "operation"),
+    [
+        ("allreduce_coalesced", "all_reduce"),
+        ("allgather_into_tensor_coalesced", "all_gather"),
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter"),
+        ("reduce", "reduce"),
+        ("alltoall_base", "all_to_all"),
+        ("gather", "gather"),
+        ("scatter", "scatter"),
+        ("recv", "recv"),
+        ("new_window", "other"),
+    ],
+)
+def test_operations_have_the_names_by_which_they_are_called(op: str, operation: str) -> None:
+    assert Call("0:ab", "", op, -1, "forward", "world").kind == ("world", operation)
+
+
 def test_a_step_without_calls_says_so() -> None:
     (step,) = feed(StepStream(CREATED, NAMES), step_with())
 
@@ -319,7 +360,9 @@ def test_a_step_without_calls_says_so() -> None:
     assert step.calls.each == ()
 
 
-@pytest.mark.parametrize("text", ["", "7", "[]", '["0:ab","","send","3",true,"other"]'])
+@pytest.mark.parametrize(
+    "text", ["", "7", "[]", json.dumps(GATHER[:5]), json.dumps([*GATHER[:3], True, *GATHER[4:]])]
+)
 def test_a_name_that_is_no_call_is_none(text: str) -> None:
     (step,) = feed(StepStream(CREATED, {4: Name(text, "")}), step_with(call(4, 1)))
 

@@ -241,6 +241,23 @@ def test_where_another_agent_judges_now_nothing_of_the_judge_before_it_stays(ben
     assert of("straggler", bench.reported()) == []
 
 
+def test_waits_in_collectives_are_series_while_they_are_known(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(25)
+    labels = bench.ranks[1].process.labels
+    waits_s = {("tp", "all_reduce"): 0.012, ("pp", "recv"): 0.0}
+    # As where each stage of a pipeline has one rank.
+    report = Report((RankReport(labels, {}, 0.0, None, waits_s),), insufficient="no rank is alike")
+    bench.led[run_labels(labels)] = Judgement("node-0", [], [], report, compared=0)
+    bench.poll()
+    known = bench.series(catalog.TRAINING_COLLECTIVE_STEP_WAIT)
+    bench.led.clear()
+    bench.poll()
+
+    assert known == {("1", "tp", "all_reduce"): 0.012, ("1", "pp", "recv"): 0.0}
+    assert bench.series(catalog.TRAINING_COLLECTIVE_STEP_WAIT) == {}
+
+
 def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:
     bench.join(0, 1)
     for number in range(1, 401):

@@ -57,7 +57,7 @@ class VerdictSeries:
         """Write the current series of the run, and end the others."""
         shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
         summed_up = (self._lost_time, self._deaths)
-        for rows in (*summed_up, _speed, _named, _stalls, _own_collectives):
+        for rows in (*summed_up, _speed, _waits, _named, _stalls, _own_collectives):
             for metric, labels, value, stays_at in _contained(rows, case):
                 if case.is_here(labels):
                     self._ledger.put(metric, labels, value, now_ns, self._origin_ns)
@@ -174,6 +174,13 @@ def _speed(case: RunCase) -> Iterator[_Row]:
     compared = compared_ranks(report) if led is None else led.compared
     for node in nodes:
         yield _Row(catalog.TRAINING_COMPARED_RANKS, node, float(compared))
+
+
+def _waits(case: RunCase) -> Iterator[_Row]:
+    for rank in case.report().ranks:
+        for kind, each_s in rank.waits_s.items():
+            more = zip(catalog.COLLECTIVE, kind, strict=True)
+            yield _Row(catalog.TRAINING_COLLECTIVE_STEP_WAIT, (*rank.labels, *more), each_s)
 
 
 def _stalls(case: RunCase) -> Iterator[_Row]:

@@ -297,7 +297,7 @@ class PackedJudgement:
     def to(self, own: Sequence[Labels]) -> bytes:
         """The message for the agent whose processes have these labels."""
         ranks = [
-            [each.labels, dict(each.excess), each.lost_s, each.work_s]
+            [each.labels, dict(each.excess), each.lost_s, each.work_s, [*each.waits_s.items()]]
             for labels in own
             if (each := self._ranks.get(labels)) is not None
         ]
@@ -326,8 +326,14 @@ def unpack_judgement(
     """
     found = read_json(content, MOST_BYTES)
     ranks = tuple(
-        RankReport(labels, _numbers(excess), float(lost_s), work_s and float(work_s))
-        for row, excess, lost_s, work_s in found["ranks"]
+        RankReport(
+            labels,
+            _numbers(excess),
+            float(lost_s),
+            work_s and float(work_s),
+            {(str(dimension), str(word)): float(s) for (dimension, word), s in waits},
+        )
+        for row, excess, lost_s, work_s, waits in found["ranks"]
         if (labels := tuple((str(key), str(value)) for key, value in row)) in own
     )
     still, past = (

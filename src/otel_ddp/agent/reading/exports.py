@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
@@ -18,6 +19,7 @@ from otel_ddp.agent.reading.documents import (
 )
 from otel_ddp.agent.reading.logged_values import LoggedValues, Summaries
 from otel_ddp.agent.reading.process import News, Process
+from otel_ddp.diagnosis.steps import Collective
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.parser import Document, Total
 from otel_ddp.journal.process_state import ProcessState
@@ -29,6 +31,8 @@ from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
 
 
+# So many steps whose collectives were added up show the usual one.
+_LAST_STEPS = 8
 _OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
@@ -54,6 +58,7 @@ class Exports:
         self._values = LoggedValues(reader, ledger, {} if summaries is None else summaries)
         self._step_times, self._step_spans = StepTimes(), StepSpans()
         self._has_run_span = False
+        self._collectives = deque[Mapping[Collective, Sequence[int]]](maxlen=_LAST_STEPS)
         # Of metrics whose labels say what is true now: the labels that were shown last.
         self._shown: dict[catalog.Metric, set[Labels]] = {}
 
@@ -73,6 +78,7 @@ class Exports:
             self._shown.clear()
             self._values.relabel(labels)
             self._labels, process.extremes = labels, self._values.extremes
+        self._collectives += [each.collectives for each in new.steps if each.collectives]
         self._values.restore(process.mark_before[0])
         for record in new.scalars:
             self._values.feed(record)
@@ -107,6 +113,7 @@ class Exports:
         if self._labels and self.process.exported and is_newest:
             self._put_state(self.process.describe(), now_ns)
             self._put_totals(now_ns)
+            self._put_collectives(now_ns)
             self._put_values(now_ns)
             self._put_artifacts(now_ns)
 
@@ -181,6 +188,19 @@ class Exports:
                 self._put(metric, total.values[0], now_ns, *more)
             elif len(total.bounds) == len(metric.bounds):
                 self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
+
+    def _put_collectives(self, now_ns: int) -> None:
+        kinds = {kind for step in self._collectives for kind in step}
+        for at, metric in enumerate(
+            (catalog.TRAINING_COLLECTIVE_STEP_CALLS, catalog.TRAINING_COLLECTIVE_STEP_SIZE)
+        ):
+            means: dict[Labels, float] = {
+                tuple(zip(catalog.COLLECTIVE, kind, strict=True)): fmean(
+                    step[kind][at] if kind in step else 0 for step in self._collectives
+                )
+                for kind in kinds
+            }
+            self._put_all(metric, means, now_ns)
 
     def _put_run(self, now_ns: int) -> None:
         reader, described = self.reader, self.process.description

@@ -13,10 +13,10 @@ from functools import lru_cache
 from operator import sub
 from types import MappingProxyType
 
-from otel_ddp.diagnosis.steps import Call, Calls, Parts, Step
+from otel_ddp.diagnosis.steps import Call, Calls, Collective, Parts, Step
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
-from otel_ddp.vocabulary.words import PHASES
+from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
 # Parts beyond this are only summed: no person looks at a step with more.
 _MOST_PARTS = 2000
@@ -148,6 +148,9 @@ class StepStream:
             lag_ns=told[layout.STEP_LAG][-1] if layout.STEP_LAG in told else None,
             profiled=layout.STEP_PROFILED in told,
             calls=calls,
+            collectives=self._call_names.sums(
+                *(told.get(code, ()) for code in (layout.STEP_CALL_COUNT, layout.STEP_CALL_BYTES))
+            ),
         )
 
 
@@ -160,7 +163,7 @@ _HIGH = _LOW + 1
 # Most programs repeat one sequence of calls, or a few.
 _MOST_SEQUENCES = 64
 # The kinds of the fields of a Call, in their order.
-_KINDS = [str, str, str, int, str]
+_KINDS = [str, str, str, int, str, str]
 
 
 class CallNames:
@@ -189,6 +192,18 @@ class CallNames:
         times_ns = array("Q", bytes(whole))
         at_ns = [began_ns + (after << layout.CALL_UNIT_SHIFT) for after in times_ns]
         return Calls(each, array("q", at_ns), idle)
+
+    def sums(self, *sums: Sequence[int]) -> dict[Collective, list[int]]:
+        """Of each collective: the calls and the bytes of a step. *sums*: words of both."""
+        found: dict[Collective, list[int]] = {}
+        for at, words in enumerate(sums):
+            for word in words:
+                number, amount = divmod(word, 1 << layout.CALL_SHIFT)
+                call = _call(self._names.get(number))
+                # An evaluation is no part of a usual step.
+                if call is not None and call.phase not in UNUSUAL_PHASES:
+                    found.setdefault(call.kind, [0] * len(sums))[at] += amount
+        return found
 
     def _sequence(self, low: bytearray, high: bytearray) -> tuple[Call, ...] | None:
         found = [

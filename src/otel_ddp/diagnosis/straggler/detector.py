@@ -263,7 +263,8 @@ class Stragglers(Detector):
                 all_s = history.excess_s(i, limits.LENGTHS[0])
                 parts = {"all": all_s, **table.excess_by_phase(i)}
                 excess = rounded({word: each / step_s for word, each in parts.items()})
-            found.append(RankReport(labels, excess, lost_s.get(labels, 0.0), work_s))
+            waits_s = self._waits.each_s(i)
+            found.append(RankReport(labels, excess, lost_s.get(labels, 0.0), work_s, waits_s))
         found += [
             RankReport(labels, {}, each_s)
             for labels, each_s in lost_s.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.say import (
@@ -14,6 +15,7 @@ from otel_ddp.diagnosis.say import (
     rounded,
     unit_name,
 )
+from otel_ddp.diagnosis.steps import Collective
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.window import Late
@@ -168,6 +170,8 @@ class RankReport(NamedTuple):
     """How long the other ranks of the job have waited for it during verdicts on it."""
     work_s: float | None = None
     """Its work in a step; None if it is not compared."""
+    waits_s: Mapping[Collective, float] = MappingProxyType({})
+    """Its waits in a step, by collective; empty if they are unknown."""
 
 
 class Report(NamedTuple):

@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.detector import RankState
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import first_of, rank_number
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.steps import Call
+from otel_ddp.diagnosis.steps import Call, Collective
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Labels, node_of
 from otel_ddp.vocabulary.words import WORK_PHASES
@@ -27,6 +27,8 @@ _PEERS = ("send", "recv")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
 # Few sequences of calls occur: with a log of every tenth step there are two.
 _MOST_PLANS = 8
+# So many steps show how long ranks usually wait.
+_MEAN_OF = 100
 
 _Each = tuple[Call, ...]
 
@@ -80,6 +82,11 @@ class _Phases:
                 self.stretches.append((_INDEX[phase], first, end))
             first = end
         self.of_peers = [at for at, call in enumerate(each) if call.op in _PEERS]
+        self.of_kind = defaultdict[Collective, list[int]](list)
+        """How long a send waits is not known."""
+        for at, call in enumerate(each):
+            if call.op != "send":
+                self.of_kind[call.kind].append(at)
 
     def spent_ns(self, waits_ns: Sequence[int], known_ns: int) -> list[int]:
         """The waits by phase, without those already *known* as `comm_wait`."""
@@ -245,6 +252,9 @@ class Waits:
         """Why the last step did not tell who waits for whom; empty if it did."""
         # For `where`.
         self._last: deque[_Step] = deque(maxlen=limits.CALLS_KEPT)
+        # The waits of each rank in the last steps, by collective; and their sums.
+        self._by_kind_ns = deque[Sequence[Mapping[Collective, int]]]()
+        self._sums_ns: Sequence[Counter[Collective]] = ()
 
     def start_again(self, ranks: Sequence[RankState]) -> None:
         """Set the compared ranks, in their order."""
@@ -262,6 +272,8 @@ class Waits:
         ]
         self._plans.clear()
         self._last.clear()
+        self._by_kind_ns.clear()
+        self._sums_ns = [Counter() for _ in ranks]
 
     def take(self, facts: Sequence[StepFacts], world_size: int) -> Taken | None:
         """Separate the waits of a step; None if it is unknown who waits for whom."""
@@ -275,6 +287,7 @@ class Waits:
         ready_ns = plan.ready_ns(self._at_ns(facts))
         waits_ns = list(map(_waits, facts, self._ahead_ns, ready_ns))
         self._last.append(_Step(plan, facts, waits_ns))
+        self._add_up(plan, waits_ns)
         return Taken(
             list(map(_without, facts, plan.phases, waits_ns)),
             plan.stages,
@@ -283,6 +296,27 @@ class Waits:
                 for phases, own_ns in zip(plan.phases, waits_ns, strict=True)
             ],
         )
+
+    def each_s(self, i: int) -> dict[Collective, float]:
+        """How long rank *i* has waited in a step of late, by collective."""
+        many = len(self._by_kind_ns)
+        return {kind: ns / many / 1e9 for kind, ns in self._sums_ns[i].items()} if many else {}
+
+    def _add_up(self, plan: _Plan, waits_ns: Sequence[Sequence[int]]) -> None:
+        if len(self._by_kind_ns) == _MEAN_OF:
+            for sums_ns, oldest_ns in zip(self._sums_ns, self._by_kind_ns.popleft(), strict=True):
+                sums_ns.subtract(oldest_ns)
+        self._by_kind_ns.append(
+            [
+                {
+                    kind: sum([own_ns[at] for at in places])
+                    for kind, places in phases.of_kind.items()
+                }
+                for phases, own_ns in zip(plan.phases, waits_ns, strict=True)
+            ]
+        )
+        for sums_ns, newest_ns in zip(self._sums_ns, self._by_kind_ns[-1], strict=True):
+            sums_ns.update(newest_ns)
 
     def where(self, late: Sequence[int]) -> str:
         """The calls in which others first wait for these ranks; empty if unknown.

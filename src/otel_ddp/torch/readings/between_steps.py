@@ -123,8 +123,7 @@ class Readings:
         if device is None or device.type == "cpu":
             return
         self._device = self.flops.device = device
-        # On a device this rank arrives later than its host calls, at a time that nobody measures.
-        self._stepper.group_calls.give_up()
+        self._stepper.group_calls.on_device = True
         self._memory = MemoryReadings(device, self._stepper.progress)
         self._clock = clock_for(device, self._stepper.progress.device_times)
         self._stepper.progress.phases.device_clock = self._clock

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2s
 from operator import attrgetter
@@ -20,6 +21,7 @@ from otel_ddp.journal import layout
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.collectives import world
 from otel_ddp.torch.inspection import outward
+from otel_ddp.torch.steps.open_calls import outside_of_backward
 from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 
 # The id of our hooks in torch; hooks of other programs have other ids.
@@ -29,12 +31,18 @@ _SHIFT = layout.CALL_SHIFT
 _LONGEST_NS = 1 << layout.CALL_IDLE_SHIFT + layout.CALL_UNIT_SHIFT
 _UNIT, _IDLE_SHIFT = layout.CALL_UNIT_SHIFT, layout.CALL_IDLE_SHIFT
 _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layout.CODE_SHIFT
+_COUNT, _BYTES = (
+    code << layout.CODE_SHIFT for code in (layout.STEP_CALL_COUNT, layout.STEP_CALL_BYTES)
+)
+_MOST_BYTES = (1 << _SHIFT) - 1
 # Such a share is of so many parts.
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
 # Of one step. An evaluation may be a part of it, and call without end.
 _MOST_CALLS = 10_000
 # What noting one call takes of the thread; the budget finds by what factor that is wrong.
 _EACH_NS = 4_000
+# And reading the sizes of its tensors.
+_SIZES_NS = 4_000
 # So many a second, of all ranks, are 2 MB for their lead and an eighth of one of its cores.
 _MOST_OF_ALL = 250_000
 # Different ones, each of which is written down: one for so many bytes of room for definitions.
@@ -43,6 +51,10 @@ _ROOM_BYTES = 1024
 _known_of = attrgetter("name.value", "root")
 _PEERS = ("send", "recv")
 _MESH = "mesh_"
+# So many dimensions have series of their own; other groups share one.
+_MOST_DIMENSIONS, _OTHER, _LONGEST = 16, "other", 60
+# Its name with a digest of its ranks, its dimension of the mesh, and that in series.
+_Group = tuple[str, str, str]
 # What another thread is in while it may be inside a call: Python that goes on in such a call.
 _CALLERS = ("torch.distributed", "torch._ops", "torch.nn", "torch.autograd", "torch._functorch")
 _CALLED = frozenset(
@@ -58,6 +70,9 @@ _CALLED = frozenset(
 class GroupCalls:
     """One a process. A call to a process group is noted by one word, when this rank arrives at it.
 
+    In few steps calls and their bytes are added up as well. On a device nothing else is done: there
+    a rank arrives later than its host calls.
+
     Torch keeps its hooks in a map without a lock. So they go on and off between two steps, on the
     training thread, while no other thread is where it could go through that map.
     """
@@ -69,6 +84,12 @@ class GroupCalls:
         # The groups that have theirs; and whether the end of the process waits for that.
         self._on = WeakSet[Any]()
         self._guarded = False
+        self.on_device = False
+        """Whether tensors are on a device."""
+        # Whether the calls of this step are added up; and the bytes of each so far.
+        self._adds_up = False
+        self._bytes = Counter[int]()
+        self._dimensions = set[str]()
         # How many calls of this step are noted at most; 0: none is.
         self._most = 0
         # Whether all calls of the step so far are noted, and when it began.
@@ -86,7 +107,7 @@ class GroupCalls:
     @property
     def noted(self) -> bool:
         """Whether calls are noted in measured steps, as far as that is known."""
-        return self._have_been and not self._given_up
+        return self._have_been and not (self._given_up or self.on_device)
 
     def least_every(self, step_ns: int) -> int:
         """Note one in so many steps at most, to bound the load on the lead of very many ranks.
@@ -98,22 +119,37 @@ class GroupCalls:
 
     def step_ended(self, now: int) -> int:
         """Write the calls of the step that ends now; returns what noting them took."""
-        words, count = self._words, len(self._words)
+        words, count, pending = self._words, len(self._words), self._progress.phases.pending
         if self._complete and now - self._began_ns < _LONGEST_NS:
-            words.append(_CALLS | self._idle(now) | count)
-            self._progress.phases.pending.extend(words)
-            self._have_been, self._count = True, count
+            if not self.on_device:
+                pending += words
+                pending.append(_CALLS | self._idle(now) | count)
+                self._have_been, self._count = True, count
+            if self._adds_up:
+                pending += self._sums()
         words.clear()
+        self._bytes.clear()
         self._complete, self._most = False, 0
-        return count * _EACH_NS
+        return count * (_EACH_NS + _SIZES_NS * self._adds_up)
 
-    def begin(self, now: int, measured: bool) -> None:
-        """A step begins."""
+    def _sums(self) -> list[int]:
+        """The words for how often each call was made in this step, and with how many bytes."""
+        found = []
+        for call, count in Counter(word >> _SHIFT << _SHIFT for word in self._words).items():
+            name, left = call - _CALL, self._bytes[call]
+            found.append(_COUNT | name | count)
+            while left:
+                found.append(_BYTES | name | min(left, _MOST_BYTES))
+                left -= min(left, _MOST_BYTES)
+        return found
+
+    def begin(self, now: int, measured: bool, adds_up: bool = False) -> None:
+        """A step begins. *adds_up*: its calls and bytes are."""
         try:
-            if not measured or self._given_up:
+            if not measured or self._given_up or (self.on_device and not adds_up):
                 self._take_off()
             elif self._put_on():
-                self._complete, self._began_ns = True, now
+                self._complete, self._began_ns, self._adds_up = True, now, adds_up
                 self._last_ns, self._last_cpu_ns = now, thread_time_ns()
                 self._most = _MOST_CALLS
         except errors.ANY_ERROR:
@@ -158,7 +194,8 @@ class GroupCalls:
             hook = self._hooks.get(group)
             if hook is None:
                 name, ranks = table.pg_names[group], list(members[group])
-                hook = self._hooks[group] = self._hook(name, group, ranks)
+                whole = len(ranks) == len(members.get(table.default_pg, ()))
+                hook = self._hooks[group] = self._hook(name, group, ranks, whole)
             self._ranks = max(self._ranks, len(members[group]))
             group.register_pre_hook(_HOOK, hook)
             self._on.add(group)
@@ -172,11 +209,15 @@ class GroupCalls:
 
     # -- in a step: training feels every line here
 
-    def _hook(self, name: Any, group: Any, ranks: list[int]) -> Callable[[Any], None]:
-        """The hook of one group. It has no reference to the group, which has one to the hook."""
+    def _hook(self, name: Any, group: Any, ranks: list[int], whole: bool) -> Callable[[Any], None]:
+        """The hook of one group. It has no reference to the group, which has one to the hook.
+
+        *whole*: it has all ranks.
+        """
         key = f"{name}:{blake2s(repr(ranks).encode(), digest_size=4).hexdigest()}"
         described = str(getattr(group, "group_desc", ""))
         dimension = described.removeprefix(_MESH) if described.startswith(_MESH) else ""
+        of_group = key, dimension, self._label(dimension, described, whole)
         words, progress, known_of = self._words, self._progress, _known_of
         opened, clock = progress.phases.opened, progress.phases.clock
         known, note = dict[Any, int](), words.append
@@ -188,13 +229,20 @@ class GroupCalls:
                     self._complete = False
                     return
                 now = clock()
-                if get_ident() != progress.thread:
+                # The backward of a device is in threads of autograd's.
+                if get_ident() != progress.thread and (not self.on_device or outside_of_backward()):
                     return
                 what = known_of(call), opened[-1].code
-                word = known.get(what) or self._define(key, dimension, ranks, call, what[1])
-                if word:
-                    known[what] = word
+                word = known.get(what) or self._define(of_group, ranks, call, what[1])
+                if not word:
+                    return
+                known[what] = word
+                if self.on_device:
+                    note(word)
+                else:
                     note(word + self._idle(now) + (now - self._began_ns >> _UNIT))
+                if self._adds_up:
+                    self._bytes[word] += max(map(_bytes, (call.input_tensors, call.output_tensors)))
             except errors.ANY_ERROR:
                 self._complete, self._given_up = False, True
                 errors.record_failure("a call to a process group")
@@ -210,15 +258,27 @@ class GroupCalls:
             return 0
         return min((took_ns - ran_ns) * _WHOLE // took_ns, _WHOLE - 1) << _IDLE_SHIFT
 
-    def _define(self, key: str, dimension: str, ranks: list[int], call: Any, code: int) -> int:
+    def _label(self, dimension: str, described: str, whole: bool) -> str:
+        """The dimension of this group in series."""
+        found = dimension or ("world" if whole else described[:_LONGEST])
+        if found in ("", "undefined"):
+            return _OTHER
+        if len(self._dimensions) < _MOST_DIMENSIONS:
+            self._dimensions.add(found)
+        return found if found in self._dimensions else _OTHER
+
+    def _define(self, of_group: _Group, ranks: list[int], call: Any, code: int) -> int:
         """The word of such a call, but for its time, once that is written down; else 0."""
         op, peer = call.name.name.lower(), -1
         if op in _PEERS and 0 <= call.root < len(ranks):
             peer = ranks[call.root]
         tensors = (*call.input_tensors, *call.output_tensors)
-        # There this rank arrives later, and nobody has looked when.
-        self._given_up |= any(each.device.type != "cpu" for each in tensors)
-        content = [key, dimension, op, peer, phase_word(code & PHASE_CODE)]
+        if not self.on_device and any(each.device.type != "cpu" for each in tensors):
+            # The calls before it are noted as on a host.
+            self.on_device, self._complete, self._most = True, False, 0
+            return 0
+        key, dimension, label = of_group
+        content = [key, dimension, op, peer, phase_word(code & PHASE_CODE), label]
         number = 0
         if self._left and not self._given_up:
             self._left -= 1
@@ -227,6 +287,10 @@ class GroupCalls:
             return _CALL | number << _SHIFT
         self._complete, self._most = False, 0
         return 0
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum([each.numel() * each.element_size() for each in tensors])
 
 
 def _may_be_in_call() -> bool:

@@ -214,7 +214,7 @@ class Stepper:
         following = steps.count + 1
         if following >= sampled.next_change and (measures or sampled.sampling or sampled.counting):
             sampled.begin(following, measures)
-        self.group_calls.begin(now, measures)
+        self.group_calls.begin(now, measures, sampled.counting)
         self.cost.step_ended(self.measured)
         self._measure_next(measures)
 
@@ -311,7 +311,7 @@ class Stepper:
             following = steps.count + 1
             if following >= self.sampled.next_change:
                 self.sampled.begin(following)
-            self.group_calls.begin(now, True)
+            self.group_calls.begin(now, True, self.sampled.counting)
             self._measure_next(True)
         else:
             self._note_nodes()
