@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.diagnosis.steps import Collective
 from otel_ddp.history.buckets import STEPS, Row, StepBucket, step_row, value_row
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History, Series
@@ -62,6 +63,7 @@ def write_history(
     bound: str = "",
     constants: Mapping[str, float] = {},
     verdicts: Sequence[Mapping[str, Any]] = (),
+    waits_s: Mapping[Collective, Mapping[int, float]] = {},
 ) -> Path:
     """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
 
@@ -69,7 +71,7 @@ def write_history(
     *logged_by*: so many ranks log the values.
 
     *bound*: the sentence of a verdict that nothing is wrong. *constants*: further values of rank 0.
-    *verdicts*: further ones.
+    *verdicts*: further ones. *waits_s*: of each collective, what these ranks wait in a step.
     """
     chance, late_steps = random.Random(seed), late_in or range(steps)
     now_ns = time.time_ns() if began_ns is None else began_ns
@@ -117,6 +119,12 @@ def write_history(
         )
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
         rows[key] = value_rows([(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
+    for (dimension, operation), of_ranks in waits_s.items():
+        labels = ("dimension", dimension), ("operation", operation), ("node", node)
+        for rank, wait_s in of_ranks.items():
+            name = catalog.TRAINING_COLLECTIVE_STEP_WAIT.name
+            points = [(s, s * S, wait_s) for s in range(now_ns // S, at_ns[-1] // S + 1)]
+            rows[SeriesKey("node", name, str(rank), labels)] = value_rows(points)
     for name, value in constants.items():
         key = SeriesKey("value", name, str(first_rank), (("split", "train"),))
         points = [(step, at_ns[step + 1], value) for step in range(steps)]

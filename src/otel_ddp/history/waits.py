@@ -14,7 +14,7 @@ from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.troubles import is_late, named_ranks, shown_first
 from otel_ddp.history.whole_run import WholeRun
-from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT
+from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT, TRAINING_COLLECTIVE_STEP_WAIT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
 # The steps of the bars; the steps of the strip in a running run.
@@ -22,6 +22,8 @@ _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
 # Limits of the strip.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
+# The bars of a dimension; and so long before and after some steps, samples belong to them.
+_MOST_BARS, _NEAR_S = 128, 15
 # The least lateness of a suspect, as a share of a step.
 _LATE = 0.05
 _STRIP = [STEPS.names.index(each) for each in ("first", "steps", *(f"{w}_ns" for w in WORK_PHASES))]
@@ -70,11 +72,12 @@ def waits(run: WholeRun) -> dict[str, Any]:
         first, until = (late[key] - run.shift for key in ("since_step", "until_step"))
     goes_on = run.state not in ENDED_STATES and not is_past
     begins = max(highest - _STRIP_STEPS + 1, lowest) if goes_on else lowest
-    found = [
-        _Rank.of(rank, run.node_of(history, rank), StepBucket.of(row))
-        for rank, (history, one) in series.items()
-        for row in STEPS.in_pieces(history.columns(one, first, until), FAR)
-    ]
+    found, times_ns = list[_Rank](), list[int]()
+    for rank, (history, one) in series.items():
+        for row in STEPS.in_pieces(history.columns(one, first, until), FAR):
+            bucket = StepBucket.of(row)
+            found.append(_Rank.of(rank, run.node_of(history, rank), bucket))
+            times_ns += [bucket.first_ns, bucket.last_ns]
     usual_s = median_low(each.work_s for each in found) if found else 0.0
     named = named_ranks(late)
     found.sort(key=lambda each: (each.rank not in named, -each.work_s))
@@ -87,6 +90,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
         "usual_work_s": usual_s,
         "ranks": [each._asdict() for each in suspects],
         "others": _together(found[len(suspects) :]),
+        "dimensions": _dimensions(run, times_ns),
         "strip": _strip(series, begins, highest, run.shift),
         "checkpoint": _checkpoint(run),
     }
@@ -118,6 +122,25 @@ def _together(others: Sequence[_Rank]) -> dict[str, Any] | None:
     count, work_s = len(others), [each.work_s for each in others]
     phases = {w: sum(each.phases[w] for each in others) / count for w in MEASURED_PHASES}
     return {"count": count, "phases": phases, "work_s": [min(work_s), max(work_s)]}
+
+
+def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
+    """How long each rank waited in a step of these times in its groups of each dimension."""
+    found: dict[str, dict[str, float]] = {}
+    name, (first_s, until_s) = (
+        TRAINING_COLLECTIVE_STEP_WAIT.name,
+        [ns // 10**9 for ns in (min(times_ns, default=0), max(times_ns, default=0))],
+    )
+    waits = [(each, one) for each in run.histories for one in each.series("node", name)]
+    for history, one in run.by_rank(waits):
+        for each in history.sums(one, first_s - _NEAR_S, until_s + _NEAR_S, most=1):
+            of_ranks = found.setdefault(str(dict(one.key.labels).get("dimension")), {})
+            waited_s = each.total / max(each.finite, 1)
+            of_ranks[one.key.rank] = of_ranks.get(one.key.rank, 0.0) + waited_s
+    return [
+        {"name": dimension, "waits_s": [*waits_s.items()][:_MOST_BARS]}
+        for dimension, waits_s in found.items()
+    ]
 
 
 def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any]:

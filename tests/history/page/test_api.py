@@ -227,6 +227,28 @@ def test_the_late_rank_is_measured_against_the_median_one_over_its_own_steps(
     assert max(other) < 1.5e-3
 
 
+def test_each_dimension_has_the_waits_of_its_ranks_at_the_steps_that_are_shown(
+    tmp_path: Path, client: Client
+) -> None:
+    write_history(
+        *(tmp_path, "a"),
+        waits_s={
+            ("tp", "all_reduce"): {2: 0.001, 3: 0.016},
+            ("tp", "all_gather"): {3: 0.002},
+            ("dp", "all_reduce"): {0: 0.02},
+        },
+    )
+    write_history(tmp_path, "b")
+
+    found, none = (client.api("waits", run=run).json["dimensions"] for run in "ab")
+
+    assert found == [
+        {"name": "dp", "waits_s": [["0", pytest.approx(0.02)]]},
+        {"name": "tp", "waits_s": [["2", pytest.approx(0.001)], ["3", pytest.approx(0.018)]]},
+    ]
+    assert none == []
+
+
 @pytest.mark.parametrize(
     ("logged", "main"),
     [

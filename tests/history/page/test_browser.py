@@ -117,6 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "time": {"seconds": spent, "late": {"rank 2 (node-0)": 2.1}},
         },
         bound="compute-bound",
+        waits_s={("tp", "all_reduce"): {2: 0.0, 3: 0.002}, ("dp", "all_reduce"): {0: 0.003}},
         constants={"rate": 7e-10},
     )
     config = {"lr": 0.1, "batch": 32}
@@ -288,8 +289,12 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
     assert tiles["loss (val)"] == ["0.125", "best 0.0625 at step 280"]
     assert tiles["step time"][0] == "21.5 ms"
     assert tiles["productive"] == ["79.8 %", "of 22.8 s of all ranks"]
-    assert [bar[0] for bar in bars] == ["rank 2 node-0", "3 others"]
+    assert [bar[0] for bar in bars[:2]] == ["rank 2 node-0", "3 others"]
     assert "late" in bars[0][-1]
+    assert bars[2:] == [
+        ["waits in dp", "rank 0 13.9 %, least rank 0"],
+        ["waits in tp", "rank 3 9.3 %, least rank 2"],
+    ]
     # All bars have one scale.
     assert len(set(scales)) == 1
     assert spans == [["late: rank 2", 61, 249], ["NaN: rank 3", 290, 299]]

@@ -2,7 +2,7 @@
 
 import { themed } from "./colors.js";
 import { el, fill } from "./dom.js";
-import { seconds } from "./shown.js";
+import { seconds, share } from "./shown.js";
 import { isLate, named } from "./verdicts.js";
 
 const [STRIP_PX, LABEL_PX] = [116, 13];
@@ -17,10 +17,11 @@ export class Waits {
     this.bars = el("div");
     this.canvas = el("canvas", { class: "strip", role: "img" });
     this.ends = el("div", { class: "ends quiet" });
+    this.groups = el("div");
     this.note = el("p", { class: "quiet" });
     this.element = el(
       "section", { class: "card", "aria-labelledby": "waits", hidden: true },
-      el("h2", { id: "waits" }, "Who waits for whom"), this.bars, this.note, this.canvas, this.ends,
+      el("h2", { id: "waits" }, "Who waits for whom"), this.bars, this.groups, this.note, this.canvas, this.ends,
     );
     new ResizeObserver(() => this.paint()).observe(this.canvas);
   }
@@ -47,6 +48,7 @@ export class Waits {
       others ? bar(`${others.count} other${others.count > 1 ? "s" : ""}`, others.phases, `${[...new Set(others.work_s.map(seconds))].join(" to ")} work`, false) : null,
       el("p", { class: "legend quiet" }, shown.map(({ name, shown: word, colour }) => el("span", {}, el("i", { style: `background: ${name === WAIT ? "var(--wait)" : colour}` }), word))),
     );
+    fill(this.groups, dimensions(answer));
     const inside = head.first.find((each) => each.evidence?.waits_in)?.evidence.waits_in;
     fill(this.note, inside ? `Where the others wait: ${inside}.` : "");
     const { strip } = answer;
@@ -102,6 +104,22 @@ export class Waits {
       });
     });
   }
+}
+
+/** A bar a rank, higher the longer it waits in its groups of a mesh dimension. They wait for the rank that waits least. */
+function dimensions({ dimensions: all, step_s }) {
+  if (!all.length) return null;
+  const most = Math.max(0.05 * step_s, ...all.flatMap(({ waits_s }) => waits_s.map(([, s]) => s)));
+  return all.map(({ name, waits_s }) => {
+    const sorted = [...waits_s].sort(([, one], [, other]) => one - other);
+    const [[least], [longest, longest_s]] = [sorted[0], sorted[sorted.length - 1]];
+    const bars = waits_s.map(([, s]) => el("i", { style: `flex: 1; align-self: end; height: ${100 * s / most}%; background: var(--grey-1)` }));
+    return el(
+      "div", { class: "wait" }, el("span", { title: name }, `waits in ${name}`),
+      el("div", { role: "img", "aria-label": waits_s.map(([rank, s]) => `rank ${rank} ${seconds(s)}`).join(", ") }, bars),
+      el("span", { class: "number" }, `rank ${longest} ${share(longest_s / step_s)}, least rank ${least}`),
+    );
+  });
 }
 
 function told({ work_s, phases }, usual_s) {
