@@ -42,6 +42,9 @@ MAY_BE_EMPTY = {
         # Where no rank has more to do, none stalls again and again, and no node is late as a whole.
         *(("Verdicts", ref) for ref in "ABDE"),
         ("Nodes with most work", "late"),
+        # How long ranks on several nodes wait is not known.
+        *(("Waiting in each mesh dimension", ref) for ref in "AB"),
+        ("Collectives of a step", "wait"),
     },
     "Fleet": {
         # It ends with the last whole step, in which no time had been lost yet.

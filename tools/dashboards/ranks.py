@@ -25,6 +25,7 @@ from tools.dashboards.panels import (
     Column,
     Panel,
     Text,
+    bars,
     lines,
     listing,
     now,
@@ -64,6 +65,7 @@ def build() -> str:
             Row("Who is there", _there()),
             Row("Who holds the others back", _late()),
             Row("Who hangs", _hanging()),
+            Row("Mesh dimensions and their collectives", _collectives(), True),
             Row("The process of each rank (as selected; dear for thousands)", _process(), True),
         ],
         variables=[
@@ -409,6 +411,57 @@ def _in_order(ranks: str) -> str:
     for zeros, digits in (("000", r"\\d"), ("00", r"\\d\\d"), ("0", r"\\d\\d\\d")):
         padded = f'label_replace({padded}, "shown", "{zeros}$1", "rank", "({digits})")'
     return padded
+
+
+def _collectives() -> list[Panel]:
+    step = recorded("run:training_step_time:median2m", WHOLE_RUN)
+    wait = metric("training.collective.step_wait", RANKS_OF_RUN)
+    # Pushed and scraped, a series comes twice.
+    waits = f"sum by (dimension, rank) (max by (dimension, operation, rank) ({wait}))"
+    share = f"{waits} / on () group_left () max({step})"
+
+    def of_step(name: str) -> str:
+        return f"max by (dimension, operation) ({metric(name, RANKS_OF_RUN)})"
+
+    return [
+        bars(
+            Text(
+                "Waiting in each mesh dimension",
+                "What share of a step ranks wait in their groups of each dimension: the three that "
+                "wait most, and the one that waits least.",
+                "In the dimension with the longest bars, the others wait for the rank that waits "
+                "least. In a pipeline's dimension it is the bubble.",
+            ),
+            now(f"topk by (dimension) (3, {share})", "{{dimension}} · rank {{rank}}"),
+            now(f"bottomk by (dimension) (1, {share})", "{{dimension}} · least, rank {{rank}}"),
+            unit="percentunit",
+            colours={},
+            nothing="known on hosts of one node, from PyTorch 2.15 on",
+            size=(12, 9),
+        ),
+        listing(
+            Text(
+                "Collectives of a step",
+                "How often a rank calls each collective, with how many bytes, and how long it "
+                "waits there, of the rank with most.",
+                "Many calls of few bytes: larger buckets. Many bytes: what is exchanged, or "
+                "how often.",
+            ),
+            rows(of_step("training.collective.step_calls"), "calls"),
+            rows(of_step("training.collective.step_size"), "size"),
+            rows(of_step("training.collective.step_wait"), "wait"),
+            columns=[
+                Column("dimension"),
+                Column("operation"),
+                Column("Value #calls", "Calls", decimals=1),
+                Column("Value #size", "Bytes", "bytes"),
+                Column("Value #wait", "Longest wait", "s"),
+            ],
+            sort=("Bytes", True),
+            nothing="known from PyTorch 2.15 on",
+            size=(12, 9),
+        ),
+    ]
 
 
 def _process() -> list[Panel]:
