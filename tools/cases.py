@@ -1,4 +1,4 @@
-"""Replays simulated trainings through the detectors, and puts what they find into tables."""
+"""Replays simulated trainings through the detectors, and writes tables of the verdicts."""
 
 from __future__ import annotations
 
@@ -37,21 +37,20 @@ class Named(NamedTuple):
     side: str
     waits_in: str
     step: int
-    """Counted from the one before it began."""
+    """The number of steps since it began."""
 
 
 class Found(NamedTuple):
-    """What the detectors have found in a case."""
+    """The verdicts in a case."""
 
     named: dict[int | str, Named]
     """By rank, or by the name of a node."""
     kinds: set[str]
     after_s: tuple[float, ...]
-    """Of each verdict on a rank or node: when it was opened, since it began."""
+    """How long after the fault each verdict on a rank or node was opened."""
+    # At the end.
     bound: str
-    """What bounds the run at the end, if anything does."""
     insufficient: str
-    """At the end."""
 
 
 class Replay:
@@ -65,7 +64,7 @@ class Replay:
         self._found = Found({}, set(), (), "", "")
 
     def feed(self, ranks: Sequence[Sequence[StepFacts]]) -> None:
-        """More steps of each rank."""
+        """Add steps of each rank."""
         for state, facts in zip(self._states, ranks, strict=True):
             self._detector.feed(state, Observation(facts=facts))
         ended_ns = [each.ended_ns for each in ranks[0] if each.number <= self._begins]
@@ -86,7 +85,7 @@ class Replay:
             self._found = self._found._replace(bound=verdict.phase if opened else "")
 
     def found(self) -> Found:
-        """What they have found by now."""
+        """The verdicts so far."""
         return self._found._replace(insufficient=self._detector.report().insufficient)
 
 
@@ -99,18 +98,18 @@ def row(*cells: object) -> str:
 
 
 def shares(*right: Sequence[bool]) -> str:
-    """As a cell: how many percent of each are true."""
+    """A cell with the percentage of true values of each."""
     return ", ".join(f"{sum(each) / len(each) * 100:.1f}" for each in right if each)
 
 
 def soon(after: Sequence[float]) -> str:
-    """As a cell: the median and the slowest."""
+    """A cell with the median and the maximum."""
     ordered = sorted(after)
     return f"{ordered[len(ordered) // 2]:.0f}, {ordered[-1]:.0f}" if ordered else ""
 
 
 def main(tables: Mapping[str, Callable[[], Iterable[str]]]) -> None:
-    """Print tables, by their names on the page, and put them there."""
+    """Print tables, and write them between their marks on the page."""
     parser = argparse.ArgumentParser(description="Writes tables of docs/internals/diagnosis.md.")
     parser.add_argument("table", nargs="*", help=f"any of: {', '.join(tables)}; without, all")
     asked = parser.parse_args().table

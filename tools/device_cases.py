@@ -1,9 +1,9 @@
-"""Simulates training on devices with and without troubles, and writes down what detectors find.
+"""Simulates training on devices with and without faults, and writes tables of the verdicts.
 
     python -m tools.device_cases
 
-prints the tables on devices and writes them into docs/internals/diagnosis.md. What the hosts and
-the clocks of the devices write goes through the real reader and detectors.
+prints the tables on devices and writes them into docs/internals/diagnosis.md. The simulated journal
+words of hosts and devices go through the real reader and detectors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BEGINS = 200
 LASTS = 400
 # The agent reads a journal every second or so.
 _STEPS_AT_A_TIME = 10
-# A rank is to be named if a step gets shorter by this once its trouble is taken away, and is not to
-# be named if it does not get shorter by this much. In between, either is right.
+# A rank must get a verdict if steps are shorter by the first share without its fault, and must not
+# if they are not shorter by the second. In between, either is right.
 TO_BE_NAMED, HARMLESS = 0.05, 0.01
 
 SETTINGS = {
@@ -47,15 +47,14 @@ JITTERS = (0.0, 0.02, 0.05, 0.1)
 
 
 class Expected(NamedTuple):
-    """What is to be said of a trouble."""
+    """The right verdict on a fault: any of the phases is right."""
 
     side: str
     phases: tuple[str, ...]
-    """Each of them is right."""
     kind: str = "straggler"
 
 
-# By where a trouble is.
+# By the place of the fault.
 EXPECTED = {
     "device": Expected("device", ("compute",)),
     "forward kernels": Expected("device", ("forward",)),
@@ -63,10 +62,10 @@ EXPECTED = {
     "optimizer kernels": Expected("device", ("optimizer",)),
     "batch": Expected("device", ("compute",), "imbalance"),
     "copy": Expected("device", ("other",)),
-    # All of the host is slow, its loading too; the device idles wherever it has least to do.
+    # The whole host is slow, including its loader. The device idles wherever it has least work.
     "cores": Expected("host", ("compute", "forward", "backward", "optimizer", "data", "mixed")),
     "forward launches": Expected("host", ("forward",)),
-    # The host has no lead left then, so the device idles in the other phases, too.
+    # The host loses its lead, so the device idles in other phases too.
     "backward launches": Expected("host", ("backward", "compute")),
     "before forward": Expected("host", ("forward",)),
     "in forward": Expected("host", ("forward",)),
@@ -94,14 +93,14 @@ class Case(NamedTuple):
         return rank * self.nodes // self.setting.ranks
 
     def late_one(self, trouble: Trouble) -> int | str:
-        """The rank that has this trouble, or its node where all of that has one."""
+        """The rank with this fault, or its node if all ranks there have one."""
         node, troubled = self.node_of(trouble.rank), {each.rank for each in self.troubles}
         members = {each for each in range(self.setting.ranks) if self.node_of(each) == node}
         return f"node-{node}" if self.nodes > 1 and members <= troubled else trouble.rank
 
 
 class _Rank:
-    """The way of a rank's words to the detectors."""
+    """Reads the journal words of a rank."""
 
     def __init__(self) -> None:
         self._words = WordStream(False), WordStream(True)
@@ -139,12 +138,12 @@ def replayed(case: Case) -> Found:
     return replay.found()
 
 
-# -- what is true
+# -- the ground truth
 
 
 @cache
 def step_ns(setting: Setting, troubles: tuple[Trouble, ...], since: int, until: int) -> float:
-    """How long a step takes by the device, between the ends of these two."""
+    """The mean duration of a step on the device, between the ends of two steps."""
     ends_ns = [
         pieces[0].marks[-1].device_ns
         for at, pieces in enumerate(trained(setting, until, troubles, watched=False), 1)
@@ -154,28 +153,28 @@ def step_ns(setting: Setting, troubles: tuple[Trouble, ...], since: int, until: 
 
 
 def cost(case: Case, taken: Sequence[Trouble], alone: bool = False) -> float:
-    """By which share a step gets shorter once these are taken away; *alone*: the only ones."""
+    """By which share steps are shorter without these faults. *alone*: without any others."""
     troubles = tuple(taken) if alone else case.troubles
     left = tuple(each for each in troubles if each not in taken)
-    # By then a host that was ahead no longer is, where its trouble is large enough.
+    # Late enough that a host with a large fault has lost its lead.
     since = case.steps - LASTS // 2
     with_ns = step_ns(case.setting, troubles, since, case.steps)
     return 1 - step_ns(case.setting, left, since, case.steps) / with_ns
 
 
 class Truth(NamedTuple):
-    """The ranks and nodes that are to be named, and those that may be."""
+    """The ranks and nodes that must get a verdict, and those that may."""
 
     to_be_named: set[int | str]
     may_be_named: set[int | str]
 
 
 def truth(case: Case) -> Truth:
-    """What taking troubles away says.
+    """The truth, from the cost of each fault.
 
-    Of two ranks that are late alike none costs anything while the other is there. So both are to be
-    named where they have the same trouble, and it costs something to have it twice. Else a rank may
-    be named for a trouble that costs something as the only one.
+    Of two ranks that are equally late, neither costs anything while the other is there. So both
+    must get a verdict if they have the same fault, and both together cost something. Else a rank
+    may get one if its fault alone costs something.
     """
     late_ones: dict[int | str, list[Trouble]] = {}
     for each in case.troubles:
@@ -195,7 +194,7 @@ def truth(case: Case) -> Truth:
 
 @cache
 def amount(setting: Setting, where: str, excess: float) -> float:
-    """How large a trouble there must be for a step to take longer by this share."""
+    """The size of a fault that makes a step longer by this share."""
 
     def took_ns(*troubles: Trouble) -> float:
         return step_ns(setting, troubles, 40, 80)
@@ -217,7 +216,7 @@ def amount(setting: Setting, where: str, excess: float) -> float:
 
 
 def late(setting: Setting, rank: int, where: str, excess: float) -> Trouble:
-    """A trouble that makes each step longer by this share."""
+    """A fault that makes each step longer by this share."""
     return Trouble(rank, where, amount(setting, where, excess), BEGINS)
 
 
@@ -228,7 +227,7 @@ def one_late(
     ranks: Sequence[int] = (2, 3, 4, 8),
     every: int = 1,
 ) -> list[Case]:
-    """One rank late, in each way, at each jitter, among each number of ranks."""
+    """One late rank, for each fault, jitter and number of ranks."""
     chance = random.Random(SEED)
     drawn = []
     for many, jitter, where, excess in product(ranks, JITTERS, wheres, excesses):
@@ -249,7 +248,7 @@ def _varied(setting: Setting, ranks: int, jitter: float, chance: random.Random) 
 
 
 def two_late(every: int = 1) -> list[Case]:
-    """Two ranks late, each in a way of its own."""
+    """Two late ranks with independent faults."""
     chance = random.Random(SEED)
     drawn = []
     for jitter, many, where, _ in product((0.0, 0.02, 0.05), (4, 6, 8), DRAWN, range(2)):
@@ -265,12 +264,12 @@ def two_late(every: int = 1) -> list[Case]:
     ]
 
 
-# What all ranks of a node may have in common.
+# Faults of a whole node.
 DEVICES_OF_NODE = ("device", "forward kernels", "backward kernels", "copy", "batch")
 HOSTS_OF_NODE = ("cores", "forward launches", "loader", "host")
 
 
-# How many there are, and their ranks.
+# Nodes, and ranks on each.
 NODES = ((2, 2), (2, 4), (3, 2), (4, 2))
 
 
@@ -281,7 +280,7 @@ def nodes_late(
     many: int = 0,
     kinds: Sequence[tuple[int, int]] = NODES,
 ) -> list[Case]:
-    """All ranks of one node late, in the same way, or so *many* of them, among such nodes."""
+    """All ranks of one node late by the same fault, or only *many* of them."""
     chance = random.Random(SEED)
     drawn = []
     for (nodes, each), jitter, where in product(kinds, JITTERS, wheres):
@@ -300,9 +299,9 @@ def nodes_late(
 def late_at_no_cost(
     steps: int, ranks: Sequence[int] = (2, 3, 4, 8), beside: tuple[str, float] | None = None
 ) -> list[Case]:
-    """So many steps in all, in which one host is late and its device has enough to do.
+    """One host is late, but its device has enough work queued. *steps*: the total.
 
-    *beside*: where another rank is late, which does cost something, and by how much.
+    *beside*: place and size of another rank's fault, which has a cost.
     """
     chance = random.Random(SEED)
     setting = SETTINGS["host ahead"]
@@ -320,7 +319,7 @@ def late_at_no_cost(
 
 
 def synchronises_alone(lead: int) -> list[Case]:
-    """One rank asks for its loss every tenth step; the others' hosts are so many steps ahead."""
+    """One rank reads its loss every tenth step; the other hosts are *lead* steps ahead."""
     chance = random.Random(SEED)
     return [
         Case(
@@ -347,12 +346,12 @@ def slow_far_ahead() -> list[Case]:
 
 
 def _ahead(lead: int) -> Setting:
-    """Hosts that are so many steps ahead."""
+    """Hosts that are *lead* steps ahead of their devices."""
     return Setting(layers=4, kernels=QUEUE // lead, launch_ms=20, load_ms=1, host_ms=0.5)
 
 
 def all_bound(**changes: float) -> list[Case]:
-    """All ranks lack the same."""
+    """All ranks have the same bound."""
     chance = random.Random(SEED)
     setting = Setting()._replace(**changes)
     return [
@@ -362,7 +361,7 @@ def all_bound(**changes: float) -> list[Case]:
 
 
 def hardly_ahead(steps: int) -> list[Case]:
-    """All loaders are too slow, in workers, and the hosts are hardly ahead."""
+    """All loaders are too slow, with workers, and the hosts are hardly ahead."""
     ahead = SETTINGS["one step ahead"]
     return [
         case._replace(setting=case.setting._replace(kernels=ahead.kernels), steps=steps)
@@ -373,7 +372,7 @@ def hardly_ahead(steps: int) -> list[Case]:
 def balanced(
     steps: int, ranks: Sequence[int] = (2, 3, 4, 8), nodes: Sequence[int] = (1,)
 ) -> list[Case]:
-    """No rank late, for so many steps in all. *ranks*: on each node."""
+    """No late rank. *steps*: the total. *ranks*: on each node."""
     chance = random.Random(SEED)
     kinds = list(product(nodes, ranks, JITTERS, (SETTINGS | HOST_BOUND).values()))
     return [
@@ -386,7 +385,7 @@ def balanced(
 
 
 class Outcome(NamedTuple):
-    """One case, and what came of it."""
+    """A case, its truth and its verdicts."""
 
     case: Case
     truth: Truth
@@ -399,7 +398,7 @@ class Outcome(NamedTuple):
 
     @property
     def rank_right(self) -> bool:
-        """Whether those ranks are named that are to be named, and no rank that must not be."""
+        """Whether all ranks that must get a verdict have one, and no others."""
         to_be_named, may_be_named = self.truth
         named = self.found.named
         return to_be_named <= set(named) <= to_be_named | may_be_named and all(
@@ -444,7 +443,7 @@ def late_row(title: str, cases: Sequence[Case]) -> str:
 
 
 def quiet_row(title: str, cases: Sequence[Case]) -> str:
-    """A row of the table of runs in which no rank is to be named."""
+    """A row of the table of runs without late ranks."""
     found = [replayed(case) for case in cases]
     steps = sum(case.steps for case in cases)
     verdicts = sum(len(each.after_s) for each in found)

@@ -1,4 +1,4 @@
-"""Simulates training with and without stragglers, and writes down what the detector finds.
+"""Simulates training with and without stragglers, and writes tables of the verdicts.
 
     python -m tools.diagnosis_cases
 
@@ -25,7 +25,7 @@ MS = 1_000_000
 GOLDEN, WORDS = 0x9E3779B97F4A7C15, 1 << 64
 BEFORE_OPTIMIZER = ("data", "other", "checkpoint", "forward", "backward")
 COMPUTE = ("forward", "backward", "optimizer")
-# In a step of 100 ms these are also shares of it.
+# Milliseconds; also percent, as a step takes 100 ms.
 PROFILES = (
     {"data": 5, "other": 4, "forward": 25, "backward": 50, "optimizer": 10},
     {"data": 20, "other": 15, "forward": 20, "backward": 30, "optimizer": 9},
@@ -42,33 +42,33 @@ class Case(NamedTuple):
 
     ranks: int
     jitter: float
-    """Log-normal, of the whole step of a rank; half as much again of each phase by itself."""
+    """Log-normal, of a rank's whole step; half of it in addition for each phase."""
     late: tuple[int, ...] = ()
-    """The ranks that get slower at step BEGINS."""
+    """The ranks that become slower at step BEGINS."""
     phase: str = ""
-    """Where; `imbalance` has more tokens with it; `all` is every rank together."""
+    """The phase in which they do; `imbalance`: with more tokens; `all`: all ranks."""
     excess: float = 0.0
-    """By how much, as a share of the step of 100 ms or so that it was before."""
+    """As a share of the step of 100 ms."""
     disturbances: bool = True
-    """Pauses, collections of garbage, checkpoints, batches of unequal length."""
+    """Pauses, garbage collections, checkpoints, batches of unequal length."""
     profile: int = 0
     seed: int = 0
     steps: int = BEGINS + LASTS
     sluggish: float = 0.0
-    """How much of a rank's jitter it keeps from one step to the next."""
+    """The autocorrelation of a rank's jitter."""
     nodes: int = 1
-    """The ranks are divided among them, evenly."""
+    """The ranks are divided evenly among them."""
     late_nodes: tuple[int, ...] = ()
-    """Their ranks are late, and no others."""
+    """All of their ranks are late."""
     slower: float = 1
-    """All takes so many times as long: the steps, and pauses as well."""
+    """A factor for all durations."""
     one_of: int = 1
-    """Of so many steps one is measured. There are as many measured ones as else."""
+    """One in this many steps is measured; `steps` counts measured ones."""
     begins: int = BEGINS
-    """The measured step after which it begins."""
+    """The measured step after which ranks are late."""
 
     def measures(self, number: int) -> bool:
-        """Whether this step is measured: those that a training process chooses."""
+        """Whether this step is measured, as in a training process."""
         return number * GOLDEN % WORDS < WORDS // self.one_of
 
     def node_of(self, rank: int) -> int:
@@ -77,9 +77,9 @@ class Case(NamedTuple):
 
 
 def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
-    """The same step of each rank, again and again.
+    """The steps of all ranks, one after the other.
 
-    *own*: the user's own all-reduce after forward, in phase `other`.
+    *own*: with an all-reduce of the user after forward, in phase `other`.
     """
     chance = random.Random(f"{repr(case).rpartition(', one_of=')[0]})")
     ms_ns = MS * case.slower
@@ -100,7 +100,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
             whole = 2.718281828459045 ** mood[rank]
             is_late = begun and (rank in late or case.phase == "all")
             if not measured:
-                # How long it takes is all that shows.
+                # Only its duration is recorded.
                 work = (total - COMMUNICATION) * whole + case.excess * total * is_late
                 pause = chance.uniform(30, 200) * (case.disturbances and chance.random() < 0.01)
                 needs.append({"forward": work + pause, "optimizer": 0.0})
@@ -132,7 +132,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
                     for word in words:
                         need[word] *= factor
                     if case.phase == "imbalance":
-                        # What the optimizer has to do does not depend on the batch.
+                        # The work of the optimizer does not depend on the batch.
                         amount = round(amount * factor)
                 else:
                     need[case.phase] += more
@@ -199,13 +199,13 @@ def replayed(case: Case, own: bool = False) -> Found:
 
 
 def right_rank(case: Case, found: Found) -> bool:
-    """All late ranks and nodes and no other, after it began, each once."""
+    """Whether all late ranks and nodes have a verdict, after the fault, and no others have."""
     late = {*case.late, *(f"node-{node}" for node in case.late_nodes)}
     return set(found.named) == late and all(each.step > 0 for each in found.named.values())
 
 
 def right_phase(case: Case, found: Found) -> bool:
-    """The phase, and whether there was more to do."""
+    """Whether the phase and the kind of verdict are right."""
     unequal = case.phase == "imbalance"
     kind, phases = (
         ("imbalance", ("compute", "backward")) if unequal else ("straggler", (case.phase,))
@@ -218,7 +218,7 @@ def right_phase(case: Case, found: Found) -> bool:
 
 
 def one_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
-    """One rank late, in each phase, at each jitter, among each number of ranks."""
+    """One late rank, for each phase, jitter and number of ranks."""
     chance = random.Random(SEED)
     every_case = [
         Case(
@@ -255,12 +255,12 @@ def two_late(every: int = 1) -> list[Case]:
     ][::every]
 
 
-# Nodes, ranks on each of them, and how many nodes are late.
+# Nodes, ranks on each, and late nodes.
 NODES = ((2, 2, 1), (2, 4, 1), (2, 8, 1), (3, 2, 1), (4, 2, 1), (4, 4, 1), (4, 2, 2), (8, 2, 2))
 
 
 def nodes_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
-    """All ranks of one or two nodes late, in each phase, at each jitter."""
+    """One or two late nodes, for each phase and jitter."""
     chance = random.Random(SEED)
     cases = []
     for excess, jitter, shape, phase in product(
@@ -284,7 +284,7 @@ def nodes_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
 
 
 def one_late_among_nodes(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
-    """One rank late beside healthy ones on its node."""
+    """One late rank on a node with healthy ones."""
     chance = random.Random(SEED)
     return [
         Case(
@@ -305,7 +305,7 @@ def one_late_among_nodes(excesses: tuple[float, ...], every: int = 1) -> list[Ca
 
 
 def pairs_late(every: int = 1) -> list[Case]:
-    """Two neighbours of four or eight on one node late: both are named, and not their node."""
+    """Two of a node's four or eight ranks late: each gets a verdict, but not their node."""
     return [
         Case(nodes * ranks, jitter, (0, 1), phase, excess, True, 0, SEED, nodes=nodes)
         for excess, jitter, (nodes, ranks), phase in product(
@@ -315,7 +315,7 @@ def pairs_late(every: int = 1) -> list[Case]:
 
 
 def all_late(every: int = 1) -> list[Case]:
-    """Every rank is slower together: no rank waits for another."""
+    """All ranks become slower together, so none waits."""
     return [
         Case(ranks, jitter, (), "all", excess, True, 0, SEED)
         for excess, jitter, ranks in product((0.2, 0.5), (0.0, 0.05, 0.1, 0.15), (2, 3, 4, 8))
@@ -323,7 +323,7 @@ def all_late(every: int = 1) -> list[Case]:
 
 
 def balanced(steps: int, ranks: tuple[int, ...], nodes: tuple[int, ...] = (1,)) -> list[Case]:
-    """No rank late, for so many steps in all. *ranks*: on each node."""
+    """No late rank. *steps*: the total. *ranks*: on each node."""
     kinds = list(product(nodes, ranks, (0.0, 0.05, 0.1, 0.15)))
     return [
         Case(
@@ -339,12 +339,12 @@ def balanced(steps: int, ranks: tuple[int, ...], nodes: tuple[int, ...] = (1,)) 
     ]
 
 
-# One of so many steps is measured if a step takes so many times 100 ms; excess of a rank, of nodes.
+# One in how many steps is measured, the duration of a step in 100 ms, excess of a rank, of nodes.
 SPARSE = ((1, 1, 0.15, 0.25), (4, 0.2, 0.15, 0.25), (16, 0.05, 0.15, 0.25), (64, 0.02, 0.3, 0.4))
 
 
 def sparsely(cases: list[Case], one_of: int, slower: float) -> list[Case]:
-    """The same number of measured steps, with others between them."""
+    """The cases with unmeasured steps between the measured ones."""
     return [
         case._replace(
             one_of=one_of, slower=slower, begins=100, steps=420 if case.excess < 0.2 else 300
@@ -354,12 +354,12 @@ def sparsely(cases: list[Case], one_of: int, slower: float) -> list[Case]:
 
 
 def slowly(cases: list[Case]) -> list[Case]:
-    """Those at one of the jitters, in steps of a second that vary by 2 %."""
+    """Some of the cases, with steps of a second and a jitter of 2 %."""
     return [case._replace(slower=10, jitter=0.02) for case in cases if case.jitter == 0.05]
 
 
 def cells(cases: list[Case], own: bool = False, seconds: bool = False) -> list[str]:
-    """What is found in these cases: their number, how many are right, and how soon."""
+    """Cells: the number of cases, how many are right, and how soon."""
     found = [(case, replayed(case, own)) for case in cases]
     right = [each for each in found if right_rank(*each)]
     named = [each for each in right if each[1].named]
@@ -380,7 +380,7 @@ def false_verdicts(
     own: bool = False,
     slower: int = 1,
 ) -> int:
-    """Verdicts in so many balanced steps."""
+    """The number of verdicts in balanced steps."""
     cases = [case._replace(slower=slower) for case in balanced(steps, ranks, nodes)]
     return sum(len(replayed(case, own).kinds) for case in cases)
 

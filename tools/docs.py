@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/; the tests fail where they are stale."""
+"""Writes the generated pages of docs/; tests fail if they are stale."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.json_page import json_page
-from tools.metrics_page import metrics_page
-from tools.settings_page import settings_page
+from tools.tables import metrics_page, settings_page
 
 import otel_ddp
 from otel_ddp import cli
@@ -27,7 +26,7 @@ _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
 
 def api(page: str) -> str:
-    """The page with each call, error and command; what stands before them stays."""
+    """The page with each call, error and command after its written introduction."""
     listed = {*_OPENING, *_RECORDING, *_ERRORS, "Run", "Identity", "__version__"}
     assert listed == set(otel_ddp.__all__), sorted(listed ^ set(otel_ddp.__all__))
     written, heading, _ = page.partition("## Opening a run\n")
@@ -83,7 +82,7 @@ def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
     if function is otel_ddp.instrument:
         words = list(_collapsed(words))
     result = str(signature.return_annotation).replace("contextlib.", "")
-    # What a function under `contextlib.contextmanager` is annotated with is not what it returns.
+    # The annotation of a function under `contextlib.contextmanager` is not its result.
     result = result.replace("Iterator[None]", "AbstractContextManager[None]")
     line = f"{name}({', '.join(words)}) -> {result}"
     if len(line) > 100:
@@ -94,7 +93,7 @@ def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _arguments(parameters: list[inspect.Parameter]) -> Iterator[str]:
-    """Each as it is written in a call's signature, with the marks between the kinds of them."""
+    """The parameters of a signature, with `/` and `*`."""
     before = None
     for each in parameters:
         if before is each.POSITIONAL_ONLY and each.kind is not each.POSITIONAL_ONLY:
@@ -109,15 +108,15 @@ def _arguments(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 
 def _collapsed(words: list[str]) -> Iterator[str]:
-    """These arguments of `instrument`, with three dots for a row of those that `init` has too."""
+    """The arguments of `instrument`, with `...` for those that `init` has too."""
     of_init = set(inspect.signature(otel_ddp.init).parameters) - {"strategy"}
     for is_shared, each in groupby(words, lambda word: word.partition(":")[0] in of_init):
         yield from ["..."] if is_shared else each
 
 
 def _unquoted(signature: str) -> str:
-    """With annotations as they stand in the source, not as the strings that Python keeps."""
-    # Python puts double quotes around an annotation with quotes of its own.
+    """The signature with annotations as in the source, not as strings."""
+    # Double quotes are around annotations that contain quotes.
     signature = re.sub(r': "([^"]*)"', lambda found: ": " + found[1].replace("'", '"'), signature)
     return re.sub(r"((?:^|: )'([^']*)')", lambda found: found[1].replace("'", ""), signature)
 

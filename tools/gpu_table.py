@@ -1,9 +1,9 @@
-"""Runs all tests of a device, and writes down what they saw: tables for docs/gpu.md.
+"""Runs all tests of a device, and writes tables of their results for docs/gpu.md.
 
     python tools/gpu_table.py [FILE]
 
-The device is the one that torch finds here; where it finds none, the one of the tests. Tests say
-their figures by `record_property`, or print them.
+The device is torch's accelerator, else the fake one of the tests. Tests report figures by
+`record_property`, or print them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST = 400
 
 
 def present() -> str:
-    """The type of the device that torch finds here; empty where it finds none."""
+    """The type of torch's accelerator; empty without one."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -34,7 +34,7 @@ def present() -> str:
 
 
 def environment(device: str) -> Iterator[tuple[str, str]]:
-    """What the figures depend on."""
+    """The environment of the figures."""
     import torch
 
     yield "date", time.strftime("%Y-%m-%d")
@@ -62,11 +62,11 @@ class Outcome(NamedTuple):
     ended: str
     said: str
     expected: str
-    """What the verdict is to say, if there is to be one."""
+    """The expected verdict, if any."""
 
 
 def outcomes(report: Path) -> Iterator[Outcome]:
-    """Each test, how it ended, and what it said."""
+    """The outcome of each test, with its figures."""
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         told = {each.get("name"): each.get("value") or "" for each in case.iter("property")}
@@ -84,12 +84,12 @@ def outcomes(report: Path) -> Iterator[Outcome]:
 
 
 def row(*cells: str) -> str:
-    """Of a table."""
+    """A row of a table."""
     return f"| {' | '.join(map(cell, cells))} |"
 
 
 def cell(text: str) -> str:
-    """One line that no table breaks at."""
+    """The text as one cell: one line, without `|`."""
     text = " ".join(text.split()).replace("|", "\\|")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [...]"
 
@@ -102,7 +102,7 @@ def main() -> int:
         report = Path(folder, "report.xml")
         device = present()
         command = (sys.executable, "-m", "pytest", "-m", "gpu", "-rs", f"--junitxml={report}")
-        # Of the kinds of this report only the older one has properties.
+        # Only the older format of the report has properties.
         options = ("-o", "junit_logging=system-err", "-o", "junit_family=xunit1")
         env = {**os.environ, "TEST_DEVICE": device}
         code = subprocess.run([*command, *options], cwd=ROOT, env=env, check=False).returncode

@@ -15,7 +15,7 @@ from otel_ddp.cli.mcp import Questions
 
 SCHEMA = Path(__file__).parents[1] / "docs" / "json.schema.json"
 DEFINITIONS: Mapping[str, Any] = json.loads(SCHEMA.read_text())["$defs"]
-# By document: the command that prints it, and the tool of `otel-ddp mcp` that answers with it.
+# By document: the command that prints it, and the MCP tool that returns it.
 ASKED = {
     "status": ("otel-ddp status --json", ""),
     "runs": ("otel-ddp runs --json", "runs"),
@@ -26,9 +26,9 @@ ASKED = {
     "verdicts": ("", "verdicts"),
     "curves": ("", "curves"),
 }
-# What each document may have, which the page says once.
+# Keys of all documents, described once.
 SHARED = ("schema", "left_out")
-# Keys that several documents and parts have with this meaning, listed once.
+# How many documents and parts have a key with this description.
 _MEANINGS = Counter(
     (key, each["description"])
     for schema in DEFINITIONS.values()
@@ -43,7 +43,7 @@ def schema_of(document: str) -> dict[str, Any]:
 
 
 def json_page(page: str) -> str:
-    """The page with the documents, their parts, and the keys of each."""
+    """The page with the documents, their parts and keys."""
     page = with_rows(page, "# JSON and the MCP server", _documents())
     written, heading, _ = page.partition("## Keys of several documents\n")
     assert heading
@@ -107,7 +107,7 @@ def _key(schema: Mapping[str, Any], key: str) -> str:
 
 
 def _keys(schema: Mapping[str, Any]) -> str:
-    """Those of a mapping, or of each mapping in a list, if they have no section."""
+    """The keys of a mapping, or of the mappings in a list, if they have no section."""
     inner = schema.get("items", schema)
     return ", ".join(
         _key(inner, key) + (f" ({keys})" if (keys := _keys(each)) else "")
@@ -116,7 +116,7 @@ def _keys(schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The part that it is, or the words that it may be; names and the schema say the rest."""
+    """A link to its section, or the allowed words; other types are in the schema."""
     for each in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
         if "$ref" in each:
             name = each["$ref"].rpartition("/")[2]

@@ -1,10 +1,10 @@
-"""Simulates trainings that are parallel in several ways, and writes down what the detector finds.
+"""Simulates trainings with several kinds of parallelism, and writes a table of the verdicts.
 
     python -m tools.parallel_cases
 
 prints the table on groups and writes it into docs/internals/diagnosis.md. Each rank has a program
-of work and of calls to process groups; who waits for whom follows, and the detector has to find it
-out again.
+of work and of calls to process groups. The waits follow from these, and the detector must recover
+them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LAYERS, MICRO_BATCHES = 6, 8
 
 
 class Work(NamedTuple):
-    """A rank computes."""
+    """Computation."""
 
     phase: str
     ms: float
 
 
 class Meet(NamedTuple):
-    """A rank calls its process group."""
+    """A call to a process group."""
 
     group: str
     dimension: str
@@ -45,11 +45,11 @@ class Meet(NamedTuple):
     phase: str
     peer: int = -1
     waited: bool = True
-    """At once; else before the next `Wait`."""
+    """Whether the call is synchronous; else the rank waits at the next `Wait`."""
 
 
 class Wait(NamedTuple):
-    """A rank waits for what it has not yet waited for."""
+    """A wait for all asynchronous calls."""
 
     phase: str
 
@@ -58,7 +58,7 @@ Program = Sequence[Work | Meet | Wait]
 
 
 def _sharded(forward: Sequence[Meet], backward: Sequence[Meet], after: Program) -> Program:
-    """Layers with such calls before each, and others behind each in backward."""
+    """Layers with calls before each, and others after each in backward."""
     steps: list[Work | Meet | Wait] = [Work("data", 4)]
     for _ in range(LAYERS):
         steps += [*forward, Work("forward", FORWARD_MS / LAYERS)]
@@ -87,9 +87,9 @@ def hsdp(rank: int, ranks: int) -> Program:
 
 
 def tensor(rank: int, ranks: int) -> Program:
-    """Tensor parallel in pairs, and sharded over those.
+    """Tensor parallel in pairs, sharded over the pairs.
 
-    Its collectives are functional: a layer works before it uses what they give.
+    With functional collectives: a layer works before it uses their results.
     """
     reduce = Meet(f"tp{rank // 2}", "tp", "allreduce", "forward", waited=False)
     gather = Meet(f"dp{rank % 2}", "dp", "_allgather_base", "forward")
@@ -99,7 +99,7 @@ def tensor(rank: int, ranks: int) -> Program:
 
 
 def experts(rank: int, ranks: int) -> Program:
-    """All-to-all before each layer, and the gradients in several asynchronous parts."""
+    """All-to-all before each layer, gradients in asynchronous buckets."""
     swap = Meet("all", "ep", "alltoall_base", "forward")
     bucket = Meet("ddp", "", "allreduce", "backward", waited=False)
     return _sharded([swap], [bucket], [Wait("comm_wait")])
@@ -108,7 +108,7 @@ def experts(rank: int, ranks: int) -> Program:
 def pipeline(rank: int, ranks: int, stages: int = 2) -> Program:
     """1F1B, and replicas of each stage."""
     stage, many = rank % stages, MICRO_BATCHES
-    # The last stage has the head and the loss, too.
+    # The last stage also has the head and the loss.
     heavier = 1.2 if stage == stages - 1 else 1.0
     to = {"group": "pp", "dimension": "pp"}
     program: list[Work | Meet | Wait] = [Work("data", 2)]
@@ -149,13 +149,13 @@ def four_stages(rank: int, ranks: int) -> Program:
 
 
 class Kind(NamedTuple):
-    """A way of being parallel."""
+    """A kind of parallelism."""
 
     title: str
     program: Callable[[int, int], Program]
     ranks: tuple[int, ...]
     where: Mapping[str, str]
-    """By the phase in which a rank is late: in which calls others wait for it first."""
+    """The calls in which others first wait for a late rank, by its phase."""
 
 
 KINDS = (
@@ -202,13 +202,13 @@ class Case(NamedTuple):
     late: int = -1
     phase: str = ""
     excess: float = 0.0
-    """As a share of the step of some 100 ms."""
+    """As a share of the step of 100 ms."""
     steps: int = BEGINS + LASTS
     disturbances: bool = True
 
 
 class _Rank:
-    """Where one rank is in its program."""
+    """The progress of one rank in its program."""
 
     def __init__(self, program: Program, now_ns: int, factor: Callable[[str], float]) -> None:
         self.program, self.now_ns, self.began_ns = program, now_ns, now_ns
@@ -223,10 +223,10 @@ class _Rank:
 
 
 class Training:
-    """Ranks that go through their programs, step by step."""
+    """Runs the programs of all ranks, step by step."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
-        """*programs*: of each rank; the calls in them are those of every step."""
+        """*programs*: by rank, with the calls of every step."""
         self.number = 0
         self._ends_ns = [NOW_NS] * len(programs)
         self._calls = [
@@ -245,7 +245,7 @@ class Training:
     def step(
         self, programs: Sequence[Program], factors: Sequence[Callable[[str], float]]
     ) -> list[StepFacts]:
-        """The next one. *factors*: of each rank, by how much work in a phase is longer."""
+        """The next step. *factors*: for the work of each rank, by phase."""
         self.number += 1
         ranks = [
             _Rank(program, ended_ns, factor)
@@ -275,7 +275,7 @@ class Training:
 
 
 def simulated(case: Case) -> Iterator[list[StepFacts]]:
-    """The same step of each rank, again and again."""
+    """The steps of all ranks, one after the other."""
     chance = random.Random(repr((case.kind.title, *case[1:])))
     programs = [case.kind.program(rank, case.ranks) for rank in range(case.ranks)]
     training = Training(programs)
@@ -298,7 +298,7 @@ def simulated(case: Case) -> Iterator[list[StepFacts]]:
 
 
 def _run(ranks: Sequence[_Rank], sizes: dict[str, int]) -> None:
-    """Let all ranks come to the end of their programs."""
+    """Run all ranks to the end of their programs."""
     arrived: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     open_ranks = set(range(len(ranks)))
     while open_ranks:
@@ -321,7 +321,7 @@ def _advance(
     arrived: defaultdict[tuple[str, int], dict[int, int]],
     sizes: dict[str, int],
 ) -> bool:
-    """Whether the rank is through what comes next."""
+    """Try the rank's next item; returns whether it is done."""
     what = rank.program[rank.at]
     if isinstance(what, Work):
         ns = round(what.ms * 1e6 * rank.factor(what.phase))
@@ -370,7 +370,7 @@ def replayed(case: Case) -> Found:
 
 
 def late(kind: Kind, excess: float) -> list[Case]:
-    """One rank late, at each jitter, in forward or backward."""
+    """One late rank, for each jitter, in forward or backward."""
     chance = random.Random(SEED)
     cases = [
         Case(kind, ranks, jitter, chance.randrange(ranks), phase, excess)
@@ -383,7 +383,7 @@ def late(kind: Kind, excess: float) -> list[Case]:
 
 
 def balanced(kind: Kind, steps: int) -> list[Case]:
-    """No rank late, for so many steps in all."""
+    """No late rank. *steps*: the total."""
     kinds = list(product(kind.ranks, (0.0, 0.02, 0.05, 0.1)))
     return [
         Case(kind, ranks, jitter, steps=steps // len(kinds), disturbances=i % 3 > 0)
@@ -392,7 +392,7 @@ def balanced(kind: Kind, steps: int) -> list[Case]:
 
 
 def is_right(case: Case, found: Found) -> bool:
-    """The late rank and no other, after it began."""
+    """Whether only the late rank has a verdict, after the fault."""
     return set(found.named) == {case.late} and found.named[case.late].step > 0
 
 

@@ -28,7 +28,7 @@ INTO = Path(__file__).parents[1] / "docs" / "img"
 RANKS, SECONDS = 4, 60.0
 RUNS = {"steady": "", "late-loader": "data:2:40ms"}
 SIZE = {"width": 1366, "height": 700}
-# The page asks each second; the agent writes what it has each two.
+# The page polls every second; the agent writes every two.
 SETTLES_MS, VERDICT_S = 4000, 30.0
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -44,7 +44,7 @@ def shoot(browser: Any, address: str, name: str, look: str = "light", height: in
 
 
 def train(browser: Any, run: str, injected: str, root: Path) -> None:
-    """One training; of one with trouble the page is taken while it goes on."""
+    """Run a training; with a fault, take pictures of its page while it runs."""
     place = Place(root / run)
     own = {
         "OTEL_DDP_RUN": run,
@@ -63,12 +63,12 @@ def train(browser: Any, run: str, injected: str, root: Path) -> None:
         if injected:
             while not told_by_agent(place).verdicts and training.poll() is None:
                 time.sleep(0.5)
-            # What it costs grows, and what it learns.
+            # Until the cost and the curves are visible.
             time.sleep(VERDICT_S)
             page = addresses.page(place)
             shoot(browser, addresses.page_of_run(page, run), "run")
             shoot(browser, f"{page.rstrip('/')}/now", "now", "dark", 360)
-    # It writes the end of the run.
+    # The agent writes the end of the run.
     if pid := place.agent_pid():
         os.kill(pid, signal.SIGTERM)
     while place.agent_is_alive():

@@ -1,4 +1,4 @@
-"""Marks over the curves: when a run began, saved, came back, alarmed, or got a verdict."""
+"""Annotations on the curves: start, checkpoints, restarts, alerts and verdicts of runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tools.dashboards.selectors import (
 )
 from tools.dashboards.variables import PROMETHEUS
 
-# Between two looks: what is there for so long is one mark, and not a region.
+# The step of the queries: what lasts one step is a mark, not a region.
 _EVERY = "1m"
 
 
 def marks(*, one_run: bool = False, starts: bool = True) -> list[build.AnnotationQuery]:
-    """Each can be switched off, and checkpoints on."""
+    """The annotations, each with a switch; checkpoints are off by default."""
     runs, ranks = (WHOLE_RUN, RUN) if one_run else (WHOLE_RUNS, RUNS)
     alerts = ALERTS_OF_RUN if one_run else ALERTS_OF_RUNS
 
@@ -64,7 +64,7 @@ def marks(*, one_run: bool = False, starts: bool = True) -> list[build.Annotatio
         ),
         _mark(
             "Alerts",
-            # When it began; as long as it fires, that is one and the same number.
+            # The start of the alert, which is constant while it fires.
             f"max by (alertname, severity, run) ({fires}) * 1000",
             "red",
             "{{alertname}} {{run}}",
@@ -72,7 +72,7 @@ def marks(*, one_run: bool = False, starts: bool = True) -> list[build.Annotatio
         ),
         _mark(
             "Verdicts",
-            # Where it begins: a region as long as the verdict would cover the curves.
+            # Only the start: a region would cover the curves.
             f"max by ({owner}) ({named} == 1)"
             f" unless max by ({owner}) ({named} offset {_EVERY} == 1)",
             "purple",

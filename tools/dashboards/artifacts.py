@@ -1,4 +1,4 @@
-"""The row of the board Run about what went into a run, and what came out of it."""
+"""The row of the board Run on the inputs and outputs of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tools.dashboards.panels import Column, Panel, Text, graph, listing, rows
 from tools.dashboards.selectors import RUN
 
 _TOLD = "training.artifact.timestamp"
-# The run that an input comes from may be long over.
+# The run that wrote an input may have ended long ago.
 _BEFORE = "30d"
 
 
@@ -35,7 +35,7 @@ def artifacts() -> list[Panel]:
                 Column("Value #size", "Size", "bytes", width=90),
                 Column("Value #step", "At step", decimals=0, width=95),
                 Column("Value #told", "When", "dateTimeAsIso", width=165),
-                # Before what is longer than any column.
+                # The longest columns last.
                 Column("uri", "Where"),
                 Column("digest"),
             ],
@@ -59,13 +59,13 @@ def artifacts() -> list[Panel]:
 
 
 def _this(direction: str) -> str:
-    """Artifacts of this run, by `of`: what two runs have in common."""
+    """Artifacts of this run, with the label `of` that identifies their content."""
     told = metric(_TOLD, RUN, f'direction="{direction}"')
     return _by_content(f"last_over_time({told}[$__range])")
 
 
 def _drawn(direction: str) -> str:
-    """Of each name the newest, by its time: a run of days has a hundred checkpoints."""
+    """The newest artifact of each name: a long run has hundreds of checkpoints."""
     this = _this(direction)
     other_way = "input" if direction == "output" else "output"
     newest = f"topk by (name) (1, {this})"
@@ -73,7 +73,7 @@ def _drawn(direction: str) -> str:
 
 
 def _others(direction: str) -> str:
-    """Artifacts of other runs that this run has the other way round."""
+    """Artifacts of other runs that this run reads or writes in turn."""
     told = metric(_TOLD, 'run!="$run"', f'direction="{direction}"')
     other_way = "input" if direction == "output" else "output"
     theirs = f"max by (run, direction, of) ({_by_content(f'last_over_time({told}[{_BEFORE}])')})"
@@ -103,8 +103,8 @@ def _nodes() -> str:
         _runs(_others("output"), "wrote it"),
         _runs(_others("input"), "read it"),
     )
-    # A run that has read one and written another is one circle. The last is there alone: of no
-    # circle at all Grafana makes "An unexpected error happened".
+    # A run that has read and written is one node. The last node is shown alone: without any node,
+    # Grafana shows "An unexpected error happened".
     none = 'label_replace(vector(0), "id", "none", "", "")'
     none = f'label_replace({none}, "title", "no files are named", "", "")'
     return f"({' or on (id) '.join(parts)}) or on () {none}"

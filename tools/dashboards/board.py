@@ -1,4 +1,4 @@
-"""Puts rows of panels together into one dashboard, and finishes what the SDK leaves open."""
+"""Joins rows of panels to a dashboard, and sets what the SDK leaves out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, Dashboa
 from tools.dashboards.links import TAG, to_the_others, uid
 from tools.dashboards.panels import Panel
 
-# Without it Grafana takes an xychart for one of before 11.1, and turns it into nonsense.
+# Without a version Grafana migrates an xychart as one from before 11.1, and breaks it.
 PLUGIN_VERSION = "11.6.0"
 COLUMNS = 24
 
 
 class Row(NamedTuple):
-    """Panels under a heading; a collapsed row asks for nothing until it is opened."""
+    """Panels under a heading. A collapsed row sends no queries until it is opened."""
 
     title: str
     panels: Sequence[Panel]
@@ -34,7 +34,7 @@ def board(
     annotations: Sequence[build.AnnotationQuery] = (),
     since: str = "now-3h",
 ) -> str:
-    """The file of one board."""
+    """The JSON of one board."""
     made = (
         build.Dashboard(title)
         .uid(uid(title))
@@ -71,12 +71,12 @@ def _as_dict(row: Row) -> dict[str, Any]:
 
 
 def finish(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Ids, plugin versions and the grid; open rows list their panels beside them."""
+    """Set ids, plugin versions and the grid; panels of open rows follow their row."""
     y, next_id, flat = 0, 1, []
     for row in dashboard["panels"]:
         row["gridPos"], row["id"] = {"h": 1, "w": COLUMNS, "x": 0, "y": y}, next_id
         next_id += 1
-        # Also within a collapsed row: Grafana moves them down when it is opened.
+        # Also in a collapsed row: Grafana moves the panels down when it is opened.
         bottom = _lay_out(row["panels"], y + 1)
         for panel in row["panels"]:
             panel["id"], panel["pluginVersion"] = next_id, PLUGIN_VERSION
@@ -89,14 +89,14 @@ def finish(dashboard: dict[str, Any]) -> dict[str, Any]:
             flat.extend(row["panels"])
             row["panels"], y = [], bottom
     dashboard["panels"] = flat
-    # Its one value moves them into the menu of controls, where the switches of marks belong.
+    # It would move the links into the menu of controls.
     for each in dashboard["links"]:
         each.pop("placement", None)
     return dashboard
 
 
 def _slim_links(config: dict[str, Any]) -> None:
-    """The SDK makes links of values as it makes those of boards, with all that only boards have."""
+    """Remove keys from links of values that only links of boards have."""
     properties = [each for override in config["overrides"] for each in override["properties"]]
     holders = [config["defaults"], *(each for each in properties if each["id"] == "links")]
     for holder in holders:
@@ -106,7 +106,7 @@ def _slim_links(config: dict[str, Any]) -> None:
 
 
 def _lay_out(panels: list[dict[str, Any]], top: int) -> int:
-    """Left to right, line by line; returns where the next row may begin."""
+    """Place panels from left to right, line by line; returns the y of the next row."""
     x = line = 0
     for panel in panels:
         width, height = panel["gridPos"]["w"], panel["gridPos"]["h"]

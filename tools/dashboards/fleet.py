@@ -43,7 +43,7 @@ def _lost(*selectors: str) -> str:
 
 
 def _late() -> str:
-    # It is recorded each 5 minutes, and stands for 30 days.
+    # Recorded every 5 minutes, over 30 days.
     return last(recorded("node:training_late:share30d", _NODES), "[10m]")
 
 
@@ -52,7 +52,7 @@ def _hours(expr: str, within: str = IN_RANGE) -> str:
 
 
 def _hours_held(held: str, by_gpu: str) -> str:
-    # Several reasons hold at a time. Of each it is the sum over all runs.
+    # Several reasons may apply at a time. Each is a sum over all runs.
     return f"max by ({by_gpu}) (sum by ({by_gpu}, reason) ({_hours(held)}))"
 
 

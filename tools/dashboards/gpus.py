@@ -5,34 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grafana_foundation_sdk.models.dashboard import Threshold
+from tools.dashboards import panels
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
 from tools.dashboards.looks import ABOVE_0_IS_BAD, ABOVE_0_IS_ODD, BAD, WARN, steps
 from tools.dashboards.names import metric
-from tools.dashboards.panels import (
-    WITH_NAME,
-    Column,
-    Panel,
-    Text,
-    lines,
-    listing,
-    now,
-    over_time,
-    rows,
-    stat,
-)
 from tools.dashboards.selectors import NODES, RANKS_OF_RUNS, RUNS
 
 QUESTION = "Is it the hardware?"
 
 _RATE = "[$__rate_interval]"
-# By UUID: two boards are never shown as one, and an instance of MIG has its own.
+# By UUID, which is unique, also for MIG instances.
 _BY = "node, gpu, hw_id, rank"
 _WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
-# No board tells all numbers.
+# No GPU has all numbers.
 _UNTOLD, _NONE_TOLD = "not told by these GPUs", "none that these GPUs tell"
-# Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
+# Throttle reasons that are faults. `sw_power`, the ordinary limit under load, is shown separately.
 _WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
 _OF_RANK = 'rank!=""'
 _HOT = steps((80, WARN), (88, BAD))
@@ -70,7 +59,7 @@ def _each(expr: str) -> str:
 
 
 def _with_rank(expr: str) -> str:
-    """With words for its rank, where it has one: most GPUs of a node may have none."""
+    """With a label for its rank, if it has one."""
     return f'label_replace({expr}, "whose", " · rank $1", "rank", "(.+)")'
 
 
@@ -89,28 +78,28 @@ def _few_rates(series: str, *by: str) -> str:
 
 
 def _none_of(series: str) -> str:
-    """0 where there are such series; nothing where no board could tell."""
+    """0 if there are such series; nothing if no GPU has them."""
     return f"0 * count({series})"
 
 
-def _first_four() -> list[Panel]:
+def _first_four() -> list[panels.Panel]:
     busy = _gpu("hw.gpu.utilization", 'hw_gpu_task="general"')
     core = _gpu("hw.temperature", 'hw_sensor_location="core"')
     used = _gpu("hw.gpu.memory.usage")
     limit = _gpu("hw.gpu.memory.limit")
     return [
-        lines(
-            Text(
+        panels.lines(
+            panels.Text(
                 "GPU utilisation",
                 "Share of the time in which the GPU did anything at all; of many, the idlest. "
                 "A GPU that waits for others in a collective counts as busy.",
                 "One idle among busy ones: what is its rank doing? All low: data, or batches that "
                 "are too small. High with little power: it waits.",
             ),
-            over_time(_few(busy, "bottomk"), _WHOSE),
+            panels.over_time(_few(busy, "bottomk"), _WHOSE),
             # Where an agent was killed and a rank began, a GPU is there twice: for five minutes
             # also as it was before.
-            over_time(f"avg(max by (node, hw_id) ({busy}))", "mean of all"),
+            panels.over_time(f"avg(max by (node, hw_id) ({busy}))", "mean of all"),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -118,26 +107,26 @@ def _first_four() -> list[Panel]:
             sort=("Mean", False),
             nothing=_UNTOLD,
         ),
-        lines(
-            Text(
+        panels.lines(
+            panels.Text(
                 "GPU temperature",
                 "At the core; of many GPUs, the hottest.",
                 "Above 80 °C it may slow down: see what holds it back, below. One hot among cool "
                 "neighbours: its airflow or its cooler.",
             ),
-            over_time(_few(core), _WHOSE),
+            panels.over_time(_few(core), _WHOSE),
             unit="celsius",
             levels=_HOT,
             sort=("Max", True),
             nothing=_UNTOLD,
         ),
-        lines(
-            Text(
+        panels.lines(
+            panels.Text(
                 "Time spent accessing memory",
                 "Share of the time in which the GPU's memory was read or written; the busiest.",
                 "High with low MFU: bound by memory. Larger batches or fused kernels help.",
             ),
-            over_time(_few(_gpu("otel_ddp.gpu.mem_controller.utilization")), _WHOSE),
+            panels.over_time(_few(_gpu("otel_ddp.gpu.mem_controller.utilization")), _WHOSE),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -145,14 +134,14 @@ def _first_four() -> list[Panel]:
             sort=("Mean", True),
             nothing=_UNTOLD,
         ),
-        lines(
-            Text(
+        panels.lines(
+            panels.Text(
                 "GPU memory allocated",
                 "Share of its memory that is in use, by anyone; of many, the fullest.",
                 "Above 97 %: the next longer batch fails. Much less than half: a larger batch "
                 "fits.",
             ),
-            over_time(_few(used, share_of=limit), _WHOSE),
+            panels.over_time(_few(used, share_of=limit), _WHOSE),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -163,7 +152,7 @@ def _first_four() -> list[Panel]:
     ]
 
 
-def _wrong() -> list[Panel]:
+def _wrong() -> list[panels.Panel]:
     def held(*more: str) -> str:
         share = f"avg_over_time({_gpu('otel_ddp.gpu.throttle.active', _WRONG, *more)}[10m])"
         return f"max by ({_BY}, reason) ({share}) > 0"
@@ -177,105 +166,109 @@ def _wrong() -> list[Panel]:
     corrected = _gpu("hw.errors", 'error_type="corrected"')
     remapped = _gpu("otel_ddp.gpu.remapped_rows")
     core = _gpu("hw.temperature", 'hw_sensor_location="core"')
-    where = [Column("node"), Column("gpu", "GPU"), Column("rank")]
+    where = [panels.Column("node"), panels.Column("gpu", "GPU"), panels.Column("rank")]
     return [
-        stat(
-            Text("GPUs", "GPUs of this selection.", "Fewer than there should be: one has dropped."),
-            now(f"count(max by (node, hw_id) ({memory})) or vector(0)"),
+        panels.stat(
+            panels.Text(
+                "GPUs", "GPUs of this selection.", "Fewer than there should be: one has dropped."
+            ),
+            panels.now(f"count(max by (node, hw_id) ({memory})) or vector(0)"),
             size=(4, 4),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Held back",
                 "GPUs that slowed down for heat or a fault within the last 10 minutes of this "
                 "time; – where none tells its reasons.",
                 "The table names them and says why.",
             ),
-            now(f"count(max by (node, hw_id) {for_long}) or {_none_of(reasons)}"),
+            panels.now(f"count(max by (node, hw_id) {for_long}) or {_none_of(reasons)}"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Hottest",
                 "The hottest core.",
                 "Above 88 °C: have the cooling looked at.",
             ),
-            now(_with_rank(f"topk(1, {_each(core)})"), _WHOSE),
+            panels.now(_with_rank(f"topk(1, {_each(core)})"), _WHOSE),
             unit="celsius",
             levels=_HOT,
-            named=WITH_NAME,
+            named=panels.WITH_NAME,
             size=(4, 4),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Xid faults",
                 "Faults that NVIDIA's driver has reported since the agents began to look.",
                 "The table has the codes; NVIDIA's list says what each asks for.",
             ),
-            now(f"sum(max by (node, hw_id, code) ({faults})) or {_none_of(memory)}"),
+            panels.now(f"sum(max by (node, hw_id, code) ({faults})) or {_none_of(memory)}"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Memory errors",
                 "Uncorrected ones of GPU memory, which lost data, since the driver was loaded; – "
                 "where no board counts them.",
                 "Drain the node, reset the GPU; if they come again, have it swapped.",
             ),
-            now(f"sum(max by (node, hw_id) ({errors}))"),
+            panels.now(f"sum(max by (node, hw_id) ({errors}))"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Remapped rows",
                 "Rows of GPU memory that were replaced after errors; – where no board counts them.",
                 "A few are what spares are for; for uncorrected ones the GPU needs a reset.",
             ),
-            now(f"sum(max by (node, hw_id, cause) ({remapped}))"),
+            panels.now(f"sum(max by (node, hw_id, cause) ({remapped}))"),
             levels=ABOVE_0_IS_ODD,
             size=(4, 4),
         ),
-        listing(
-            Text(
+        panels.listing(
+            panels.Text(
                 "What holds GPUs back",
                 "Share of the last 10 minutes of this time in which a GPU ran slower for this "
                 "reason.",
                 "hw_thermal, sw_thermal: cooling. hw_power_brake: the power supply. "
                 "hw_slowdown: either, drain the node.",
             ),
-            rows(f"topk($shown, {for_long})", "share"),
+            panels.rows(f"topk($shown, {for_long})", "share"),
             columns=[
                 *where,
-                Column("reason", "Reason"),
-                Column("Value #share", "Share", "percentunit", levels=steps((0.1, BAD), base=WARN)),
+                panels.Column("reason", "Reason"),
+                panels.Column(
+                    "Value #share", "Share", "percentunit", levels=steps((0.1, BAD), base=WARN)
+                ),
             ],
             hidden=("hw_id",),
             sort=("Share", True),
             nothing=_NONE_TOLD,
             size=(24, 6),
         ),
-        listing(
-            Text(
+        panels.listing(
+            panels.Text(
                 "Faults",
                 "Xid faults by code, and memory errors, of the GPUs that have any.",
                 "13, 31: mostly the program. 48, 63, 64, 74, 79, 94, 95: the board, drain the "
                 "node.",
             ),
-            rows(f"topk($shown, max by ({_BY}, code) ({faults}) > 0)", "xid"),
-            rows(f"topk($shown, {_each(errors)} > 0)", "lost"),
-            rows(f"topk($shown, {_each(corrected)} > 0)", "corrected"),
-            rows(f"topk($shown, max by ({_BY}, cause) ({remapped}) > 0)", "rows"),
+            panels.rows(f"topk($shown, max by ({_BY}, code) ({faults}) > 0)", "xid"),
+            panels.rows(f"topk($shown, {_each(errors)} > 0)", "lost"),
+            panels.rows(f"topk($shown, {_each(corrected)} > 0)", "corrected"),
+            panels.rows(f"topk($shown, max by ({_BY}, cause) ({remapped}) > 0)", "rows"),
             columns=[
                 *where,
-                Column("code", "Xid"),
-                Column("Value #xid", "Faults", levels=ABOVE_0_IS_BAD),
-                Column("Value #lost", "Uncorrected", levels=ABOVE_0_IS_BAD),
-                Column("Value #corrected", "Corrected", levels=ABOVE_0_IS_ODD),
-                Column("cause", "Remapped for"),
-                Column("Value #rows", "Rows", levels=ABOVE_0_IS_ODD),
+                panels.Column("code", "Xid"),
+                panels.Column("Value #xid", "Faults", levels=ABOVE_0_IS_BAD),
+                panels.Column("Value #lost", "Uncorrected", levels=ABOVE_0_IS_BAD),
+                panels.Column("Value #corrected", "Corrected", levels=ABOVE_0_IS_ODD),
+                panels.Column("cause", "Remapped for"),
+                panels.Column("Value #rows", "Rows", levels=ABOVE_0_IS_ODD),
             ],
             hidden=("hw_id",),
             sort=("Faults", True),
@@ -294,10 +287,10 @@ def _gpu_lines(
     legend: str = _WHOSE,
     levels: Sequence[Threshold] = (),
     nothing: str = _UNTOLD,
-) -> Panel:
-    return lines(
-        Text(title, meaning, action),
-        over_time(expr, legend),
+) -> panels.Panel:
+    return panels.lines(
+        panels.Text(title, meaning, action),
+        panels.over_time(expr, legend),
         unit=unit,
         minimum=0,
         size=(8, 7),
@@ -308,7 +301,7 @@ def _gpu_lines(
     )
 
 
-def _more() -> list[Panel]:
+def _more() -> list[panels.Panel]:
     clock = _gpu("otel_ddp.gpu.clock.frequency", 'domain="core"')
     nvlink_errors = _gpu("otel_ddp.gpu.nvlink.errors")
     replays = _gpu("otel_ddp.gpu.pcie.replays")
@@ -402,10 +395,10 @@ def _node_lines(
     levels: Sequence[Threshold] = (),
     maximum: float | None = None,
     nothing: str = "",
-) -> Panel:
-    return lines(
-        Text(title, meaning, action),
-        over_time(expr, legend),
+) -> panels.Panel:
+    return panels.lines(
+        panels.Text(title, meaning, action),
+        panels.over_time(expr, legend),
         unit=unit,
         minimum=0,
         maximum=maximum,
@@ -423,7 +416,7 @@ def _node_rates(name: str, *by: str) -> str:
     return _few_nodes(whole, series, "rate")
 
 
-def _nodes() -> list[Panel]:
+def _nodes() -> list[panels.Panel]:
     idle = _node("system.cpu.utilization", 'cpu_mode="idle"')
     used = _node("system.memory.usage", 'system_memory_state="used"')
     limit = _node("system.memory.limit")
@@ -458,7 +451,7 @@ def _nodes() -> list[Panel]:
     ]
 
 
-def _node_more() -> list[Panel]:
+def _node_more() -> list[panels.Panel]:
     way = "{{network_io_direction}}"
     return [
         _node_lines(

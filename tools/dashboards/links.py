@@ -1,4 +1,4 @@
-"""Links from one board to another that keep what is selected and, mostly, the time."""
+"""Links between boards that keep the selection and mostly the time range."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 BOARDS = ("Runs", "Run", "Ranks", "GPUs & nodes", "Compare", "Fleet", "Goodput", "Pipeline")
 
-# Every board has it, and by it they find each other.
+# The tag of all boards.
 TAG = "otel-ddp"
 
 # Boards of one run.
@@ -15,7 +15,7 @@ _WHOSE = "${group:queryparam}&${job_type:queryparam}"
 
 
 def uid(title: str) -> str:
-    """Of a board, which its address holds."""
+    """The uid of a board, which is in its address."""
     return f"{TAG}-{title.partition(' ')[0].lower()}"
 
 
@@ -24,7 +24,7 @@ def _board(title: str) -> str:
 
 
 def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str, str]]:
-    """From the head of a board; the time goes along by itself."""
+    """Links in the head of a board; Grafana adds the time range."""
     for other in BOARDS:
         if other == title:
             continue
@@ -33,8 +33,8 @@ def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str,
         one = other in _SINGLE and title not in _SINGLE
         if not one:
             kept.append("run")
-        # Compare begins with rank 0, as every rank of a large run would be too dear there: nobody
-        # has chosen it, and no other board is to be of rank 0 alone.
+        # Compare preselects rank 0, as all ranks of a large run would be too expensive there. Other
+        # boards must not inherit that.
         if "Compare" not in (title, other) and other != "Runs":
             kept += ["node", "rank", "local_rank"]
         chosen = "&".join(f"${{{name}:queryparam}}" for name in kept if name in variables)
@@ -43,7 +43,7 @@ def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str,
 
 
 def of_table(title: str) -> tuple[str, str]:
-    """From a row of the table of runs, at the same time."""
+    """From a row of the table of runs, with the same time range."""
     return (
         f"{title}, same time",
         f"{_board(title)}&{_ROW}&${{__url_time_range}}",
@@ -56,12 +56,12 @@ _ROW = "var-group=${__data.fields.group}&${job_type:queryparam}&var-run=${__data
 
 
 def of_table_lifetime(title: str) -> tuple[str, str]:
-    """The same, at the time at which the run was there."""
+    """The same, with the time range of the run."""
     return f"{title}, from start to end", f"{_board(title)}&{_ROW}&{_LIFETIME}"
 
 
 def of_row(title: str, *labels: str) -> tuple[str, str]:
-    """From a row of a table on a board of one run, to what the row is about."""
+    """From a row of a table on a board of one run, by its labels."""
     chosen = "".join(f"&var-{label}=${{__data.fields.{label}}}" for label in labels)
     return (
         f"{title}: this {' and '.join(labels)}",
@@ -70,7 +70,7 @@ def of_row(title: str, *labels: str) -> tuple[str, str]:
 
 
 def of_series(title: str, *labels: str) -> tuple[str, str]:
-    """From a line, a cell or a number, to the labels that it has."""
+    """From a series, by its labels."""
     chosen = "".join(f"&var-{label}=${{__field.labels.{label}}}" for label in labels)
     kept = _WHOSE if "run" in labels else f"{_WHOSE}&${{run:queryparam}}"
     return (
@@ -80,7 +80,7 @@ def of_series(title: str, *labels: str) -> tuple[str, str]:
 
 
 def of_fields(title: str, *labels: str, lifetime: bool = False) -> tuple[str, str]:
-    """From a row of a table on a board that chooses no runs."""
+    """From a row of a table on a board without a selection of runs."""
     chosen = "".join(f"&var-{label}=${{__data.fields.{label}}}" for label in labels)
     return (
         f"{title}: this {' and '.join(labels)}",

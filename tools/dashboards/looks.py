@@ -22,13 +22,13 @@ STATE_COLOURS: Mapping[str, str] = {
     "killed": "#A352CC",
 }
 
-# No state by default: green is for what was looked at and found right.
+# Neutral by default: green means checked and good.
 NEUTRAL, GOOD, WARN, BAD = "text", "green", "orange", "red"
 
-# Grafana's own "h" makes days, weeks and years of hours; prices and quotas are by the hour.
+# Grafana's unit "h" converts hours to days and weeks, but prices and quotas are in hours.
 HOURS = "suffix:h"
 
-# Neighbours differ. By name, two runs may both become a red.
+# Not by name, which may give two runs similar colours.
 PALETTE = "palette-classic"
 
 

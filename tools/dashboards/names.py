@@ -1,4 +1,4 @@
-"""Names of metrics for queries: the catalogue's and those that rules record, no others."""
+"""Names of metrics for queries: only those of the catalogue and of recording rules."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from otel_ddp.vocabulary.catalog import Kind
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules"
 
-_METRICS = {metric.name: metric for metric in catalog.METRICS}
 _PARTS = ("bucket", "sum", "count")
 
 
 class UnknownName(LookupError):
-    """Nobody emits or records this."""
+    """No metric or rule has this name."""
 
 
 def metric(name: str, *selectors: str, part: str = "") -> str:
-    """A selector by OpenTelemetry name; of a histogram, its bucket, sum or count."""
-    known = _METRICS.get(name)
+    """A selector by OpenTelemetry name. *part*: bucket, sum or count of a histogram."""
+    known = catalog.BY_NAME.get(name)
     if known is None:
         raise UnknownName(f"the catalogue has no {name!r}")
     if (known.kind is Kind.HISTOGRAM) != (part in _PARTS):
@@ -32,12 +31,12 @@ def metric(name: str, *selectors: str, part: str = "") -> str:
 
 
 def attributes(name: str) -> tuple[str, ...]:
-    """The labels of a metric beside those that identify its owner."""
-    return tuple(catalog.prometheus_label(each) for each in _METRICS[name].attributes)
+    """The labels of a metric's own attributes."""
+    return tuple(catalog.prometheus_label(each) for each in catalog.BY_NAME[name].attributes)
 
 
 def recorded(name: str, *selectors: str) -> str:
-    """A selector of what the rules in deploy/prometheus/rules record."""
+    """A selector by the name of a recording rule."""
     if name not in _recorded():
         raise UnknownName(f"no rule records {name!r}")
     return _selected(name, selectors)
@@ -45,7 +44,7 @@ def recorded(name: str, *selectors: str) -> str:
 
 @cache
 def _recorded() -> frozenset[str]:
-    # One `record:` a line: a parser of YAML is not needed to find them.
+    # Each `record:` is on a line of its own.
     found = (
         re.findall(r"^\s*- record: *(\S+)", path.read_text(), re.M) for path in RULES.glob("*.yml")
     )
@@ -58,13 +57,13 @@ def _selected(name: str, selectors: tuple[str, ...]) -> str:
 
 
 def mentioned(expressions: list[str]) -> tuple[list[str], bool]:
-    """The catalogue's and recorded names in these, and whether any is recorded."""
+    """The names of metrics and rules in these, and whether any is of a rule."""
     words = dict.fromkeys(
         word for each in expressions for word in re.findall(r"[a-zA-Z_][\w:]*", each)
     )
     series = {
         name
-        for known in _METRICS.values()
+        for known in catalog.BY_NAME.values()
         for name in (known.prometheus, *(f"{known.prometheus}_{part}" for part in _PARTS))
     }
     names = [word for word in words if word in series or word in _recorded()]

@@ -1,4 +1,4 @@
-"""The kinds of panels that the boards are made of."""
+"""The kinds of panels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Transformation = tuple[str, Mapping[str, object]]
 
 
 class Query(NamedTuple):
-    """One question to Prometheus."""
+    """A query to Prometheus."""
 
     expr: str
     legend: str = "__auto"
@@ -56,17 +56,17 @@ def now(expr: str, legend: str = "__auto") -> Query:
 
 
 def rows(expr: str, ref: str) -> Query:
-    """One row a series, at the end of the time range."""
+    """One row for each series, at the end of the time range."""
     return Query(expr, "__auto", ref, instant=True, form=p.PromQueryFormat.TABLE)
 
 
 def points(expr: str, ref: str) -> Query:
-    """One row a series and moment."""
+    """One row for each series and point in time."""
     return Query(expr, "__auto", ref, form=p.PromQueryFormat.TABLE)
 
 
 class Text(NamedTuple):
-    """What a panel shows, and what to do about it."""
+    """Title and description of a panel."""
 
     title: str
     meaning: str
@@ -150,9 +150,9 @@ def stat(
     link: tuple[str, str] | None = None,
     size: tuple[int, int] = (6, 3),
 ) -> Panel:
-    """One number, with or instead of it the name of what has it; a link is from ranks alone.
+    """One number, its name, or both; with a sparkline for a range query.
 
-    Behind one that is asked for over time is its course.
+    A link is only set for names of ranks.
     """
     panel = _valued(_dressed(stat_.Panel(), text, asked, size), unit, levels, decimals)
     panel = (
@@ -166,7 +166,7 @@ def stat(
         panel = panel.mappings([words])
     if not asked[0].instant:
         panel = panel.graph_mode(c.BigValueGraphMode.AREA).max_data_points(300)
-    # Where no rank is named there are no labels, and the other board would be empty.
+    # Without a rank there are no labels, and the other board would be empty.
     return panel.override_by_regexp("rank .*", [_linked([link])]) if link else panel
 
 
@@ -193,9 +193,8 @@ def lines(
 ) -> Panel:
     """Values over time.
 
-    `colours` are by name; a band goes from its first name to its second;
-    `sort` is a column of the legend and whether the largest comes first, as only the first few
-    names are in sight; `in_bars` is for what lasts no longer than a point or two.
+    `colours`: by name. `band`: the names of its upper and lower edge. `sort`: a column of the
+    legend, and whether it is descending. `in_bars`: for values that last only a point or two.
     """
     panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, decimals)
     names = _legend(*legend, right=bool(colours))
@@ -207,10 +206,10 @@ def lines(
         .line_width(1.5)
         .fill_opacity(70 if stacked else 0)
         .show_points(c.VisibilityMode.AUTO)
-        # As many names as there are phases or causes would be hidden below.
+        # On the right if there are as many names as phases or causes.
         .legend(names)
         .tooltip(_tooltip())
-        # A point every export, at 5 s and more: holes of a few of them are no holes.
+        # Exports are 5 s or more apart: connect gaps of a few points.
         .span_nulls(60000)
     )
     if minimum is not None:
@@ -218,7 +217,7 @@ def lines(
     if maximum is not None:
         panel = panel.max(maximum)
     elif unit == "percentunit":
-        # Where all is 0, Grafana's axis would go to 10000%.
+        # If all values are 0, Grafana's axis would end at 10000%.
         panel = panel.axis_soft_max(0.01)
     if log:
         panel = panel.scale_distribution(
@@ -252,7 +251,7 @@ def bars(
     nothing: str,
     size: tuple[int, int],
 ) -> Panel:
-    """A bar a series, as long as its value; one below the other."""
+    """Horizontal bars, one for each series."""
     panel = _valued(_dressed(bargauge.Panel(), text, asked, size), unit, (), None)
     return (
         _painted(panel, colours)
@@ -279,17 +278,17 @@ def against(
     band: tuple[str, str] | None = None,
     legend: Sequence[str] = ("lastNotNull", "min", "max"),
 ) -> Panel:
-    """Values against the first number of the one table that the transformations end in."""
+    """Values against the first numeric column of the transformed table."""
     panel = _valued(_dressed(trend.Panel(), text, asked, size), "none", (), None)
     panel = (
         _coloured(_transformed(panel, transformations))
-        # A run has fewer points than it has steps: as many as are there, within what is allowed.
+        # All points of a run, up to a limit.
         .max_data_points(5000)
         .line_width(2)
         .show_points(c.VisibilityMode.AUTO)
-        # Where another run had a point, this one has a hole.
+        # A run has gaps at the points of other runs.
         .span_nulls(True)
-        # By name, so that curves with the same attribute in front are side by side.
+        # By name, so that curves with the same attribute are adjacent.
         .legend(_legend(*legend, right=size[0] > 12).sort_by("Name").sort_desc(False))
         .tooltip(_tooltip(c.SortOrder.ASCENDING))
     )
@@ -305,9 +304,9 @@ def rank_heatmap(
     scheme: str,
     link: tuple[str, str] | None = None,
 ) -> Panel:
-    """Rows are ranks, in numerical order as long as the legend is the bare number.
+    """Rows are ranks, in numerical order if the legend is the bare number.
 
-    A scheme has to be one that goes through white: Grafana turns others round in its light theme.
+    The scheme must pass through white: Grafana inverts others in its light theme.
     """
     panel = _valued(_dressed(heatmap.Panel(), text, asked, (24, 9)), unit, (), None)
     panel = (
@@ -323,7 +322,7 @@ def rank_heatmap(
             .min(lowest)
             .max(highest)
         )
-        # Gaps between moments would be stripes.
+        # Gaps would look like stripes.
         .cell_gap(0)
         # Zero is a value here.
         .filter_values(heatmap.FilterValueRange().le(-1e9))
@@ -358,8 +357,8 @@ def bucket_heatmap(text: Text, *asked: Query, unit: str, size: tuple[int, int] =
 
 
 def graph(text: Text, nodes: str, edges: str, *, nothing: str, size: tuple[int, int]) -> Panel:
-    """Circles and arrows. Grafana takes them from labels of these names, which no transformation
-    can give: `id`, `title` and `subtitle` of a node; `id`, `source` and `target` of an edge."""
+    """A node graph. Grafana requires these labels, which transformations cannot add: `id`, `title`
+    and `subtitle` of a node; `id`, `source` and `target` of an edge."""
     asked = rows(nodes, "nodes"), rows(edges, "edges")
     return _valued(_dressed(nodegraph.Panel(), text, asked, size), "none", (), None).no_value(
         nothing
@@ -372,10 +371,10 @@ def states(
     words: m.ValueMap,
     size: tuple[int, int] = (24, 8),
 ) -> Panel:
-    """A band a series, in the colours of its states."""
+    """A state timeline, one band for each series."""
     panel = _valued(_dressed(statetimeline.Panel(), text, asked, size), "none", (), None)
     return (
-        # With its own way to colour, by thresholds, the legend has no words.
+        # With the default colours, by thresholds, the legend has no names.
         _coloured(panel)
         .mappings([words])
         .max_data_points(500)
@@ -390,12 +389,12 @@ def states(
     )
 
 
-# Of a column, in pixels: with what Grafana takes, half of a table would be out of sight.
+# The least width of a column in pixels: with Grafana's default, half of a table is invisible.
 _NARROWEST = 110
 
 
 class Column(NamedTuple):
-    """One column of a table: a label, or `Value #` and the ref of what was asked."""
+    """A column of a table: a label, or `Value #` and the ref of a query."""
 
     field: str
     title: str = ""
@@ -406,7 +405,7 @@ class Column(NamedTuple):
     links: Sequence[tuple[str, str]] = ()
     width: int | None = None
     out_of_sight: bool = False
-    """For links alone."""
+    """Hidden, for links."""
 
 
 def listing(
@@ -418,9 +417,9 @@ def listing(
     nothing: str = "none",
     size: tuple[int, int] = (24, 9),
 ) -> Panel:
-    """A table; `sort` is a column's title and whether the largest comes first."""
+    """A table. `sort`: the title of a column, and whether it is descending."""
     if len(asked) == 1:
-        # Where there is nothing to tell it from, Grafana leaves the ref away.
+        # Grafana omits the ref of a single query.
         value = f"Value #{asked[0].ref}"
         columns = [c._replace(field="Value") if c.field == value else c for c in columns]
         hidden = ["Value" if name == value else name for name in hidden]
@@ -439,8 +438,7 @@ def listing(
             ),
         ],
     )
-    # What is shown instead of an empty table would also be shown in each of its empty cells, and
-    # go along with links.
+    # Else the text for an empty table would appear in each empty cell, and in links.
     panel = panel.override_by_regexp(
         ".*", [_set("noValue", ""), _set("custom.minWidth", _NARROWEST)]
     )
@@ -466,7 +464,7 @@ def _properties(column: Column) -> list[m.DynamicConfigValue]:
     if column.links:
         parts.append(_linked(column.links))
     if column.out_of_sight:
-        # One for Grafana before 12.2, one from then on.
+        # For Grafana before 12.2, and from 12.2 on.
         parts += [_set("custom.hidden", True), _set("custom.hideFrom", {"viz": True})]
     if column.width is not None:
         parts.append(_set("custom.width", column.width))
@@ -480,7 +478,7 @@ def traces(text: Text, traceql: str) -> Panel:
 
 
 def log_lines(text: Text, logql: str) -> Panel:
-    """Lines as they came, the newest first."""
+    """Log lines, newest first."""
     panel = _valued(_dressed(logs.Panel(), text, (), (24, 14)), "none", (), None)
     panel = panel.datasource(LOKI).with_target(_logql(logql).max_lines(1000))
     return (
@@ -497,7 +495,7 @@ def log_lines(text: Text, logql: str) -> Panel:
 def log_bars(
     text: Text, logql: str, legend: str, colours: Mapping[str, str], *, size: tuple[int, int]
 ) -> Panel:
-    """How many lines there were over time, stacked by what the legend names."""
+    """The number of log lines over time, stacked by the legend."""
     panel = _valued(_dressed(timeseries.Panel(), text, (), size), "none", (), 0)
     panel = panel.datasource(LOKI).with_target(_logql(logql).legend_format(legend))
     return (

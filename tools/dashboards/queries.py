@@ -1,4 +1,4 @@
-"""What the boards ask for, read from their files as Grafana reads them: for tests and other tools.
+"""Reads the queries of the boards from their files, as Grafana does: for tests and other tools.
 
 Variables chain in the order in which they are given: the values of those before it are put into the
 query of each. `$name` and `${name}` mean
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 
 
 class Option(NamedTuple):
-    """One thing to choose."""
+    """An option of a variable."""
 
     text: str
     value: str
@@ -34,31 +34,31 @@ class Variable(NamedTuple):
     query: str
     """label_values(selector, label), label_names(metric) or query_result(expression)"""
     regex: str
-    """/.../: only what matches is an option, and of that the first group."""
+    """/.../: options are the first group of its matches."""
     multi: bool
     all_value: str
-    """Empty where there is no All."""
+    """The value of All; empty without it."""
     options: tuple[Option, ...]
-    """Those that no query brings."""
+    """Static options."""
     default: tuple[str, ...]
-    """`$__all` is All. One that is no option gives way to the first option; none is the first."""
+    """`$__all` is All. Without a default, or if it is no option, the first option is selected."""
 
 
 class Question(NamedTuple):
     """One query to Prometheus."""
 
     collapsed: bool
-    """In a row that asks for nothing until it is opened."""
+    """Whether its row is collapsed, and sends no queries until it is opened."""
     panel_id: int
     panel: str
     ref: str
     expr: str
     instant: bool
-    """At the end of the time range, rather than over it."""
+    """At the end of the time range, not over it."""
     max_points: int
-    """At most so many steps over the time range."""
+    """The most steps in the time range."""
     shortest_step_s: float
-    """No step is shorter; 0 where nothing is said."""
+    """0 if not set."""
 
 
 class LogQuestion(NamedTuple):
@@ -70,7 +70,7 @@ class LogQuestion(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """One annotation, asked for over the time range."""
+    """One annotation query over the time range."""
 
     name: str
     expr: str
@@ -105,7 +105,7 @@ def board(definition: dict[str, Any]) -> Board:
 
 
 def panels(definition: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each panel with its row, whether it is beside it or in it."""
+    """Each panel with its row, open or collapsed."""
     row: dict[str, Any] = {}
     for panel in definition["panels"]:
         if panel["type"] != "row":
@@ -127,7 +127,7 @@ def _questions(definition: dict[str, Any]) -> Iterator[Question]:
                     target["refId"],
                     target["expr"],
                     target["instant"],
-                    # What Grafana takes, about, for a panel of the whole width.
+                    # About Grafana's default for a panel of full width.
                     panel.get("maxDataPoints", 1000),
                     float(panel.get("interval", "0m").removesuffix("m")) * 60,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools.dashboards import panels
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
@@ -20,21 +21,6 @@ from tools.dashboards.looks import (
     steps,
 )
 from tools.dashboards.names import attributes, metric, recorded
-from tools.dashboards.panels import (
-    WITH_NAME,
-    Column,
-    Panel,
-    Text,
-    bars,
-    lines,
-    listing,
-    now,
-    over_time,
-    rank_heatmap,
-    rows,
-    stat,
-    states,
-)
 from tools.dashboards.roles import last, training_alone
 from tools.dashboards.selectors import (
     ALIVE_S,
@@ -52,7 +38,7 @@ _RATE = "[$__rate_interval]"
 _LISTED = 25
 _WORK = recorded("rank:training_work:per_step2m", RANKS_OF_RUN)
 _WAIT = recorded("rank:training_wait:per_step2m", RANKS_OF_RUN)
-# The same ranks for all pictures, chosen once for the whole time, so that rows do not come and go.
+# The same ranks on all panels, selected once for the whole time, so that rows do not come and go.
 _SHOWN = f"topk($shown, max by (rank) (avg_over_time({_WORK}[$__range] @ end())))"
 
 
@@ -79,7 +65,7 @@ def build() -> str:
     )
 
 
-def _there() -> list[Panel]:
+def _there() -> list[panels.Panel]:
     world = metric("training.world.size", WHOLE_RUN)
     beat = f"time() - {metric('training.heartbeat.timestamp', WHOLE_RUN)} < {ALIVE_S}"
     finished = f"{metric('training.state', WHOLE_RUN)} == 2"
@@ -89,45 +75,47 @@ def _there() -> list[Panel]:
     compared = metric("training.compared.ranks", WHOLE_RUN)
     missing = recorded("rank:training_missing:age", WHOLE_RUN)
     return [
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Ranks",
                 f"How many ranks are heard of within {ALIVE_S} s or have finished, and how many "
                 "train together. Only ranks that call init and are exported are heard of.",
                 "Fewer than there are: a strategy, or a script that calls init on rank 0 alone.",
             ),
-            now(f"count(count by (rank) ({present})) or vector(0)", "report"),
-            now(f"max({world})", "of"),
-            named=WITH_NAME,
+            panels.now(f"count(count by (rank) ({present})) or vector(0)", "report"),
+            panels.now(f"max({world})", "of"),
+            named=panels.WITH_NAME,
             size=(8, 3),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Ranks not compared",
                 "How many of the ranks that train together the agents do not compare step by step: "
                 "a late one among them, or a late node, is not named.",
                 "`otel-ddp status` on a node says why. If agents do not reach that of rank 0's "
                 "node, open ports 20000 to 29999 between the nodes.",
             ),
-            now(f"clamp_min(max({together}) - (max({compared}) or vector(0)), 0) or vector(0)"),
+            panels.now(
+                f"clamp_min(max({together}) - (max({compared}) or vector(0)), 0) or vector(0)"
+            ),
             levels=ABOVE_0_IS_ODD,
             size=(8, 3),
         ),
-        stat(
-            Text(
+        panels.stat(
+            panels.Text(
                 "Missing",
                 f"Ranks that were there and have not been heard of for {ALIVE_S} s, and have not "
                 "finished.",
                 "What ended ranks is listed on Run; a whole node: see Pipeline.",
             ),
-            now(f"count(count by (rank) ({missing})) or vector(0)"),
+            panels.now(f"count(count by (rank) ({missing})) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
             size=(8, 3),
         ),
     ]
 
 
-def _late() -> list[Panel]:
+def _late() -> list[panels.Panel]:
     median = recorded("run:training_work:median2m", WHOLE_RUN)
     step = recorded("run:training_step_time:median2m", WHOLE_RUN)
     named = metric("training.straggler", RANKS_OF_RUN, 'phase!=""')
@@ -145,15 +133,15 @@ def _late() -> list[Panel]:
         )
 
     return [
-        rank_heatmap(
-            Text(
+        panels.rank_heatmap(
+            panels.Text(
                 "Work per step, against the median rank",
                 "1 is the median rank; waiting for others is left out. Rows are ranks; of many, "
                 "those "
                 "with most work in this time.",
                 "One red row is a straggler: look at the same row below. Click it for its GPU.",
             ),
-            over_time(
+            panels.over_time(
                 f"max by (rank) ({_WORK}) / on () group_left () max({median})"
                 f" and on (rank) {_SHOWN}",
                 "{{rank}}",
@@ -164,14 +152,14 @@ def _late() -> list[Panel]:
             scheme="Spectral",
             link=to_hardware,
         ),
-        rank_heatmap(
-            Text(
+        panels.rank_heatmap(
+            panels.Text(
                 "Waiting, as a share of the step",
                 "How much of a step each of the same ranks waits for the others.",
                 "The one green row among purple ones is what they wait for. All purple: "
                 "the network, or a rank that is not drawn.",
             ),
-            over_time(
+            panels.over_time(
                 f"max by (rank) ({_WAIT}) / on () group_left () max({step}) and on (rank) {_SHOWN}",
                 "{{rank}}",
             ),
@@ -181,41 +169,41 @@ def _late() -> list[Panel]:
             scheme="PRGn",
             link=to_hardware,
         ),
-        states(
-            Text(
+        panels.states(
+            panels.Text(
                 "Verdicts",
                 "When an agent found which rank late, or all ranks of which node, and in which "
                 "phase: in most steps, for larger batches, or again and again.",
                 "The beginning of a band is when to look for what changed. Larger batches: how "
                 "they are divided.",
             ),
-            over_time(f"max by (node, phase) ({node})", "{{node}} · {{phase}}"),
-            over_time(
+            panels.over_time(f"max by (node, phase) ({node})", "{{node}} · {{phase}}"),
+            panels.over_time(
                 f"max by (node, phase) ({unequal_node})", "{{node}} · {{phase}}, larger batches"
             ),
-            over_time(verdicts(named), "rank {{rank}} · {{phase}}"),
-            over_time(verdicts(unequal), "rank {{rank}} · {{phase}}, larger batches"),
-            over_time(verdicts(recurring), "rank {{rank}} · {{phase}}, again and again"),
+            panels.over_time(verdicts(named), "rank {{rank}} · {{phase}}"),
+            panels.over_time(verdicts(unequal), "rank {{rank}} · {{phase}}, larger batches"),
+            panels.over_time(verdicts(recurring), "rank {{rank}} · {{phase}}, again and again"),
             # Without a single band the picture would complain.
-            over_time(
+            panels.over_time(
                 f"absent(max({named} == 1 or {unequal} == 1 or {recurring} == 1)) - 1",
                 "nobody",
             ),
             words=LATE_WORDS,
             size=(12, 7),
         ),
-        listing(
-            Text(
+        panels.listing(
+            panels.Text(
                 "GPU-hours lost, by rank",
                 "What the others have waited for each rank since it was started, as its agent "
                 "finds it.",
                 "What it is worth to move the rank to another machine.",
             ),
-            rows(f"topk({_LISTED}, max by (node, rank) ({cost}) > 0) / 3600", "lost"),
+            panels.rows(f"topk({_LISTED}, max by (node, rank) ({cost}) > 0) / 3600", "lost"),
             columns=[
-                Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
-                Column("node"),
-                Column(
+                panels.Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
+                panels.Column("node"),
+                panels.Column(
                     "Value #lost", "Lost", HOURS, decimals=2, levels=steps((1, WARN), (24, BAD))
                 ),
             ],
@@ -227,7 +215,7 @@ def _late() -> list[Panel]:
     ]
 
 
-def _worst() -> Panel:
+def _worst() -> panels.Panel:
     by = "node, rank, local_rank"
     worst = f"topk({_LISTED}, max by ({by}) (last_over_time({_WORK}[$__range])))"
 
@@ -244,8 +232,8 @@ def _worst() -> Panel:
         f"max(last_over_time({recorded(name, WHOLE_RUN)}[$__range]))"
         for name in ("run:training_work:median2m", "run:training_step_time:median2m")
     )
-    return listing(
-        Text(
+    return panels.listing(
+        panels.Text(
             "Ranks with most work",
             "The slowest ranks at the end of this time, with their hardware. Step by step: what "
             "each needs more than the others in the same steps, as the agents find it. Not "
@@ -254,21 +242,23 @@ def _worst() -> Panel:
             "A low clock or a high temperature: the GPU. Much waiting for data: disk or loader. "
             "Neither: the work itself is unequal.",
         ),
-        rows(worst, "work"),
-        rows(f"({worst} - on () group_left () {median}) / on () group_left () {step}", "excess"),
-        rows(of_them(excess), "steps"),
-        rows(of_them(_WAIT), "wait"),
-        rows(of_them(data), "data"),
-        rows(of_them(core), "core"),
-        rows(of_them(clock), "clock"),
-        rows(of_them(held), "held"),
-        rows(f"count by ({by}) ({own} == 1) and on ({by}) {worst}", "own"),
+        panels.rows(worst, "work"),
+        panels.rows(
+            f"({worst} - on () group_left () {median}) / on () group_left () {step}", "excess"
+        ),
+        panels.rows(of_them(excess), "steps"),
+        panels.rows(of_them(_WAIT), "wait"),
+        panels.rows(of_them(data), "data"),
+        panels.rows(of_them(core), "core"),
+        panels.rows(of_them(clock), "clock"),
+        panels.rows(of_them(held), "held"),
+        panels.rows(f"count by ({by}) ({own} == 1) and on ({by}) {worst}", "own"),
         columns=[
-            Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
-            Column("node"),
-            Column("local_rank", width=105),
-            Column("Value #work", "Work per step", "s", width=165),
-            Column(
+            panels.Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
+            panels.Column("node"),
+            panels.Column("local_rank", width=105),
+            panels.Column("Value #work", "Work per step", "s", width=165),
+            panels.Column(
                 "Value #excess",
                 "Above median",
                 "percentunit",
@@ -276,20 +266,22 @@ def _worst() -> Panel:
                 levels=steps((0.05, WARN), (0.2, BAD)),
                 width=135,
             ),
-            Column("Value #steps", "Step by step", "percentunit", decimals=1, width=135),
-            Column("Value #wait", "Waiting", "s"),
-            Column("Value #data", "Data", "s"),
-            Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
-            Column("Value #clock", "GPU clock", "hertz"),
-            Column("Value #held", "Held back", words=HELD_BACK_WORDS),
-            Column("Value #own", "Not compared", width=135),
+            panels.Column("Value #steps", "Step by step", "percentunit", decimals=1, width=135),
+            panels.Column("Value #wait", "Waiting", "s"),
+            panels.Column("Value #data", "Data", "s"),
+            panels.Column(
+                "Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))
+            ),
+            panels.Column("Value #clock", "GPU clock", "hertz"),
+            panels.Column("Value #held", "Held back", words=HELD_BACK_WORDS),
+            panels.Column("Value #own", "Not compared", width=135),
         ],
         sort=("Work per step", True),
     )
 
 
-def _worst_nodes() -> Panel:
-    """Those whose ranks work longest, with what slows down a whole node."""
+def _worst_nodes() -> panels.Panel:
+    """The nodes whose ranks work longest, with possible causes."""
     here = f'{WHOLE_RUN},node=~"$node"'
     work = recorded("node:training_work:median2m", here)
     worst = f"topk({_LISTED}, max by (node) (last_over_time({work}[$__range])))"
@@ -308,27 +300,29 @@ def _worst_nodes() -> Panel:
     def of_them(expr: str) -> str:
         return f"{expr} and on (node) {worst}"
 
-    return listing(
-        Text(
+    return panels.listing(
+        panels.Text(
             "Nodes with most work",
             "The nodes whose median rank needs most for a step, in the mean over 2 minutes, beside "
             "the median rank of all. Late: as the agents find it, all ranks alike.",
             "A low clock, heat, or a board held back: cooling or power. Tasks that wait for a core "
             "or for storage: what else runs there. None: its network, or its place in the job.",
         ),
-        rows(worst, "work"),
-        rows(f"({worst} - on () group_left () {of_others}) / on () group_left () {step}", "excess"),
-        rows(of_them(f"max by (node) ({late_by})"), "late"),
-        rows(of_them(slowest), "slowest"),
-        rows(of_them(waits), "wait"),
-        rows(of_them(f"min by (node) ({clock})"), "clock"),
-        rows(of_them(f"max by (node) ({core})"), "core"),
-        rows(of_them(f"max by (node) ({held})"), "held"),
-        rows(of_them(f"max by (node) (rate({pressure}[$__rate_interval]))"), "pressure"),
+        panels.rows(worst, "work"),
+        panels.rows(
+            f"({worst} - on () group_left () {of_others}) / on () group_left () {step}", "excess"
+        ),
+        panels.rows(of_them(f"max by (node) ({late_by})"), "late"),
+        panels.rows(of_them(slowest), "slowest"),
+        panels.rows(of_them(waits), "wait"),
+        panels.rows(of_them(f"min by (node) ({clock})"), "clock"),
+        panels.rows(of_them(f"max by (node) ({core})"), "core"),
+        panels.rows(of_them(f"max by (node) ({held})"), "held"),
+        panels.rows(of_them(f"max by (node) (rate({pressure}[$__rate_interval]))"), "pressure"),
         columns=[
-            Column("node", links=[of_row("GPUs & nodes", "node")]),
-            Column("Value #work", "Work per step", "s", width=165),
-            Column(
+            panels.Column("node", links=[of_row("GPUs & nodes", "node")]),
+            panels.Column("Value #work", "Work per step", "s", width=165),
+            panels.Column(
                 "Value #excess",
                 "Above median",
                 "percentunit",
@@ -336,19 +330,23 @@ def _worst_nodes() -> Panel:
                 levels=steps((0.05, WARN), (0.2, BAD)),
                 width=135,
             ),
-            Column("Value #late", "Late by", "percentunit", decimals=1, levels=ABOVE_0_IS_BAD),
-            Column("Value #slowest", "Slowest rank", "s", width=130),
-            Column("Value #wait", "Least waiting", "s", width=135),
-            Column("Value #clock", "Lowest GPU clock", "hertz", width=165),
-            Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
-            Column("Value #held", "Held back", words=HELD_BACK_WORDS),
-            Column("Value #pressure", "Waits for core or disk", "percentunit", width=195),
+            panels.Column(
+                "Value #late", "Late by", "percentunit", decimals=1, levels=ABOVE_0_IS_BAD
+            ),
+            panels.Column("Value #slowest", "Slowest rank", "s", width=130),
+            panels.Column("Value #wait", "Least waiting", "s", width=135),
+            panels.Column("Value #clock", "Lowest GPU clock", "hertz", width=165),
+            panels.Column(
+                "Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))
+            ),
+            panels.Column("Value #held", "Held back", words=HELD_BACK_WORDS),
+            panels.Column("Value #pressure", "Waits for core or disk", "percentunit", width=195),
         ],
         sort=("Work per step", True),
     )
 
 
-def _hanging() -> list[Panel]:
+def _hanging() -> list[panels.Panel]:
     by = "node, rank"
     progress = metric("training.progress.timestamp", RANKS_OF_RUN)
     phase = metric("training.phase", RANKS_OF_RUN)
@@ -366,39 +364,39 @@ def _hanging() -> list[Panel]:
         f" and on (rank) {stood}"
     )
     return [
-        states(
-            Text(
+        panels.states(
+            panels.Text(
                 "Phase of each rank",
                 "What each rank is busy with; grey waits for the others. Of many ranks, those "
                 "that have stood longest. A rank that is not heard of has no band.",
                 "In a hang all bands turn grey but one: that rank is what they wait for.",
             ),
-            over_time(_in_order(seen), "{{shown}}"),
+            panels.over_time(_in_order(seen), "{{shown}}"),
             words=PHASE_WORDS,
             size=(24, 9),
         ),
-        listing(
-            Text(
+        panels.listing(
+            panels.Text(
                 "Longest without progress",
                 "Ranks by the time since their last change of phase, and whether they hold up the "
                 "others. Empty where no rank is there any more.",
                 "A rank that holds up the others is the cause; one that waits is a victim.",
             ),
-            rows(f"time() - max by ({by}) ({progress}) and on ({by}) {longest}", "age"),
-            rows(f"max by ({by}) ({phase}) and on ({by}) {longest}", "phase"),
-            rows(f"{named} * 0 + 1", "holding"),
+            panels.rows(f"time() - max by ({by}) ({progress}) and on ({by}) {longest}", "age"),
+            panels.rows(f"max by ({by}) ({phase}) and on ({by}) {longest}", "phase"),
+            panels.rows(f"{named} * 0 + 1", "holding"),
             columns=[
-                Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
-                Column("node"),
-                Column(
+                panels.Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
+                panels.Column("node"),
+                panels.Column(
                     "Value #age",
                     "Since progress",
                     "s",
                     levels=steps((60, WARN), (300, BAD)),
                     width=165,
                 ),
-                Column("Value #phase", "Phase", words=PHASE_WORDS),
-                Column("Value #holding", "Holds up", words=HOLDS_UP_WORDS),
+                panels.Column("Value #phase", "Phase", words=PHASE_WORDS),
+                panels.Column("Value #holding", "Holds up", words=HOLDS_UP_WORDS),
             ],
             sort=("Since progress", True),
         ),
@@ -406,14 +404,14 @@ def _hanging() -> list[Panel]:
 
 
 def _in_order(ranks: str) -> str:
-    """Prometheus sorts labels as text: with zeros in front that is the order of numbers."""
+    """Pad ranks with zeros: Prometheus sorts labels as text."""
     padded = f'label_replace({ranks}, "shown", "$1", "rank", "(.*)")'
     for zeros, digits in (("000", r"\\d"), ("00", r"\\d\\d"), ("0", r"\\d\\d\\d")):
         padded = f'label_replace({padded}, "shown", "{zeros}$1", "rank", "({digits})")'
     return padded
 
 
-def _collectives() -> list[Panel]:
+def _collectives() -> list[panels.Panel]:
     step = recorded("run:training_step_time:median2m", WHOLE_RUN)
     wait = metric("training.collective.step_wait", RANKS_OF_RUN)
     # Pushed and scraped, a series comes twice.
@@ -424,38 +422,40 @@ def _collectives() -> list[Panel]:
         return f"max by (dimension, operation) ({metric(name, RANKS_OF_RUN)})"
 
     return [
-        bars(
-            Text(
+        panels.bars(
+            panels.Text(
                 "Waiting in each mesh dimension",
                 "What share of a step ranks wait in their groups of each dimension: the three that "
                 "wait most, and the one that waits least.",
                 "In the dimension with the longest bars, the others wait for the rank that waits "
                 "least. In a pipeline's dimension it is the bubble.",
             ),
-            now(f"topk by (dimension) (3, {share})", "{{dimension}} · rank {{rank}}"),
-            now(f"bottomk by (dimension) (1, {share})", "{{dimension}} · least, rank {{rank}}"),
+            panels.now(f"topk by (dimension) (3, {share})", "{{dimension}} · rank {{rank}}"),
+            panels.now(
+                f"bottomk by (dimension) (1, {share})", "{{dimension}} · least, rank {{rank}}"
+            ),
             unit="percentunit",
             colours={},
             nothing="known on hosts of one node, from PyTorch 2.15 on",
             size=(12, 9),
         ),
-        listing(
-            Text(
+        panels.listing(
+            panels.Text(
                 "Collectives of a step",
                 "How often a rank calls each collective, with how many bytes, and how long it "
                 "waits there, of the rank with most.",
                 "Many calls of few bytes: larger buckets. Many bytes: what is exchanged, or "
                 "how often.",
             ),
-            rows(of_step("training.collective.step_calls"), "calls"),
-            rows(of_step("training.collective.step_size"), "size"),
-            rows(of_step("training.collective.step_wait"), "wait"),
+            panels.rows(of_step("training.collective.step_calls"), "calls"),
+            panels.rows(of_step("training.collective.step_size"), "size"),
+            panels.rows(of_step("training.collective.step_wait"), "wait"),
             columns=[
-                Column("dimension"),
-                Column("operation"),
-                Column("Value #calls", "Calls", decimals=1),
-                Column("Value #size", "Bytes", "bytes"),
-                Column("Value #wait", "Longest wait", "s"),
+                panels.Column("dimension"),
+                panels.Column("operation"),
+                panels.Column("Value #calls", "Calls", decimals=1),
+                panels.Column("Value #size", "Bytes", "bytes"),
+                panels.Column("Value #wait", "Longest wait", "s"),
             ],
             sort=("Bytes", True),
             nothing="known from PyTorch 2.15 on",
@@ -464,11 +464,11 @@ def _collectives() -> list[Panel]:
     ]
 
 
-def _process() -> list[Panel]:
-    def each(title: str, expr: str, unit: str, meaning: str, action: str) -> Panel:
-        panel = Text(title, meaning, action)
-        asked = over_time(expr, WHOSE)
-        return lines(panel, asked, unit=unit, minimum=0, size=(8, 7), sort=("Max", True))
+def _process() -> list[panels.Panel]:
+    def each(title: str, expr: str, unit: str, meaning: str, action: str) -> panels.Panel:
+        panel = panels.Text(title, meaning, action)
+        asked = panels.over_time(expr, WHOSE)
+        return panels.lines(panel, asked, unit=unit, minimum=0, size=(8, 7), sort=("Max", True))
 
     def last(name: str) -> str:
         return f"max by (node, rank) ({metric(name, RANKS_OF_RUN)})"

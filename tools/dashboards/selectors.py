@@ -1,11 +1,11 @@
-"""The label matchers of the variables, and the labels that tell series apart, as constants."""
+"""Label matchers for the variables, and the labels that identify series."""
 
 from __future__ import annotations
 
-# Boards of several runs, and of one: there a run's name is no pattern.
+# For boards of several runs, and of one, where the name of a run is no pattern.
 WHOLE_RUNS = 'group=~"$group",run=~"$run"'
 WHOLE_RUN = 'group=~"$group",run="$run"'
-# A role belongs to ranks: series of a whole run, or of a node, have none.
+# Only series of ranks have a role.
 _ROLE = 'job_type=~"$job_type"'
 RUNS = f"{WHOLE_RUNS},{_ROLE}"
 RUN = f"{WHOLE_RUN},{_ROLE}"
@@ -29,11 +29,11 @@ LINES_OF_RUN = (
     '| node=~"$node|" | rank=~"$rank|" | local_rank=~"$local_rank|" | detected_level=~"$severity"'
 )
 
-# One series a run where the whole of it would be ten thousand: in synchronous training rank 0 does
-# as many steps as all others, and it logs what is logged once.
+# One series instead of ten thousand: in synchronous training rank 0 makes as many steps as all
+# others, and it logs what is logged once.
 RANK_0 = 'rank="0"'
 
-# The node's own numbers carry a run's labels only while it has that one run alone.
+# Series of a node have the labels of a run only while it has no other run.
 NODES = 'group=~"$group|",run=~"$run|",node=~"$node"'
 # The agents' series on themselves belong to no run.
 AGENTS = 'node=~"$node"'
@@ -44,11 +44,10 @@ BY_RUN = "group, run"
 BY_NODE = "group, run, node"
 BY_RANK = "group, run, job_type, node, rank, local_rank"
 
-# Heard of within two exports or scrapes of 60 s, and what they take, as for the rules
-# (deploy/prometheus): a dead rank's last value stays visible for five minutes.
+# Two exports or scrapes of 60 s and their latency, as in the rules (deploy/prometheus): without it,
+# the last value of a dead rank is visible for five minutes.
 ALIVE_S = 150
-# The interval of the rules that boards integrate: a sum over recorded values times this is an
-# integral over time.
+# The interval of the rules: a sum over recorded values times this is an integral over time.
 RULES_EVERY_S = 30
-# Those of fleet.yml that say which runs there are.
+# The interval of the rules of fleet.yml that list runs.
 SEEN_EVERY_S = 300

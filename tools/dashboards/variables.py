@@ -1,4 +1,4 @@
-"""The variables of the boards, in the order in which each is filtered by those before it."""
+"""The variables of the boards, in their order: each is filtered by those before it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
 LOKI = DataSourceRef(type_val="loki", uid="${logs}")
 
-# Chosen seldom: what is chosen often stands in one line. Older Grafana shows them there as well.
+# For variables that are seldom changed. Older Grafana shows them with the others.
 IN_MENU = VariableHide.IN_CONTROLS_MENU
 _ALL = VariableOption(text=["All"], value=["$__all"])
 _KINDS = {"label_names": 0, "label_values": 1, "query_result": 3}
@@ -58,7 +58,7 @@ def service() -> build.TextBoxVariable:
 
 
 def severity() -> build.CustomVariable:
-    """By Loki's own word for it, which it makes of the number of each record."""
+    """By Loki's level, which it derives from the number of each record."""
     errors = "error|critical|fatal"
     options = [
         ("info and above", f"info|warn|{errors}"),
@@ -79,7 +79,7 @@ def _query(
         .datasource(PROMETHEUS)
         .definition(query)
         .query({"qryType": _KINDS[query.partition("(")[0]], "query": query, "refId": name})
-        # With the page's own time range alone, runs of another time would never come up.
+        # Else runs outside of the initial time range would never be listed.
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(sort)
     )
@@ -98,7 +98,7 @@ def _several(
         _query(name, label, query, description, sort=sort)
         .multi(True)
         .include_all(True)
-        # Otherwise "all" would be every value in one pattern: 49 kB at ten thousand ranks.
+        # Else All would be a pattern of all values: 49 kB at ten thousand ranks.
         .all_value(".*")
         .current(VariableOption(text=[first], value=[first]) if first else _ALL)
     )
@@ -119,7 +119,7 @@ def _one(
 
 def group(of: str = metric("training.run.info")) -> build.QueryVariable:
     query = f"label_values({of}, group)"
-    # An empty label is no label to Prometheus, so no query returns it.
+    # To Prometheus an empty label is absent, so no query returns it.
     none = VariableOption(text="(no group)", value="")
     variable = _several("group", "Group", query, "The experiment that runs belong to.")
     return variable.static_options([none]).static_options_order("before")
@@ -135,17 +135,17 @@ def job_type() -> build.QueryVariable:
 
 def _runs_newest_first(runs: str = GROUPS, ranks: str = RANKS_OF_GROUPS) -> str:
     began = last(metric("training.run.start.timestamp", runs))
-    # Sorted here, which a list of label values cannot be: the newest run is what people look for.
+    # A query, as label values cannot be sorted by time: users look for the newest run.
     chosen = having_role(began, IN_RANGE, ranks)
     return f"query_result(sort_desc({_named(f'max by (run) ({chosen})')}))"
 
 
 def _named(runs: str) -> str:
-    """With what the menu shows of each run: the name that people chose, if any, and the run's."""
+    """With the text of the menu: the user's name for the run, if any, and the run."""
     info = last(metric("training.run.info", GROUPS))
     both = f'label_join({info}, "shown", " · ", "name", "run")'
     shown = f'label_replace({both}, "shown", "$1", "shown", " · (.*)")'
-    # A name may have been changed: one of them.
+    # One of them if the name has changed.
     return f"{runs} * on (run) group_left (shown) topk by (run) (1, max by (run, shown) ({shown}))"
 
 
@@ -167,7 +167,7 @@ def run() -> build.QueryVariable:
 
 
 def before() -> build.QueryVariable:
-    """The run before the chosen one; of the first run, itself. Others follow, to be chosen."""
+    """The run before the selected one, or itself if it is the first; then all others."""
     began = last(metric("training.run.start.timestamp", GROUPS))
     this = last(metric("training.run.start.timestamp", WHOLE_RUN))
     # Sorted by when they began, after those that began earlier the run itself, then the others.
@@ -181,7 +181,7 @@ def before() -> build.QueryVariable:
 
 
 def newest() -> build.QueryVariable:
-    """Out of sight: of the chosen runs the one that a link to a board of one run leads to."""
+    """Hidden: the selected run to which a link to a board of one run leads."""
     description = "The newest of the chosen runs, for links."
     variable = _one(
         "newest", "Newest run", _runs_newest_first(WHOLE_RUNS, RUNS), description, sort=_AS_IS
@@ -216,13 +216,13 @@ def places(selector: str, *, first_rank: str = "") -> list[build.QueryVariable]:
 
 
 def nodes_of_agents() -> build.QueryVariable:
-    """Also those on which nothing is trained."""
+    """All nodes, also without training."""
     query = f"label_values({metric('system.memory.limit', NODES.rpartition(',')[0])}, node)"
     return _several("node", "Node", query, "Machines with an agent.")
 
 
 def of_machines() -> list[build.QueryVariable]:
-    """Of the whole time: most have no rank at this moment. Asked of what is kept for months."""
+    """Over the whole time, from series that are stored for months: most have no rank now."""
     seen = "node:training_seen:timestamp"
     query = f"label_values({recorded(seen, GROUPS)}, node)"
     return [
@@ -243,7 +243,7 @@ def split(selector: str) -> build.QueryVariable:
 
 
 def attribute() -> build.QueryVariable:
-    """Any label of training_run_info, the configuration's scalars among them."""
+    """Any label of training_run_info, including scalars of the configuration."""
     query = f"label_names({metric('training.run.info')})"
     description = (
         "What the curves are named, sorted and averaged by: anything the run says of itself."
@@ -255,7 +255,7 @@ def attribute() -> build.QueryVariable:
 def choice(
     name: str, label: str, options: Sequence[tuple[str, str]], description: str, *, first: int = 0
 ) -> build.CustomVariable:
-    """One of a few; each with the word that is shown for it."""
+    """One of a few options, each with its text."""
     listed = [VariableOption(text=text, value=value) for text, value in options]
     chosen = VariableOption(selected=True, text=listed[first].text, value=listed[first].value)
     return (

@@ -1,1 +1,1 @@
-"""Simulates training on devices under NCCL: what the hosts do, and when the devices get there."""
+"""Simulates training on devices under NCCL: the work of hosts, and the progress of devices."""

@@ -1,4 +1,4 @@
-"""One rank: a host that launches kernels, and a device that carries them out when it gets there."""
+"""One rank: a host that launches kernels, and a device that executes them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from otel_ddp.journal.writer import scratch_words
 from otel_ddp.torch.device_clock import DeviceClock
 from otel_ddp.vocabulary.words import PHASES
 
-# So many kernels fit into the launch queue of a device; then the host waits for room.
+# The capacity of a device's launch queue in kernels; the host blocks while it is full.
 QUEUE = 1024
-# Clocks of devices go faster or slower than those of their hosts, by up to this part.
+# The largest drift between a device's and its host's clock.
 _DRIFT = 20e-6
 _FACTORS = 4096
 MS = 1_000_000
@@ -33,12 +33,12 @@ def _factors(sigma: float) -> list[float]:
 
 
 def _drawn(chance: Callable[[], float]) -> Iterator[int]:
-    """Numbers of factors. Python would take three times as long for what these do in C."""
+    """Log-normal factors; in C, as Python would take three times as long."""
     return map(int, map(mul, iter(chance, None), repeat(_FACTORS)))
 
 
 class Jitter:
-    """Log-normal factors: one for a whole step, half as much again for each thing in it."""
+    """A log-normal factor for a whole step, and half of it in addition for each part."""
 
     def __init__(self, sigma: float, seed: str) -> None:
         self._at = _drawn(random.Random(seed).random) if sigma else repeat(0)
@@ -50,12 +50,12 @@ class Jitter:
         self._whole = self._of_step[next(self._at)]
 
     def part(self) -> float:
-        """The factor of one thing in the step."""
+        """The factor of one part of the step."""
         return self._whole * self._of_part[next(self._at)]
 
 
 class _Event:
-    """Recorded on the compute stream, as one of `torch.cuda`."""
+    """An event of `torch.cuda` on the compute stream."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -72,7 +72,7 @@ class _Event:
 
 
 class _Module:
-    """What the device clock asks `torch.cuda` for."""
+    """The part of `torch.cuda` that the device clock uses."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -81,7 +81,7 @@ class _Module:
         return _Event(self._rank)
 
     def current_stream(self, index: int) -> None:
-        """There is one that matters."""
+        """The only stream."""
 
     def is_current_stream_capturing(self) -> bool:
         return False
@@ -91,27 +91,27 @@ class Mark(NamedTuple):
     """A change of phase, or the end of a step."""
 
     code: int
-    """As in the words of the journal."""
+    """A code of journal words."""
     host_ns: int
     device_ns: int
-    """When the device has done all that the host had launched by then."""
+    """When the device has executed all that was launched before."""
 
 
 class Rank:
-    """Times are on the host's clock, since the journal was made."""
+    """Times are on the host's clock, since the creation of the journal."""
 
     def __init__(self, rank: int, jitter: float, seed: int) -> None:
         self.rank = rank
-        # Separate, so that nothing that happens on one side changes the chances of the other.
+        # Separate, so that events on one side do not change the random numbers of the other.
         self.host_jitter = Jitter(jitter, f"host {rank} {seed}")
         self.device_jitter = Jitter(jitter, f"device {rank} {seed}")
         self.loader_jitter = Jitter(jitter, f"loader {rank} {seed}")
         self.chance = random.Random(f"disturbances {rank} {seed}")
         self.host_ns = 0.0
         self.compute_ns = 0.0
-        """When the compute stream has done all that was put into it so far."""
+        """When the compute stream is idle."""
         self.comm_ns = 0.0
-        """The same of the communication stream."""
+        """When the communication stream is idle."""
         self.launched = 0
         self.device_pace = 1 + random.Random(f"pace {rank} {seed}").uniform(-_DRIFT, _DRIFT)
         self.marks: list[Mark] = []
@@ -122,18 +122,18 @@ class Rank:
         self.present_words = scratch_words()
         self._clock = DeviceClock(torch.device("cuda", 0), module=_Module(self), times=self)
         self.mark("other")
-        # Kernels that were launched one after the other: the number of the last of them, counted
-        # from the beginning; how many they are; when the device began with them, and was done.
+        # Consecutive kernels: the number of the last one since the start, how many they are, and
+        # when the device started and finished them.
         self._queued: deque[tuple[int, int, float, float]] = deque()
-        # For each batch that the loader keeps ready: when the host took the one in its place.
+        # For each prefetched batch: when the host took the previous one in its slot.
         self._taken_ns: deque[float] = deque()
         self._loaded_ns = 0.0
 
     # -- the host
 
     def launch(self, kernels: int, launch_ns: float, work_ns: float) -> None:
-        """The host launches kernels, which together keep the device busy for *work_ns*."""
-        # Most of the time of a simulation is spent here: `max` would take as long again.
+        """Launch kernels that keep the device busy for *work_ns* in total."""
+        # The hot spot of a simulation: `max` would double its time.
         each_ns = launch_ns * self.host_jitter.part()
         work_ns *= self.device_jitter.part()
         began_ns = self.host_ns + each_ns
@@ -152,8 +152,8 @@ class Rank:
         self.compute_ns = done_ns
 
     def _room_ns(self, each_ns: float) -> float:
-        """When there is room for the last kernel launched, with *each_ns* for each launch."""
-        # There is room for a kernel once that one is done which came so many before it.
+        """When the queue has room for the last kernel launched, at *each_ns* a launch."""
+        # There is room when the kernel QUEUE places before it is done.
         kernel = self.launched - QUEUE
         queued, room_ns = self._queued, 0.0
         last, kernels, began_ns, done_ns = queued[0]
@@ -166,20 +166,20 @@ class Rank:
         return within_ns if within_ns > room_ns else room_ns
 
     def work(self, work_ns: float) -> None:
-        """The host itself works."""
+        """Work of the host itself."""
         self.host_ns += work_ns * self.host_jitter.part()
 
     def synchronize(self) -> None:
-        """The host waits until the device has done all: `.item()`."""
+        """Wait until the device is idle, as in `.item()`."""
         self.host_ns = max(self.host_ns, self.compute_ns)
 
     def load(self, load_ns: float, prefetch: int) -> None:
-        """The host takes the next batch; *prefetch*: how many the loader's worker keeps ready."""
+        """Take the next batch; *prefetch*: how many the loader's worker keeps ready."""
         load_ns *= self.loader_jitter.part()
         if not prefetch:
             self.host_ns += load_ns
             return
-        # The worker begins with a batch once there is room for it.
+        # The worker starts a batch once its slot is free.
         room_ns = self._taken_ns.popleft() if len(self._taken_ns) == prefetch else 0.0
         self._loaded_ns = max(self._loaded_ns, room_ns) + load_ns
         self.host_ns = max(self.host_ns, self._loaded_ns)
@@ -188,13 +188,13 @@ class Rank:
     # -- the streams
 
     def wait_for_communication(self) -> None:
-        """What comes next in the compute stream begins after the collectives so far."""
+        """Let the compute stream wait for all collectives so far."""
         self.compute_ns = max(self.compute_ns, self.comm_ns)
 
-    # -- what hooks and device clock write
+    # -- records of hooks and device clock
 
     def mark(self, phase: str) -> None:
-        """From here on this phase: on the host now, on the device when it gets here."""
+        """Begin a phase: on the host now, on the device when it gets here."""
         self._clock.mark(self._mark(PHASES[phase]))
 
     def _mark(self, code: int) -> int:
@@ -205,7 +205,7 @@ class Rank:
         return word
 
     def end_step(self, number: int, amount: int) -> tuple[list[Mark], list[int], list[int]]:
-        """The marks of the step, its words, and those of steps that the device has done by now."""
+        """The marks and words of the step, and words of steps that the device has finished."""
         self.host_words += (STEP_WORK << CODE_SHIFT | amount, STEP_NUMBER << CODE_SHIFT | number)
         self._mark(STEP_ENDED)
         marks, words, self.marks, self.host_words = self.marks, self.host_words, [], []
@@ -215,17 +215,17 @@ class Rank:
         return marks, words, device_words
 
     def begin_step(self) -> None:
-        """Everything takes another time than in the step before."""
+        """Draw new factors for the next step."""
         for jitter in (self.host_jitter, self.device_jitter, self.loader_jitter):
             jitter.begin_step()
 
-    # -- what the device clock calls
+    # -- the interface for the device clock
 
     def add_device_time(self, code: int, seconds: float) -> None:
-        """Nothing of the steps is in the totals."""
+        """Totals are not simulated."""
 
     def add_device_words(self, words: Sequence[int]) -> None:
-        """Words of a step that the device has done."""
+        """Record the words of a step that the device has finished."""
         self.device_words += words
 
 

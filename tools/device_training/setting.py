@@ -1,4 +1,4 @@
-"""What is trained, on what, and what is wrong with it."""
+"""The parameters of a simulated training, and its faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tools.device_training.rank import QUEUE
 
-# What a trouble makes longer, by where it is.
+# The parts that a fault makes longer, by its place.
 DEVICE_SHARES = {
     "device": ("forward", "backward", "optimizer"),
     "forward kernels": ("forward",),
@@ -21,7 +21,7 @@ LAUNCH_SHARES = {
 
 
 class Trouble(NamedTuple):
-    """What one rank suffers from."""
+    """A fault of one rank."""
 
     rank: int
     where: str
@@ -35,7 +35,7 @@ class Trouble(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A training in which all ranks are equal. Milliseconds are those of a micro-batch."""
+    """A training with equal ranks. Milliseconds are per micro-batch."""
 
     ranks: int = 2
     jitter: float = 0.0
@@ -44,9 +44,9 @@ class Setting(NamedTuple):
     kernels: int = 300
     """In a step without accumulation. The host is ahead by QUEUE / kernels steps at most."""
     launch_ms: float = 40.0
-    """The host needs this to launch all of them."""
+    """The host's time to launch all of them."""
     host_ms: float = 2.0
-    """What the host does between steps."""
+    """The host's work between steps."""
     copy_ms: float = 1.0
     forward_ms: float = 27.0
     backward_ms: float = 54.0
@@ -55,16 +55,16 @@ class Setting(NamedTuple):
     """All transfers of a step together."""
     load_ms: float = 3.0
     prefetch: int = 0
-    """How many batches a worker keeps ready; 0: the host loads them itself."""
+    """How many batches a worker keeps ready; 0: the host loads them."""
     accumulation: int = 1
     item_every: int = 0
-    """All ranks synchronise once in so many steps; 0: never."""
+    """All ranks synchronise once in this many steps; 0: never."""
     disturbances: bool = False
-    """Pauses, collections of garbage, checkpoints, batches of unequal length."""
+    """Pauses, garbage collections, checkpoints, batches of unequal length."""
     seed: int = 0
 
     def check(self) -> None:
-        """Raise where the launch queue could not hold what is launched at once."""
+        """Raise if the launch queue cannot hold a burst of launches."""
         if max(map(self.kernels_of, ("forward", "backward", "optimizer"))) > QUEUE:
             raise ValueError(f"{self.kernels} kernels in {self.layers} layers are too many at once")
 

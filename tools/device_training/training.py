@@ -1,4 +1,4 @@
-"""The ranks of a training, step by step, and what they write down of it."""
+"""Simulates the ranks of a training, step by step, and their journal words."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CHECKPOINT_MS = 400.0
 
 
 class Piece(NamedTuple):
-    """What one rank has written by the end of one step."""
+    """The output of one rank at the end of one step."""
 
     marks: list[Mark]
-    """What has been in truth, which no rank knows of all its marks."""
+    """The true times, which the rank does not know of all marks."""
     host: list[int]
-    """Words of steps as the host made them."""
+    """Words of the host's steps."""
     device: list[int]
-    """Words of earlier steps, as the device did."""
+    """Words of the device's steps, which are earlier ones."""
 
 
 class WordStream:
@@ -43,14 +43,14 @@ class WordStream:
 
 
 class _Amounts:
-    """How long everything takes for one rank, in the present step, troubles included."""
+    """The durations of one rank in the present step, including faults."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.begin([])
 
     def begin(self, troubles: Sequence[Trouble]) -> None:
-        """*troubles*: those of this rank that have begun."""
+        """*troubles*: the active faults of this rank."""
         setting = self._setting
         launch_ns = setting.launch_ms * MS / setting.kernels
         self.launch_ns = dict.fromkeys(("forward", "backward", "optimizer"), launch_ns)
@@ -102,7 +102,7 @@ class _Amounts:
 
 
 class Training:
-    """All ranks do the same things in the same order; each thing depends on earlier ones only."""
+    """All ranks. They do the same in the same order, so each event depends on earlier ones only."""
 
     def __init__(
         self, setting: Setting, troubles: Sequence[Trouble] = (), watched: bool = True
@@ -133,7 +133,7 @@ class Training:
         ]
 
     def _begin_step(self) -> None:
-        """What the user's program does between two steps."""
+        """The user's work between two steps."""
         number = self.steps
         self._transfers.begin_step()
         for rank, amounts in zip(self.ranks, self._amounts, strict=True):
@@ -172,7 +172,7 @@ class Training:
             rank.launch(1, amounts.launch_ns["forward"], amounts.copy_ns)
 
     def _launch_on_all(self, phase: str, part: str) -> None:
-        """Begin a phase with its kernels, or go on with it."""
+        """Begin or continue a phase, and launch its kernels."""
         kernels = self._kernels[part]
         for rank, amounts in zip(self.ranks, self._amounts, strict=True):
             if phase:
@@ -208,7 +208,7 @@ class Training:
             rank.mark(phase)
 
     def _all_reduce(self, transfer_ns: float) -> None:
-        """Put one in line on every communication stream, behind all work so far."""
+        """Enqueue a collective on all communication streams, after all work so far."""
         started_ns = []
         for rank, amounts in zip(self.ranks, self._amounts, strict=True):
             rank.host_ns += amounts.launch_ns["backward"]
@@ -221,7 +221,7 @@ class Training:
 def trained(
     setting: Setting, steps: int, troubles: Sequence[Trouble] = (), watched: bool = True
 ) -> Iterator[list[Piece]]:
-    """So many steps, from the first one on; not *watched*: only their ends, in half the time."""
+    """The first *steps* steps. Not *watched*: only their ends, in half the time."""
     training = Training(setting, troubles, watched)
     for _ in range(steps):
         yield training.step()

@@ -29,7 +29,7 @@ def main() -> int:
     if options.write:
         table.write(programs, options.at)
         return 0
-    # Who ends this politely ends the program that runs, too.
+    # Let SIGTERM end the running program too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     failed = [each.name for each in programs if not _passes(each, options.at.resolve())]
     print(f"{len(programs) - len(failed)} of {len(programs)} are as they have to be.")

@@ -1,4 +1,4 @@
-"""Compares what a program did alone with what it did when it was measured."""
+"""Compares a program's bare run with its measured runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from tools.programs.program import Program
 from tools.programs.trial import BARE, LATE, RUN, TWO_LINES, Seen
 
-# What these verdicts say harms no one.
+# Kinds of verdicts that are no fault.
 _HARMLESS = ("bound",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A row of the table, and what is wrong with it."""
+    """A row of the table, and its faults."""
 
     faults: list[str]
     steps: int
@@ -26,7 +26,7 @@ class Result:
 
 
 def judged(program: Program, seen: dict[str, Seen]) -> Result:
-    """What was found of a program that was started in all ways."""
+    """The result of a program that was started in all ways."""
     bare = seen[BARE]
     faults = []
     if program.optimizer_steps and len(bare.weights) != program.ranks:
@@ -104,7 +104,7 @@ def _strange_losses(
 
 
 def _late(program: Program, seen: Seen) -> tuple[str, list[str]]:
-    """The phase in which rank 1 was found to be late, and what is wrong with what was said."""
+    """The phase of the verdict on rank 1, and faults of the verdicts."""
     named = ""
     wrong = [f"it ended with {seen.exit_code}"] if seen.exit_code else []
     for report in seen.reports:

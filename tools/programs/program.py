@@ -13,7 +13,7 @@ LISTED = Path(__file__).with_name("listed")
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Lines of ours that are added to a file behind a line of its own."""
+    """Lines to insert into a file after an existing line."""
 
     # Below the program's folder, or `site-packages/...`.
     file: str
@@ -23,7 +23,7 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What to install, what to write, what to start, and what has to come of it."""
+    """What to install, write and start, and the expected result."""
 
     name: str
     title: str
@@ -31,7 +31,7 @@ class Program:
     author: str
     packages: list[str]
     command: str
-    # What was made small, or was written by us.
+    # What was reduced, or written by us.
     changed: str
     two_lines: list[Edit]
     python: str = "3.11"
@@ -44,7 +44,7 @@ class Program:
     prepare: str = ""
     env: dict[str, str] = field(default_factory=dict)
     ranks: int = 2
-    # Steps of torch's optimizers in a step of the program; 0: they say nothing of steps.
+    # Optimizer steps in a step of the program; 0 if they do not correspond.
     optimizer_steps: int = 1
     # Of one rank, over the whole run.
     samples: int | None = None
@@ -53,11 +53,11 @@ class Program:
     config: list[str] = field(default_factory=list)
     # Finds the losses that the program prints.
     printed: str = ""
-    # How far, as a share, a recorded loss may lie from the nearest printed one; 0: not compared.
+    # The largest relative difference of a recorded to a printed loss; 0: not compared.
     loss_within: float = 0.0
     # What rank 1 is made late in: input, forward or optimizer.
     late: str = ""
-    # How long it is late, in seconds a step, and the phase that has to be named.
+    # Its delay in seconds a step, and the expected phase of the verdict.
     late_s: float = 0.1
     late_phase: str = ""
     # What is not shown, and why.
@@ -65,7 +65,7 @@ class Program:
 
 
 def read(path: Path) -> Program:
-    """A key that means nothing is an error, and so is one that lacks."""
+    """Unknown and missing keys are errors."""
     told: dict[str, Any] = tomllib.loads(path.read_text())
     unknown = set(told) - {each.name for each in fields(Program)}
     if unknown:

@@ -14,12 +14,12 @@ _FIRST, _LAST = "<!-- found -->", "<!-- end of what was found -->"
 
 
 def keep(result: Result, folder: Path) -> None:
-    """Until the page is written."""
+    """Store a result until the page is written."""
     (folder / "result.json").write_text(json.dumps(asdict(result), indent=1))
 
 
 def kept(program: Program, root: Path) -> Result | None:
-    """What was found of it the last time."""
+    """The last stored result."""
     path = root / program.name / "result.json"
     return Result(**json.loads(path.read_text())) if path.exists() else None
 

@@ -1,4 +1,4 @@
-"""Starts a program in one way, and reads what happened: from the witness, and from otel_ddp."""
+"""Starts a program in one way, and reads the records of the witness and of otel_ddp."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from otel_ddp.vocabulary import catalog
 
 BARE, TWO_LINES, RUN = "bare", "two lines", "otel-ddp run"
 LATE = "late"
-# Of a program that hangs. A row takes a minute or two, and ten times as long on a busy machine.
+# Timeout of a program. A row takes a minute or two, and ten times as long on a busy machine.
 _LIMIT_S = 1200.0
-# The agent reads the last of a process and writes it down well within this.
+# Timeout for the agent to write the end of a process.
 _PATIENCE_S = 60.0
 _OVER = ("finished", "failed", "killed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one start of a program left behind."""
+    """The results of one start of a program."""
 
     exit_code: int
-    # By rank: the checksum of the weights behind each step of an optimizer.
+    # By rank: the checksum of the weights after each optimizer step.
     weights: dict[int, list[str]]
     step_s: float | None
     printed: list[str]
@@ -110,7 +110,7 @@ def _ended(command: list[str], folder: Path, env: dict[str, str], output: Any) -
 
 
 def _end_leftovers(mark: str) -> None:
-    """A launcher that was ended may leave its workers: they have this mark in their variables."""
+    """Kill workers that a terminated launcher has left, by this mark in their environment."""
     for each in Path("/proc").iterdir():
         if each.name.isdigit() and int(each.name) != os.getpid():
             with suppress(OSError):
@@ -126,13 +126,13 @@ def _witnessed(folder: Path) -> tuple[dict[int, list[str]], list[float]]:
         weights.setdefault(int(path.name.split("-")[0]), []).extend(
             f"{number}:{checksum}" for number, checksum, _ in lines
         )
-        # The first holds the start of everything.
+        # Without the first, which includes the start.
         gaps += [float(each[2]) for each in lines[1:]]
     return weights, gaps
 
 
 def _recorded(workplace: Workplace, env: dict[str, str]) -> dict[str, Any]:
-    """Ask the agent for its last counts, end it, and read the reports of what it has kept."""
+    """Scrape the agent's last counts, end it, and read the reports of its histories."""
     agents = []
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:

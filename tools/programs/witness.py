@@ -1,4 +1,4 @@
-"""Writes what each optimizer step left of the weights: the truth that no measuring may change.
+"""Records the weights after each optimizer step, which measuring must not change.
 
 A copy of this file lies in the environment of each program, in all of its ways alike. It knows
 nothing of otel_ddp. A line of its file is a step: which optimizer, a checksum of all weights so

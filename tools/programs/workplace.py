@@ -1,4 +1,4 @@
-"""The environment of a program, its files, and the folder that each way of starting it gets."""
+"""The environment of a program, its files, and the folder of each way of starting it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workplace:
         self._get_ready()
 
     def _fetch(self) -> None:
-        """Bring the program's folder alone: repositories of examples are large."""
+        """Fetch only the program's folder: repositories of examples are large."""
         wanted = f"{self.program.commit} {self.program.folder}"
         stamp = self.root / "fetched"
         if stamp.exists() and stamp.read_text() == wanted:
@@ -64,7 +64,7 @@ class Workplace:
         uv = [sys.executable, "-m", "uv", "--quiet"]
         place = str(self.root / "venv")
         subprocess.run([*uv, "venv", "--python", self.program.python, place], check=True)
-        # Some are built by what they forget to name.
+        # Build requirements that some packages do not declare.
         wanted = ["setuptools", "--editable", str(ROOT), *self.program.packages]
         python = str(self.bin / "python")
         subprocess.run([*uv, "pip", "install", "--python", python, *wanted], check=True)
@@ -82,7 +82,7 @@ class Workplace:
             "PATH": f"{self.bin}{os.pathsep}{clean['PATH']}",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
-            # What would ask a hub or a tracker fails at once, or keeps to itself.
+            # Hubs and trackers fail at once, or stay offline.
             "HF_HUB_OFFLINE": "1",
             "WANDB_MODE": "disabled",
             **self.program.env,
@@ -112,7 +112,7 @@ class Workplace:
 
     @contextmanager
     def edited(self, folder: Path, edits: list[Edit]) -> Iterator[None]:
-        """Our lines stand in the program as long as this lasts."""
+        """Inserts our lines into the program during the block."""
         before: dict[Path, str] = {}
         try:
             for each in edits:

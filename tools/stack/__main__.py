@@ -16,9 +16,9 @@ from tools.stack.up import Addresses, AlreadyRunning, up
 
 
 def main(words: list[str]) -> int:
-    """Without a word: run the stack until Ctrl-C."""
+    """Without arguments: run the stack until Ctrl-C."""
     for polite in (signal.SIGTERM, signal.SIGHUP):
-        # What ends politely ends the servers too.
+        # End the servers too.
         signal.signal(polite, lambda number, _: sys.exit(128 + number))
     what, *rest = words or ["run"]
     if what not in ("run", "build", "demo"):

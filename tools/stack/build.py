@@ -48,7 +48,7 @@ def binaries(room: Path = ROOM, say: Callable[[str], None] = print) -> Binaries:
 
 
 def collector_manifest(folder: Path) -> str:
-    """What the collector builder is asked for (its YAML is a superset of JSON)."""
+    """The input of the collector builder (YAML is a superset of JSON)."""
     asked = {
         "dist": {
             "name": "otelcol",
@@ -65,7 +65,7 @@ def collector_manifest(folder: Path) -> str:
 
 
 def _recipe(part: str) -> str:
-    """What a binary depends on; another recipe means another build."""
+    """The inputs of a build: if they change, the binary is built again."""
     if part == "collector":
         return collector_manifest(Path())
     return f"{versions.PROMETHEUS_MODULE} {versions.PROMETHEUS_TAGS}"
@@ -89,7 +89,7 @@ def _alone(room: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _into(folder: Path, build: Callable[[Path], None]) -> None:
-    """Whole or not at all: a build that was interrupted is never taken for a finished one."""
+    """Atomic: an interrupted build leaves nothing."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -100,12 +100,12 @@ def _into(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 class _Steps:
-    """Runs the steps of a build, a line each."""
+    """Runs the steps of a build, and prints a line for each."""
 
     def __init__(self, room: Path, say: Callable[[str], None]) -> None:
         self._log, self._say = room / "build.log", say
         self.go = Path("go")
-        # No newer toolchain fetched behind our back, and none of the user's module settings.
+        # Without toolchain downloads and the user's module settings.
         self._env = {
             **os.environ,
             "CGO_ENABLED": "0",

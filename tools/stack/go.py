@@ -13,7 +13,7 @@ from tools.stack.versions import GO_WHEEL, OLDEST_GO
 
 
 class CannotBuild(Exception):
-    """A sentence on what is missing."""
+    """The text says what is missing."""
 
 
 def version(go: Path) -> tuple[int, int] | None:

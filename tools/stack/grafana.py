@@ -69,7 +69,7 @@ def _provisioning(folder: Path) -> Path:
 
 
 def copied(deployed: Path, folder: Path) -> Path:
-    """A copy that something may be changed in; nothing of an earlier one stays."""
+    """A fresh copy that may be changed."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(deployed, folder)
     return folder

@@ -32,7 +32,7 @@ def server(binary: Path, folder: Path, port: int) -> tuple[Server, str]:
             *("-server.http-listen-address=127.0.0.1", f"-server.http-listen-port={port}"),
             # Otherwise it waits 15 s for others.
             "-ingester.min-ready-duration=0s",
-            # It speaks to itself over this one.
+            # It connects to itself over this port.
             *("-server.grpc-listen-address=127.0.0.1", f"-server.grpc-listen-port={free_port()}"),
         ],
         ready=f"{url}/ready",

@@ -26,7 +26,7 @@ _LINES_OF_A_FAILURE = 30
 
 
 class NotUp(Exception):
-    """Which server, and the end of its log."""
+    """The text names the server, and has the end of its log."""
 
 
 class Server:
@@ -74,16 +74,16 @@ class Server:
         return "\n".join(lines[-_LINES_OF_A_FAILURE:])
 
     def send_signal(self, how: signal.Signals) -> None:
-        """To the running server."""
+        """Send a signal to the running server."""
         if self._process is not None:
             self._process.send_signal(how)
 
     def kill(self) -> None:
-        """kill -9: no chance to write anything down."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask, wait, and insist."""
+        """Send SIGTERM, wait, then send SIGKILL."""
         self._end(signal.SIGTERM)
 
     def __enter__(self) -> Self:
@@ -134,10 +134,10 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One that stays ours while its server is away, also from our other processes.
+    """A port that stays reserved while its server is down, also from our other processes.
 
-    Not one that the system would choose: outgoing connections take those in the meantime, and one
-    that tries a port of that range again and again at last reaches itself.
+    Outside of the ephemeral range: outgoing connections take ports there, and a client that retries
+    such a port eventually connects to itself.
     """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
@@ -146,8 +146,8 @@ def free_port() -> int:
 
 
 def _reserve(port: int) -> bool:
-    """Whether no process of ours has chosen it, this one included; until this process ends."""
-    # The name goes with the process, however that ends: no file is left behind.
+    """Reserve a port among our processes until this process ends; returns False if it is taken."""
+    # An abstract socket disappears with the process.
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0otel_ddp-port-{port}")
@@ -160,7 +160,7 @@ def _reserve(port: int) -> bool:
 
 
 def next_free(port: int) -> int:
-    """This one, or the first free one after it."""
+    """The port, or the next free one."""
     while not is_free(port):
         port += 1
     return port

@@ -19,7 +19,7 @@ _DEPLOY = ROOT / "deploy"
 
 
 class Addresses(NamedTuple):
-    """Where the servers are; no Grafana, or no Loki, is an empty one."""
+    """The addresses of the servers; empty without Grafana or Loki."""
 
     collector: str
     prometheus: str
@@ -46,7 +46,7 @@ class Ports(NamedTuple):
     loki: int = 3100
 
     def still_free(self, say: Callable[[str], None]) -> Ports:
-        """These, or the next free ones."""
+        """These ports, or the next free ones."""
         given: list[int] = []
         for name, usual in self._asdict().items():
             port = next_free(usual)
@@ -73,12 +73,12 @@ def up(
     say: Callable[[str], None] = print,
     usual: Ports | None = None,
 ) -> Iterator[Addresses]:
-    """The stack, for as long as the block lasts."""
+    """Runs the stack during the block."""
     data = room / "data"
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ending, (room / "running.json").open("a+") as running:
         try:
-            # The lock, not a process id, shows whether it runs: the kernel drops it at any end.
+            # A lock, which the kernel drops however the process ends.
             fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             running.seek(0)
