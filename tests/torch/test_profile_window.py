@@ -340,7 +340,7 @@ windows = 0
 held = []
 for step in range(80):
     window = measure._current.window
-    if window._asked is None:
+    if window._request is None:
         windows += 1
         asked = {"number": step, "steps": 1, "trace": f"{folder}/{step}.json", "until_ns": 2**62}
         window.ask(json.dumps(asked).encode())

@@ -32,7 +32,6 @@ class Lead(NamedTuple):
     """The lead of a run. Whoever has the secret can speak to the agents of all its nodes."""
 
     secret: str
-    """32 bytes in hexadecimal."""
     hosts: tuple[str, ...]
     """Names and addresses of its node, the likeliest first; some may be wrong."""
     ports: tuple[int, ...]

@@ -63,7 +63,6 @@ class Steps(NamedTuple):
     """Eight bytes per word, as in the journal; the last byte is the code."""
     position: int
     on_device: bool
-    """Whether the times are those of the device."""
 
 
 class Document(NamedTuple):
@@ -123,7 +122,7 @@ class Head(NamedTuple):
         """*whose*: the journal's name for the error. Raises Unreadable."""
         if len(content) < layout.FIXED.size + 4 or content[:8] != layout.MAGIC:
             raise Unreadable(f"{whose} is not a journal")
-        fixed, told = content[: layout.FIXED.size], content[layout.FIXED.size :]
+        fixed, rest = content[: layout.FIXED.size], content[layout.FIXED.size :]
         # fmt: off
         (_, version, head_bytes, size, *places, pid, start_ticks, _,
          created_ns, created_monotonic_ns, _) = layout.FIXED.unpack(fixed)
@@ -137,7 +136,7 @@ class Head(NamedTuple):
             raise Unreadable(f"{whose} is damaged: it claims {size} bytes")
         areas = layout.Areas(*zip(places[::2], places[1::2], strict=True))
         if (
-            layout.FIXED_CRC.unpack(told[:4])[0] != checksum(fixed, 0)
+            layout.FIXED_CRC.unpack(rest[:4])[0] != checksum(fixed, 0)
             or head_bytes != layout.HEAD_BYTES
             # A time before 1970 cannot be exported.
             or created_ns < 0
@@ -224,7 +223,6 @@ class Records:
         self._made = made or _parsed
         self.unreadable = 0
         self.stuck = 0
-        """How many reads in a row have found nothing valid at this position."""
 
     def feed(self, block: bytes, stop: int | None = None) -> list[Any]:
         """The whole records of this block from the current position on that begin before *stop*."""

@@ -37,7 +37,6 @@ class Place:
         self.agent_lock = directory / "agent.lock"
         """Locked by the agent while it lives."""
         self.agent_file = directory / "agent.json"
-        """The agent's status as JSON."""
         self.agent_log = directory / "agent.log"
         self.start_lock = directory / "start.lock"
         """Locked while a rank starts an agent, so that eight ranks do not start eight."""

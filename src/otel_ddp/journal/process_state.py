@@ -104,8 +104,8 @@ def ended_by_parent(
 
 def measuring(fact: Any) -> str:
     """The sampling of a process in words; empty if all steps are measured."""
-    told = plain.mapping(fact)
-    one_of, share = plain.whole(told.get("one_of")), plain.number(told.get("share"), 0, 1)
+    rate = plain.mapping(fact)
+    one_of, share = plain.whole(rate.get("one_of")), plain.number(rate.get("share"), 0, 1)
     if one_of is None or one_of < 2:
         return ""
     cost = "" if share is None else f", for {shown.share(share)} of the training thread's time"
@@ -281,7 +281,7 @@ def training_world(living: Iterable[World], last: World) -> int:
 
 def world_of(processes: Iterable[ProcessState]) -> int | None:
     """How many ranks of a run train together; None if unknown."""
-    told = [
+    worlds = [
         (World(each.world_size, each.trains), each)
         for each in processes
         if each.world_size is not None
@@ -290,9 +290,9 @@ def world_of(processes: Iterable[ProcessState]) -> int | None:
     # these the newest attempt.
     ended = [
         (world.trains, world.size > 1, each.started_ns, world.size)
-        for world, each in told
+        for world, each in worlds
         if each.ended
     ]
     trained, _, _, size = max(ended, default=(False, False, 0, 0))
-    living = [world for world, each in told if not each.ended]
+    living = [world for world, each in worlds if not each.ended]
     return training_world(living, World(size, trained)) or None

@@ -54,8 +54,8 @@ class Survey:
 
     def looks(self, run: str = "") -> list[str]:
         """Where the other ranks of runs are shown, without duplicates. *run*: only of this run."""
-        told = [each for each in self.links if run in ("", each.get("run"))]
-        return list(dict.fromkeys(str(each["look"]) for each in told if each.get("look")))
+        rows = [each for each in self.links if run in ("", each.get("run"))]
+        return list(dict.fromkeys(str(each["look"]) for each in rows if each.get("look")))
 
     def to_json(self) -> dict[str, Any]:
         """For `otel-ddp status --json` and an agent's file."""
@@ -65,11 +65,11 @@ class Survey:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Survey:
         """The inverse of `to_json`; of another version only the agents."""
-        told = {**found}
-        if told.pop("schema", None) != SCHEMA:
-            return cls(agents=plain.list_of(dict, told.get("agents")))
-        processes = [process_state.ProcessState(**each) for each in told.pop("processes")]
-        return cls(processes=processes, **told)
+        content = {**found}
+        if content.pop("schema", None) != SCHEMA:
+            return cls(agents=plain.list_of(dict, content.get("agents")))
+        processes = [process_state.ProcessState(**each) for each in content.pop("processes")]
+        return cls(processes=processes, **content)
 
 
 def told_by_agent(place: Place) -> Survey:
@@ -77,10 +77,10 @@ def told_by_agent(place: Place) -> Survey:
     return Survey.from_json(files.read_mapping(place.agent_file))
 
 
-def leave(place: Place, told: Survey) -> None:
+def leave(place: Place, status: Survey) -> None:
     """Leave a file for the next agent when one ends, with the processes whose journals remain."""
     here = {path.name for path in place.journals()}
-    left = [each for each in told.processes if each.journal in here]
+    left = [each for each in status.processes if each.journal in here]
     files.remove(place.agent_file)
     if left:
         with contextlib.suppress(OSError):
@@ -92,17 +92,17 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
     now_ns = time.time_ns() if now_ns is None else now_ns
     found = Survey()
     for place in places:
-        told = told_by_agent(place)
-        agent = _agent(place, told)
+        status = told_by_agent(place)
+        agent = _agent(place, status)
         alive = agent["alive"]
         # Without an agent, only ends are certain.
-        found.processes.extend(each for each in told.processes if alive or each.ended)
-        found.past.extend(told.past)
+        found.processes.extend(each for each in status.processes if alive or each.ended)
+        found.past.extend(status.past)
         if alive or agent.get("pid"):
             found.agents.append(agent)
         if alive:
             for key in ("verdicts", "insufficient", "links", "unreadable"):
-                getattr(found, key).extend(getattr(told, key))
+                getattr(found, key).extend(getattr(status, key))
         elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": waiting})
@@ -141,14 +141,14 @@ def with_texts(
     )
 
 
-def _agent(place: Place, told: Survey) -> dict[str, Any]:
+def _agent(place: Place, status: Survey) -> dict[str, Any]:
     """The agent's own row."""
     # Its pid from the kernel, in our PID namespace; the agent reports the one in its own.
     pid, silent_s = place.agent_pid(), 0.0
     with contextlib.suppress(OSError):
         silent_s = time.time() - place.agent_file.stat().st_mtime
     alive = pid is not None
-    agent = {**told.agent}
+    agent = {**status.agent}
     if alive and not agent:
         agent = {"pid": pid or None, "starting": True}
     if alive and silent_s > _STOPPED_S:

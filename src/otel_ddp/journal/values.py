@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from otel_ddp import plain
-from otel_ddp.journal.parser import Journal, Name, clean_text
+from otel_ddp.journal.parser import Journal, Name
 from otel_ddp.vocabulary import catalog
 
 
@@ -54,9 +53,9 @@ def direction(name: str, chosen: Mapping[str, Any]) -> str:
 
     *chosen*: the user's choices, by name or by its last part.
     """
-    said = chosen.get(name, chosen.get(name.rpartition("/")[2]))
-    if said in catalog.BEST:
-        return "" if said == "none" else str(said)
+    way = chosen.get(name, chosen.get(name.rpartition("/")[2]))
+    if way in catalog.BEST:
+        return "" if way == "none" else str(way)
     return guessed(name)
 
 
@@ -154,26 +153,9 @@ def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[s
     ]
 
 
-def extremes_of(summary: Any) -> dict[Name, Extremes]:
-    """The inverse of `described`, without damaged rows."""
-    found = {}
-    for row in plain.list_of(dict, summary):
-        name, split = plain.text(row.get("name")), plain.text(row.get("split"))
-        lowest, highest = _point(row.get("min")), _point(row.get("max"))
-        if _is_clean(name) and _is_clean(split) and lowest is not None and highest is not None:
-            found[Name(name, split)] = Extremes(lowest, highest)
-    return found
-
-
-def _point(found: Any) -> Point | None:
-    told = plain.mapping(found)
-    value = plain.number(told.get("value"), -sys.float_info.max, sys.float_info.max)
-    time_ns = plain.whole(told.get("time_ns"))
-    if value is None or time_ns is None:
-        return None
-    return Point(value, plain.whole(told.get("step")), time_ns)
-
-
-def _is_clean(text: str) -> bool:
-    """Whether it is a valid label as it is, like every text from a journal."""
-    return clean_text(text.encode(errors="replace")) == text
+def extremes_of(summary: Sequence[Mapping[str, Any]] | None) -> dict[Name, Extremes]:
+    """The inverse of `described`."""
+    return {
+        Name(row["name"], row["split"]): Extremes(Point(**row["min"]), Point(**row["max"]))
+        for row in summary or ()
+    }

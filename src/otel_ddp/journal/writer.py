@@ -465,7 +465,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _cut(text: str, most_bytes: int) -> bytes:
-    # At the end of a character, as half of one would count as damage.
+    # Cut between characters, as half of one would count as damage.
     encoded = text.encode("utf-8", "replace")
     return encoded[:most_bytes].decode("utf-8", "ignore").encode()
 

@@ -25,7 +25,7 @@ _SECRET = (
 )
 # The same for addresses and headers of exporters: whoever has one may write there.
 _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
-# Words that hide the value of a name, and of each name below it.
+# Words in a name that hide its value, and the values of all names below it.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
 # Without quotes, values of these names continue after white space and commas.

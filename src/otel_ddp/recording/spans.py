@@ -203,14 +203,14 @@ _ALERT_LEVELS = ("info", "warn", "error")
 def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
     """Record an alert for people."""
     clean = values.text(title, _LONGEST_TITLE)
-    clean, said = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
+    clean, message = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
     word = errors.attempt(lambda: str(level).lower(), "")
     if word not in _ALERT_LEVELS:
         wanted = "an alert's level must be info, warn or error"
         recorder.totals.refuse("value", "alert level", f"{wanted}, got {values.shown(level)}")
         word = "info"
-    body = f"{clean}: {said}" if said else clean
-    attributes = {"title": clean, "text": said, "level": word}
+    body = f"{clean}: {message}" if message else clean
+    attributes = {"title": clean, "text": message, "level": word}
     _happened(recorder, catalog.ALERT_EVENT, attributes, body=body, severity=word.upper())
 
 

@@ -239,7 +239,6 @@ class Work:
         self.samples = self.tokens = self.forwards = self.micro_batches = 0
         self.gc_ns = self.retries = 0
         self.hook_ns = 0
-        """Thread time taken by our hooks."""
         self.flops = 0.0
         self.flops_method = ""
         self.gc_written_ns = self.written = 0

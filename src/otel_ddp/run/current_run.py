@@ -145,8 +145,8 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
         if run is not None:
             if error is not None:
                 run.ended_by(error)
-            told = run.tracker_outcome or ("finished", "")
-            state, why = ("failed", reason) if reason else told
+            outcome = run.tracker_outcome or ("finished", "")
+            state, why = ("failed", reason) if reason else outcome
             run.close(state, why)
     if isinstance(error, KeyboardInterrupt):
         _be_ended_by_interrupt()
@@ -165,13 +165,13 @@ def _be_ended_by_interrupt() -> None:
 def _after_fork() -> None:
     global _current, _inherited, _opening
     for run in _beside:
-        run.brought_by_fork()
+        run.enter_fork()
     _beside.clear()
     # A thread of the parent may have held it, which does not exist here.
     _opening = threading.RLock()
     candidate = _inherited if _current is None else _current
     _current = None
-    _inherited = candidate if candidate is not None and candidate.brought_by_fork() else None
+    _inherited = candidate if candidate is not None and candidate.enter_fork() else None
 
 
 # Systems without it import this module, but record nothing.
@@ -181,7 +181,7 @@ if hasattr(os, "register_at_fork"):
 
 # -- the end of a run: a list of actions, each of which runs
 
-Act = Callable[[], Any]
+Action = Callable[[], Any]
 
 # How long a thread waits for another one that ends the same run.
 _WAIT_S = 1.0
@@ -192,9 +192,9 @@ class Ending:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._acts: list[Act] = []
+        self._actions: list[Action] = []
 
-    def run(self, is_over: Callable[[], bool], acts: Callable[[], list[Act]]) -> None:
+    def run(self, is_over: Callable[[], bool], actions: Callable[[], list[Action]]) -> None:
         """Run the actions, unless the run has ended."""
         # With a timeout, as the other thread may need a lock of this one.
         if not self._lock.acquire(timeout=_WAIT_S):
@@ -203,29 +203,29 @@ class Ending:
             if is_over():
                 return
             # A signal handler that interrupts this runs the remaining actions.
-            if not self._acts:
-                self._acts += acts()
-            _do_all(self._acts)
+            if not self._actions:
+                self._actions += actions()
+            _do_all(self._actions)
         finally:
             self._lock.release()
 
 
-def _do_all(acts: list[Act]) -> None:
+def _do_all(actions: list[Action]) -> None:
     """Run all actions, and remove each one that is done.
 
     If a signal handler raises in an action, that action is repeated, and the exception is raised
     after the last action. The handler may run the remaining actions itself.
     """
     try:
-        while acts:
-            act = acts[0]
-            act()
-            if acts[:1] == [act]:
-                del acts[0]
+        while actions:
+            action = actions[0]
+            action()
+            if actions[:1] == [action]:
+                del actions[0]
     except BaseException:
-        while acts:
-            act = acts[0]
-            errors.attempt(act, None)
-            if acts[:1] == [act]:
-                del acts[0]
+        while actions:
+            action = actions[0]
+            errors.attempt(action, None)
+            if actions[:1] == [action]:
+                del actions[0]
         raise

@@ -52,15 +52,15 @@ def show(
     except Unreadable:
         return
     try:
-        told, process = told_by_agent(place), ProcessState.read(reader, STATES[state])
+        status, process = told_by_agent(place), ProcessState.read(reader, STATES[state])
         # An earlier attempt may have begun the run.
-        of_run = [each.started_ns for each in told.processes if each.of_run == process.of_run]
+        of_run = [each.started_ns for each in status.processes if each.of_run == process.of_run]
         lasted_s = (now_ns() - min([reader.created_ns, *filter(None, of_run)])) / 1e9
         is_long = lasted_s >= SHORTEST_S
         found = None
         if always or is_long:
-            sentences = [*_sentences(told, process.of_run)]
-            known = {each.journal: each.summary for each in told.processes}
+            sentences = [*_sentences(status, process.of_run)]
+            known = {each.journal: each.summary for each in status.processes}
             extremes = extremes_of(known.get(journal.name))
             found = card_of(reader, state, lasted_s, extremes, sentences, look)
         if found is not None:
@@ -71,8 +71,8 @@ def show(
         reader.close()
 
 
-def _sentences(told: Survey, of: tuple[str, str]) -> Iterator[str]:
+def _sentences(status: Survey, of: tuple[str, str]) -> Iterator[str]:
     """The verdicts of this run, open ones first."""
-    for each in (*told.verdicts, *told.past):
+    for each in (*status.verdicts, *status.past):
         if of_run(each["who"]) == of and each.get("kind") not in HARMLESS_VERDICTS:
             yield when(each, time.time_ns()) + str(each.get("sentence"))

@@ -67,19 +67,19 @@ class LeadSearch:
         self.is_sought = conf is not None and conf.lead != "off"
         """Whether the process group may still have new information."""
         self._found: Lead | None = None
-        self._was_told = False
+        self._has_answer = False
 
     def is_due(self, *, has_synced: bool) -> bool:
         """Whether to ask now. *has_synced*: a step has ended, so that each rank has begun one."""
         # In between, a rank other than 0 would ask in vain.
-        return self.is_sought and (has_synced or not self._was_told)
+        return self.is_sought and (has_synced or not self._has_answer)
 
-    def heard(self, group: GroupFacts, *, has_synced: bool) -> None:
+    def take(self, group: GroupFacts, *, has_synced: bool) -> None:
         """Take the answer of the process group."""
         self._found = group.lead or self._found
         # Rank 0 may publish its addresses last, but before its first step ends.
         self.is_sought &= group.lead is not None and group.global_rank != 0 and not has_synced
-        self._was_told = True
+        self._has_answer = True
 
     def facts(self) -> dict[str, Any]:
         """The fact for the journal, if the lead is known."""
@@ -92,7 +92,7 @@ def in_data_worker() -> bool:
     return module is not None and module.get_worker_info() is not None
 
 
-def surroundings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def job_facts(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The job and the container of this program, from variables.
 
     No other environment variable is recorded.
@@ -114,7 +114,7 @@ def program_facts() -> dict[str, Any]:
         "script": os.path.join(os.path.basename(folder), os.path.basename(script)),
         "git_sha": revision(script) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
-        **surroundings(),
+        **job_facts(),
     }
     if parent := launchers.multiprocessing_parent():
         found["parent"] = parent

@@ -22,7 +22,7 @@ from otel_ddp.recording import agent_start, spans, values
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.run import announcements, current_run, opening
-from otel_ddp.run.current_run import Act, Ending
+from otel_ddp.run.current_run import Action, Ending
 from otel_ddp.run.opening import LeadSearch, Task
 from otel_ddp.torch import models, process_group
 from otel_ddp.vocabulary import catalog
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 # Arguments of `init` that a later call may extend.
 _ADDED_LATER = ("config", "best")
-# A new agent has no address yet: for so long, check for one more often.
+# An agent that was just started has no address yet: check more often for so long.
 _AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
@@ -83,93 +83,7 @@ class Run:
         # Name -> direction in which it improves, as chosen by the user.
         self._best: dict[str, str] = {}
 
-    def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
-        """This run, not opened yet, with these arguments of `init` in addition to its own.
-
-        In a forked child only these arguments count, as in a spawned child that has only the
-        variables.
-        """
-        origin = self._origin
-        own = {} if origin.forked else origin.arguments
-        asked = own | {k: v for k, v in arguments.items() if v is not None}
-        self._origin = origin._replace(arguments=asked, joins=origin.joins and not origin.forked)
-        self._identity = None
-        return self
-
-    def is_over(self, task: Task | None, arguments: Mapping[str, Any]) -> bool:
-        """Whether this run belongs to a previous task of a pool's worker."""
-        before = self._origin.task
-        if task is None or before is None:
-            return False
-        if task.number != before.number:
-            return True
-        # The same place again is either a loop in one task, or the next of several calls that the
-        # pool submitted as one task. Only the latter should get another run. Comparing users'
-        # values may raise.
-        same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
-        return task.calls == before.calls and not same
-
-    def brought_by_fork(self) -> bool:
-        """In a forked child, drop the parent's state; True if the child can join this run.
-
-        The parent's journal is mapped here too, and the child must not write to it. Locks are new,
-        as a thread of the parent may have held one, and it does not exist here.
-        """
-        records, self._records = self._records, None
-        joinable = not self._opened or records is not None
-        if joinable:
-            if self._opened:
-                self._origin = Origin(self._for_a_child(), joins=True, forked=True)
-            self._identity = None
-            self._origin = self._origin._replace(task=None)
-        self._log_by_run()
-        if records is not None:
-            records.recorder.disown(partial(Run.log, self))
-        self._ending, self._lead = Ending(), LeadSearch()
-        self._opened = not joinable
-        return joinable
-
     # -- opening
-
-    def opened_again(self, arguments: Mapping[str, Any]) -> None:
-        """A second `init` adds configuration and directions, and warns of other new arguments."""
-        if self.was_automatic:
-            self._take_names(arguments)
-        process = self.identity
-        for name, value in arguments.items():
-            if value is None or name in _ADDED_LATER:
-                continue
-            if name == "strategy":
-                known, asked = self._choice.text, Choice(value).text
-            else:
-                known = getattr(process, name)
-                asked = identity.normal(name, value)
-            if asked != known:
-                announcements.comes_too_late(name, known, asked)
-        if arguments["config"] is not None:
-            self.config(arguments["config"])
-        added = opening.directions(arguments["best"])
-        if added and (records := self._ready()) is not None:
-            self._best |= added
-            records.recorder.documents.facts({"best": self._best.copy()})
-
-    def _take_names(self, arguments: Mapping[str, Any]) -> None:
-        """The program names a run that was opened automatically: apply the arguments."""
-        named = {k: v for k, v in arguments.items() if v is not None and k not in _ADDED_LATER}
-        records = self._ready()
-        if not named or records is None:
-            return
-        asked, before = self._origin.arguments | named, self.identity
-        # Invalid arguments raise here, before anything has changed.
-        choice = Choice(named["strategy"]) if "strategy" in named else self._choice
-        process = self._resolve(asked)
-        if "run" not in named:
-            # A name that was made up stays.
-            kept = {name: getattr(before, name) for name in ("run", "run_from", "proposal")}
-            process = dataclasses.replace(process, **kept)
-        self.was_automatic = False
-        self._origin, self._choice = self._origin._replace(arguments=asked), choice
-        self._change_identity(records, self._ask_group(process))
 
     def open(self) -> None:
         """Read the settings and create the journal. May raise."""
@@ -258,63 +172,6 @@ class Run:
             records.said_where = True
             announcements.say(text)
         return not records.said_where
-
-    def _ask_group(self, process: Identity) -> Identity:
-        if not process_group.is_up():
-            return process
-        facts = process_group.facts(process, seeks_lead=self._lead.is_sought)
-        if facts is None:
-            return process
-        has_synced = self._records is not None and self._records.recorder.steps.have_ended
-        self._lead.heard(facts, has_synced=has_synced)
-        if self._records is not None:
-            self._records.recorder.documents.facts(self._lead.facts())
-        return identity.settle(process, facts)
-
-    @errors.contained(default=True)
-    def _settle_by_hooks(self) -> bool:
-        """Ask the process group during training; True once nothing is left to ask."""
-        records = self._records
-        if records is None:
-            return True
-        self._look_again(records)
-        _record_backend(records.recorder)
-        is_known = records.settled and (not self.identity.may_have_others or process_group.is_up())
-        return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
-
-    def _look_again(self, records: Records) -> None:
-        """Ask the process group for what it may know by now."""
-        if not records.settled or self.identity.may_have_others:
-            self._settle(records)
-        is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
-        if is_due and self.identity.may_have_other_nodes:
-            self._ask_group(self.identity)
-
-    @errors.contained()
-    def _settle(self, records: Records) -> None:
-        """Ask the process group for this rank and run, if it exists by now."""
-        if not self.identity.settled or self.identity.may_have_others:
-            process = self._ask_group(self.identity)
-            if process == self._identity:
-                return
-        else:
-            process = self.identity
-        self._change_identity(records, process)
-
-    def _change_identity(self, records: Records, process: Identity) -> None:
-        if process != self._identity:
-            self._identity = process
-            records.settled = False
-            self._log_by_run()
-        records.exported = self._choice.exports(process)
-        written = records.recorder.documents.identity(self._identity_record(records.exported))
-        # A signal handler interrupted a write: the next call writes the identity.
-        if written is None:
-            return
-        records.settled = self.identity.settled
-        if records.settled:
-            self._announce(records)
-            records.place.wake_agent()
 
     def _ready(self) -> Records | None:
         """The objects of the open run; None if this process records nothing."""
@@ -577,12 +434,102 @@ class Run:
         if self._records is not None:
             _unwatch(self._records.progress)
 
+    # -- agreement with other ranks: hooks and calls that log ask the process group again
+
+    def _ask_group(self, process: Identity) -> Identity:
+        if not process_group.is_up():
+            return process
+        facts = process_group.facts(process, seeks_lead=self._lead.is_sought)
+        if facts is None:
+            return process
+        has_synced = self._records is not None and self._records.recorder.steps.have_ended
+        self._lead.take(facts, has_synced=has_synced)
+        if self._records is not None:
+            self._records.recorder.documents.facts(self._lead.facts())
+        return identity.settle(process, facts)
+
+    @errors.contained(default=True)
+    def _settle_by_hooks(self) -> bool:
+        """Ask the process group during training; True once nothing is left to ask."""
+        records = self._records
+        if records is None:
+            return True
+        self._look_again(records)
+        _record_backend(records.recorder)
+        is_known = records.settled and (not self.identity.may_have_others or process_group.is_up())
+        return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
+
+    def _look_again(self, records: Records) -> None:
+        """Ask the process group for what it may know by now."""
+        if not records.settled or self.identity.may_have_others:
+            self._settle(records)
+        is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
+        if is_due and self.identity.may_have_other_nodes:
+            self._ask_group(self.identity)
+
+    @errors.contained()
+    def _settle(self, records: Records) -> None:
+        """Ask the process group for this rank and run, if it exists by now."""
+        if not self.identity.settled or self.identity.may_have_others:
+            process = self._ask_group(self.identity)
+            if process == self._identity:
+                return
+        else:
+            process = self.identity
+        self._change_identity(records, process)
+
+    def _change_identity(self, records: Records, process: Identity) -> None:
+        if process != self._identity:
+            self._identity = process
+            records.settled = False
+            self._log_by_run()
+        records.exported = self._choice.exports(process)
+        written = records.recorder.documents.identity(self._identity_record(records.exported))
+        # A signal handler interrupted a write: the next call writes the identity.
+        if written is None:
+            return
+        records.settled = self.identity.settled
+        if records.settled:
+            self._announce(records)
+            records.place.wake_agent()
+
+    # -- every few seconds
+
+    @errors.contained()
+    def _check_agent(self, now: int) -> None:
+        """Restart a missing agent, among other checks.
+
+        Called every few seconds by a call that logs, or after a step, as there is no thread.
+        """
+        records = self._records
+        if records is None:
+            return
+        recorder, conf = records.recorder, records.conf
+        recorder.gate.check_due_ns = now + agent_start.CHECK_EVERY_NS
+        recorder.poll_copies()
+        self._look_again(records)
+        if conf.starts_agent:
+            agent_start.ensure_agent(records.place)
+        is_new = now - recorder.writer.created_ns < _AGENT_STARTS_NS
+        if self._say_where_to_look(records) and is_new:
+            recorder.gate.check_due_ns = now + _ASK_AGAIN_NS
+        if (
+            self._speaks_for_all()
+            and recorder.writer.overwrites_unread()
+            and not records.place.agent_is_alive()
+        ):
+            announcements.journal_is_full(conf.agent)
+
+    def _count_failures(self, more: float = 1.0) -> None:
+        if self._records is not None:
+            self._records.recorder.totals.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
+
+    # -- the end
+
     @property
     def is_closed(self) -> bool:
         """Whether this run has ended, or never records anything."""
         return self._opened and self._records is None
-
-    # -- the end
 
     def finish(self, state: str = "finished", *, reason: str = "") -> None:
         """End this run; wait at most 0.25 s until the agent has read the last values."""
@@ -603,21 +550,21 @@ class Run:
             current_run.release(self)
             return
         self._ending.run(
-            lambda: self._records is None, lambda: self._acts_at_end(state, reason, records)
+            lambda: self._records is None, lambda: self._end_actions(state, reason, records)
         )
 
-    def _acts_at_end(self, state: str, reason: str, records: Records) -> list[Act]:
+    def _end_actions(self, state: str, reason: str, records: Records) -> list[Action]:
         recorder, progress = records.recorder, records.progress
-        acts: list[Act] = [] if records.settled else [partial(self._settle, records)]
-        acts += [
+        actions: list[Action] = [] if records.settled else [partial(self._settle, records)]
+        actions += [
             partial(_unwatch, progress),
             partial(recorder.poll_copies, wait=True),
         ]
         if reason:
-            acts.append(partial(recorder.documents.reason, reason))
+            actions.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
         # In this order, so that a reader of the end record finds the final progress.
-        acts += [
+        actions += [
             partial(progress.end_run, state),
             partial(recorder.documents.append, layout.END, content),
             partial(self._wait_for_agent, records),
@@ -625,9 +572,9 @@ class Run:
         if records.conf.say != "nothing" and self._speaks_for_all():
             # While our lock is held, the agent does not delete the journal that the card is made
             # from.
-            acts.append(partial(self._show_card, records, state))
+            actions.append(partial(self._show_card, records, state))
         release = partial(current_run.release, self)
-        return [*acts, recorder.close, records.place.wake_agent, release, self.go_silent]
+        return [*actions, recorder.close, records.place.wake_agent, release, self.go_silent]
 
     @errors.contained()
     def _show_card(self, records: Records, state: str) -> None:
@@ -673,6 +620,96 @@ class Run:
             self.ended_by(error)
             self.close("failed", values.error_line(error))
 
+    # -- a second init, which may name a run that was opened automatically
+
+    def opened_again(self, arguments: Mapping[str, Any]) -> None:
+        """A second `init` adds configuration and directions, and warns of other new arguments."""
+        if self.was_automatic:
+            self._take_names(arguments)
+        process = self.identity
+        for name, value in arguments.items():
+            if value is None or name in _ADDED_LATER:
+                continue
+            if name == "strategy":
+                known, asked = self._choice.text, Choice(value).text
+            else:
+                known = getattr(process, name)
+                asked = identity.normal(name, value)
+            if asked != known:
+                announcements.comes_too_late(name, known, asked)
+        if arguments["config"] is not None:
+            self.config(arguments["config"])
+        added = opening.directions(arguments["best"])
+        if added and (records := self._ready()) is not None:
+            self._best |= added
+            records.recorder.documents.facts({"best": self._best.copy()})
+
+    def _take_names(self, arguments: Mapping[str, Any]) -> None:
+        """The program names a run that was opened automatically: apply the arguments."""
+        named = {k: v for k, v in arguments.items() if v is not None and k not in _ADDED_LATER}
+        records = self._ready()
+        if not named or records is None:
+            return
+        asked, before = self._origin.arguments | named, self.identity
+        # Invalid arguments raise here, before anything has changed.
+        choice = Choice(named["strategy"]) if "strategy" in named else self._choice
+        process = self._resolve(asked)
+        if "run" not in named:
+            # A name that was made up stays.
+            kept = {name: getattr(before, name) for name in ("run", "run_from", "proposal")}
+            process = dataclasses.replace(process, **kept)
+        self.was_automatic = False
+        self._origin, self._choice = self._origin._replace(arguments=asked), choice
+        self._change_identity(records, self._ask_group(process))
+
+    # -- children, forks and tasks of pools
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
+        """This run, not opened yet, with these arguments of `init` in addition to its own.
+
+        In a forked child only these arguments count, as in a spawned child that has only the
+        variables.
+        """
+        origin = self._origin
+        own = {} if origin.forked else origin.arguments
+        asked = own | {k: v for k, v in arguments.items() if v is not None}
+        self._origin = origin._replace(arguments=asked, joins=origin.joins and not origin.forked)
+        self._identity = None
+        return self
+
+    def is_over(self, task: Task | None, arguments: Mapping[str, Any]) -> bool:
+        """Whether this run belongs to a previous task of a pool's worker."""
+        before = self._origin.task
+        if task is None or before is None:
+            return False
+        if task.number != before.number:
+            return True
+        # The same place again is either a loop in one task, or the next of several calls that the
+        # pool submitted as one task. Only the latter should get another run. Comparing users'
+        # values may raise.
+        same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
+        return task.calls == before.calls and not same
+
+    def enter_fork(self) -> bool:
+        """In a forked child, drop the parent's state; True if the child can join this run.
+
+        The parent's journal is mapped here too, and the child must not write to it. Locks are new,
+        as a thread of the parent may have held one, and it does not exist here.
+        """
+        records, self._records = self._records, None
+        joinable = not self._opened or records is not None
+        if joinable:
+            if self._opened:
+                self._origin = Origin(self._for_a_child(), joins=True, forked=True)
+            self._identity = None
+            self._origin = self._origin._replace(task=None)
+        self._log_by_run()
+        if records is not None:
+            records.recorder.disown(partial(Run.log, self))
+        self._ending, self._lead = Ending(), LeadSearch()
+        self._opened = not joinable
+        return joinable
+
     def __reduce__(self) -> tuple[Callable[..., Run], tuple[dict[str, Any]]]:
         """A run pickled into a child process joins the same launch there at its first use."""
         arguments = self._for_a_child()
@@ -690,37 +727,6 @@ class Run:
         process = self.identity
         return f"<otel_ddp.Run {process.run!r} rank {process.label_rank} of {process.world_size}>"
 
-    # -- every few seconds
-
-    @errors.contained()
-    def _check_agent(self, now: int) -> None:
-        """Restart a missing agent, among other checks.
-
-        Called every few seconds by a call that logs, or after a step, as there is no thread.
-        """
-        records = self._records
-        if records is None:
-            return
-        recorder, conf = records.recorder, records.conf
-        recorder.gate.check_due_ns = now + agent_start.CHECK_EVERY_NS
-        recorder.poll_copies()
-        self._look_again(records)
-        if conf.starts_agent:
-            agent_start.ensure_agent(records.place)
-        is_new = now - recorder.writer.created_ns < _AGENT_STARTS_NS
-        if self._say_where_to_look(records) and is_new:
-            recorder.gate.check_due_ns = now + _ASK_AGAIN_NS
-        if (
-            self._speaks_for_all()
-            and recorder.writer.overwrites_unread()
-            and not records.place.agent_is_alive()
-        ):
-            announcements.journal_is_full(conf.agent)
-
-    def _count_failures(self, more: float = 1.0) -> None:
-        if self._records is not None:
-            self._records.recorder.totals.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
-
 
 def silent() -> Run:
     """A run that records nothing."""
@@ -730,7 +736,7 @@ def silent() -> Run:
 
 
 def _attach(arguments: dict[str, Any]) -> Run:
-    """The run for an unpickled one."""
+    """The run that an unpickled one becomes in this process."""
     attached: Run = current_run.attach(Run(Origin(arguments, joins=True)))
     return attached
 

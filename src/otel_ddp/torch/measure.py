@@ -153,7 +153,7 @@ def _take_off() -> None:
     for act in (*ours, stack_answers.stop):
         errors.contained()(act)()
     if current is not None:
-        current.stepper.let_go()
+        current.stepper.drop_references()
 
 
 def _after_fork() -> None:

@@ -125,15 +125,15 @@ def _within_limit(
     0.3 ms, and a limit. No thread remains, as it would keep alive a store that the program has
     dropped.
     """
-    said = [found]
+    answers = [found]
 
     def ask() -> None:
         try:
             if process.wants_agreement:
-                said.append(found._replace(agreed_run=_run(store, process.proposal)))
+                answers.append(found._replace(agreed_run=_run(store, process.proposal)))
             if seeks_lead:
-                named = settle(process, said[-1])
-                said.append(said[-1]._replace(lead=_lead(store, found.store_host, named)))
+                named = settle(process, answers[-1])
+                answers.append(answers[-1]._replace(lead=_lead(store, found.store_host, named)))
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             log.info("The process group's store cannot agree on a run: %s", error)
 
@@ -146,7 +146,7 @@ def _within_limit(
     thread.join(_LONGEST_WAIT_S)
     if thread.is_alive():
         log.warning("The process group's store did not answer within %g s.", _LONGEST_WAIT_S)
-    return said[-1]
+    return answers[-1]
 
 
 def _run(store: Any, ours: str) -> str | None:
@@ -171,18 +171,18 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     is_first = process.global_rank == 0
     guess = store_host or os.environ.get("MASTER_ADDR", "")
     ours = lead.propose((process.host, *lead.addresses_here(guess)) if is_first else ())
-    said = _put(store, key, "", ours.as_text())
-    found = lead.parse_text(said)
+    stored = _put(store, key, "", ours.as_text())
+    found = lead.parse_text(stored)
     if is_first and (found is None or found.hosts != ours.hosts):
         # Another rank was first. Or rank 0 was on another node in the previous attempt, whose agent
         # may still listen but does not lead any more.
         if found is not None and not found.hosts:
             ours = found._replace(hosts=ours.hosts)
-        found = lead.parse_text(_put(store, key, said, ours.as_text()))
+        found = lead.parse_text(_put(store, key, stored, ours.as_text()))
     return None if found is None else found.with_hosts((guess, *found.hosts))
 
 
 def _put(store: Any, key: str, expected: str, ours: str) -> str:
     """Store *ours* if *expected* is there; returns what is there afterwards."""
-    said: bytes = store.compare_set(key, expected, ours)
-    return said.decode("utf-8", "replace")
+    stored: bytes = store.compare_set(key, expected, ours)
+    return stored.decode("utf-8", "replace")

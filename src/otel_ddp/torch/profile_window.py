@@ -79,7 +79,7 @@ _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
 _EXPECT_S = 120.0
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A numbered request."""
 
     number: int
@@ -126,7 +126,7 @@ class ProfileWindow:
         self._progress = progress
         self._sampled = sampled
         self._answer = progress.recorder.writer.path.with_suffix(PROFILE_SUFFIX)
-        self._asked: Asked | None = None
+        self._request: Request | None = None
         self._profiler: Any = None
         self._thread = 0
         # Steps without a profile since the request.
@@ -144,65 +144,65 @@ class ProfileWindow:
 
     def ask(self, line: bytes) -> None:
         """Store a request. A second one is ignored: the answer shows which one is served."""
-        said, before = json.loads(line), self._asked
+        content, before = json.loads(line), self._request
         waits = before is not None and (
             self._profiler is not None or time.time_ns() < before.until_ns
         )
         if not waits:
             self._quiet, self._made = 0, False
-            trace = Path(said["trace"])
-            self._asked = Asked(said["number"], said["steps"], trace, said["until_ns"])
+            trace = Path(content["trace"])
+            self._request = Request(content["number"], content["steps"], trace, content["until_ns"])
             self._sampled.call_after_steps(self._profile_step)
 
     # -- on the training thread
 
     def _profile_step(self) -> None:
-        asked = self._asked
-        if asked is None:
+        request = self._request
+        if request is None:
             self._sampled.call_after_steps(None)
         elif self._profiler is None or threading.get_ident() == self._thread:
-            with self._answered(asked):
-                self._advance(asked)
+            with self._answered(request):
+                self._advance(request)
 
     @contextlib.contextmanager
-    def _answered(self, asked: Asked) -> Iterator[None]:
+    def _answered(self, request: Request) -> Iterator[None]:
         """Whatever fails: the profiler is off afterwards, and the answer says why."""
         try:
             yield
         except _Refused as why:
-            self._close(asked, "refused", str(why))
+            self._close(request, "refused", str(why))
         except (OSError, RuntimeError) as error:
             # First, as the error may be the program's, raised by a signal handler.
-            self._close(asked, "failed", f"{type(error).__name__}: {error}")
+            self._close(request, "failed", f"{type(error).__name__}: {error}")
             errors.reraise_foreign()
         except BaseException as error:
-            self._close(asked, "failed", type(error).__name__)
+            self._close(request, "failed", type(error).__name__)
             raise
 
-    def _advance(self, asked: Asked) -> None:
+    def _advance(self, request: Request) -> None:
         step = self._progress.steps.count
         if self._profiler is None:
-            _check(asked)
+            _check(request)
             self._quiet += 1
             if self._quiet >= _QUIET_STEPS and step >= self._last_step + _STEPS_BETWEEN:
-                self._start(asked)
+                self._start(request)
             return
         self._leave_annotation()
         if self._first:
             self._done += 1
-        if self._done < asked.steps:
+        if self._done < request.steps:
             self._progress.mark_profiled()
             self._annotate(step + 1)
             return
-        self._save(asked)
+        self._save(request)
 
-    def _start(self, asked: Asked) -> None:
+    def _start(self, request: Request) -> None:
         # Overwrite only a file that we created.
         try:
-            os.close(files.create(asked.trace))
+            os.close(files.create(request.trace))
         except OSError as error:
             errors.reraise_foreign()
-            raise _Refused(_not_writable(asked.trace.parent, error)) from None
+            raise _Refused(_not_writable(request.trace.parent, error)) from None
         self._made = True
         profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
@@ -212,7 +212,7 @@ class ProfileWindow:
         with _in_phase(self._progress):
             profiler.start()
         self._annotations.watch(self._give_way)
-        self._write("recording", asked)
+        self._write("recording", request)
 
     def _annotate(self, step: int) -> None:
         """Annotate the step that begins with the name by which viewers recognize steps."""
@@ -234,19 +234,19 @@ class ProfileWindow:
             profiler.stop()
         return profiler
 
-    def _save(self, asked: Asked) -> None:
+    def _save(self, request: Request) -> None:
         with _in_phase(self._progress):
-            self._stop().export_chrome_trace(str(asked.trace))
+            self._stop().export_chrome_trace(str(request.trace))
         # Torch may have replaced our file.
-        os.chmod(asked.trace, 0o600)
+        os.chmod(request.trace, 0o600)
         # The rest of this step is unusual, too.
         self._progress.mark_profiled()
-        self._write("written", asked)
+        self._write("written", request)
         self._forget()
 
     # -- the end of a window
 
-    def _close(self, asked: Asked, state: str, why: str) -> None:
+    def _close(self, request: Request, state: str, why: str) -> None:
         """End the window without a trace."""
         self._leave_annotation()
         try:
@@ -255,33 +255,33 @@ class ProfileWindow:
             errors.reraise_foreign()
         if self._made:
             with contextlib.suppress(OSError):
-                asked.trace.unlink(missing_ok=True)
-        self._write(state, asked, why)
+                request.trace.unlink(missing_ok=True)
+        self._write(state, request, why)
         self._forget()
 
     def _forget(self) -> None:
-        self._asked = None
+        self._request = None
         self._done = 0
         self._sampled.call_after_steps(None)
 
     @errors.contained()
     def close(self) -> None:
         """The hooks come off: write what is recorded, if this is the right thread."""
-        asked = self._asked
-        if asked is None:
+        request = self._request
+        if request is None:
             return
         mine = threading.get_ident() == self._thread
         if self._profiler is None or mine:
-            with self._answered(asked):
+            with self._answered(request):
                 self._leave_annotation()
                 # The steps that are complete, if any.
                 if not self._done:
                     raise _Refused("the training ended before that many steps")
-                self._save(asked)
+                self._save(request)
         else:
             # Only its own thread could stop it, and no step ends there any more.
             self._annotations.leave()
-            self._write("refused", asked, "the training ended in another thread")
+            self._write("refused", request, "the training ended in another thread")
 
     def leave_to_parent(self) -> None:
         """In a forked child: restore torch's functions, and record nothing."""
@@ -294,20 +294,20 @@ class ProfileWindow:
 
     @errors.contained()
     def _give_way(self, *_: Any, **__: Any) -> None:
-        asked = self._asked
-        if asked is not None and self._profiler is not None:
+        request = self._request
+        if request is not None and self._profiler is not None:
             if threading.get_ident() != self._thread:
                 return
-            self._close(asked, "refused", "the program began to profile itself")
+            self._close(request, "refused", "the program began to profile itself")
             # The program's profiler may have announced its start already.
             torch_profiler._run_on_profiler_start()
 
     # -- the answer
 
-    def _write(self, state: str, asked: Asked, why: str = "") -> None:
+    def _write(self, state: str, request: Request, why: str = "") -> None:
         written = state == "written"
         answer = {
-            "number": asked.number,
+            "number": request.number,
             "state": state,
             "why": why,
             "first_step": self._first if written else None,
@@ -331,13 +331,13 @@ def _in_phase(progress: Progress) -> Iterator[None]:
         progress.end(phase, time.monotonic() - began_s)
 
 
-def _check(asked: Asked) -> None:
+def _check(request: Request) -> None:
     """Raise _Refused if no window can be recorded."""
-    if time.time_ns() > asked.until_ns:
+    if time.time_ns() > request.until_ns:
         raise _Refused("no step ended in time")
     if torch_profiler._is_profiler_enabled:
         raise _Refused("the program profiles itself at this moment")
-    folder = asked.trace.parent
+    folder = request.trace.parent
     try:
         found, disk = os.stat(folder), os.statvfs(folder)
     except OSError as error:

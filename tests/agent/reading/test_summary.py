@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -104,33 +103,6 @@ def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
     second.poll()
 
     assert node.best() == {"loss": (1.0, 10.0)}
-
-
-def test_a_damaged_summary_is_none(node: Node) -> None:
-    rank = node.attempt()
-    log(rank, "loss", 3.0, 1)
-    rank.poll()
-    point = {"value": 1.0, "step": 1, "time_ns": 1}
-    row = {"name": "loss", "split": "val", "min": point, "max": point}
-
-    # No float can be as large, nor may a label be like that.
-    huge = int("1" + "0" * 400)
-    for damaged in (
-        [1],
-        {**row, "max": None},
-        {**row, "max": {**point, "value": "x"}},
-        {**row, "min": {**point, "value": huge}},
-        {**row, "min": {**point, "time_ns": huge}},
-        {**row, "min": {**point, "value": nan}},
-        {**row, "name": "loss\ud800"},
-        {**row, "name": "loss\x1b[31m"},
-    ):
-        known = Survey(processes=[replace(rank.process.describe_in_full(), summary=[damaged])])
-        node.place.agent_file.write_text(json.dumps(known.to_json()))
-        node.new_agent(rank)
-        rank.poll()
-
-        assert node.best() == {"loss": (3.0, 1.0)}
 
 
 def test_a_direction_that_the_user_says_takes_the_place_of_the_guessed_one(node: Node) -> None:

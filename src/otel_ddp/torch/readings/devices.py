@@ -68,11 +68,11 @@ def memory(
     backend_of = getattr(torchs, "get_allocator_backend", lambda: "native")
     # A user's allocator without statistics, or a failed device, raises.
     nothing: tuple[dict[str, Any], str] = {}, ""
-    said, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
+    statistics, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
     found = {
         metric: number
         for metric, key in _STATISTICS.items()
-        if isinstance(number := said.get(key), int)
+        if isinstance(number := statistics.get(key), int)
         and (backend == "native" or metric not in _COUNTS)
     }
     if found and (limit := errors.attempt(lambda: _limit(torchs, device), 0)):

@@ -25,7 +25,7 @@ from otel_ddp.torch.steps.group_calls import GroupCalls
 
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
 _WINDOW_NS = 10 * 10**9
-_FILLS, _HOLDS = 0.95, 0.05
+_REFILL, _CAPACITY = 0.95, 0.05
 # Time constant of the decayed cost from which `every` is chosen.
 _RECENT_NS = 4 * 10**9
 _LARGEST = 1024
@@ -45,13 +45,13 @@ class Budget:
 
     def __init__(self, share: float) -> None:
         """*share*: the largest share of the thread's time."""
-        self._fills = share * _FILLS
-        self._holds_ns = self._credit_ns = share * _HOLDS * _WINDOW_NS
+        self._refill = share * _REFILL
+        self._capacity_ns = self._credit_ns = share * _CAPACITY * _WINDOW_NS
         self._every = self._least = 1
         self._since_measured_ns = 0.0
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Reset the cost counters, as `every` has changed."""
         self._elapsed_ns = self._spent_ns = self._on_measured_ns = 0.0
         self._measured = 0
@@ -75,7 +75,7 @@ class Budget:
     @property
     def is_exhausted(self) -> bool:
         """Whether only indispensable steps are measured."""
-        return self._credit_ns <= -self._holds_ns
+        return self._credit_ns <= -self._capacity_ns
 
     @property
     def share(self) -> float:
@@ -85,14 +85,14 @@ class Budget:
     def spend(self, took_ns: float, measured: bool) -> None:
         """Charge time that we took on the thread. *measured*: for a measured step."""
         # Bounded: one very expensive step must not disable measuring for minutes.
-        self._credit_ns = max(self._credit_ns - took_ns, -self._holds_ns)
+        self._credit_ns = max(self._credit_ns - took_ns, -self._capacity_ns)
         self._spent_ns += took_ns
         if measured:
             self._on_measured_ns += took_ns
 
     def step_ended(self, took_ns: float, measured: bool) -> None:
         """A step has ended; *took_ns* includes our own work."""
-        self._credit_ns = min(self._credit_ns + took_ns * self._fills, self._holds_ns)
+        self._credit_ns = min(self._credit_ns + took_ns * self._refill, self._capacity_ns)
         self._since_measured_ns = 0 if measured else self._since_measured_ns + took_ns
         self._elapsed_ns += took_ns
         self._measured += measured
@@ -100,10 +100,10 @@ class Budget:
             self._elapsed_ns /= 2
             self._spent_ns /= 2
             self._on_measured_ns /= 2
-        if self._every > 1 and self._credit_ns == self._holds_ns and self._measured >= _ENOUGH:
+        if self._every > 1 and self._credit_ns == self._capacity_ns and self._measured >= _ENOUGH:
             # Twice as many steps would be measured.
             would_take_ns = self._spent_ns + self._on_measured_ns
-            room_ns = self._elapsed_ns * self._fills * _ROOM
+            room_ns = self._elapsed_ns * self._refill * _ROOM
             if would_take_ns < room_ns:
                 self._change(self._every // 2)
 
@@ -116,13 +116,13 @@ class Budget:
         if self._credit_ns >= 0:
             return True
         # Ranks should skip the same steps: so sample fewer, unless this was a burst.
-        if self._spent_ns > self._elapsed_ns * self._fills and self._every < _LARGEST:
+        if self._spent_ns > self._elapsed_ns * self._refill and self._every < _LARGEST:
             self._change(self._every * 2)
         return False
 
     def _change(self, every: int) -> None:
         self._every = every
-        self._forget()
+        self._reset()
 
 
 # -- how much longer hooks delay a training thread than they measure themselves
@@ -209,7 +209,7 @@ class SampledSteps:
         self.next_change = 0
 
     @property
-    def acts(self) -> bool:
+    def acts_after_steps(self) -> bool:
         """Whether a function is called after each step, so that each must be measured."""
         return self._after_step is not None
 
@@ -302,7 +302,7 @@ class Cost:
             self._looked_at = self._steps.count
 
     def took(self, took_ns: int) -> None:
-        """Add the time that a hook measured itself."""
+        """Add the time that a hook has measured of itself."""
         self._work.hook_ns += took_ns
         self._seen_ns += took_ns
 

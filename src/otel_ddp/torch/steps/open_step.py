@@ -61,7 +61,7 @@ class OpenCalls:
         """The thread of the last forward. `Progress.thread` is that of the last training forward.
         """
 
-    def is_beside_step(self, thread: int, trains: bool = True) -> bool:
+    def is_outside_step(self, thread: int, trains: bool = True) -> bool:
         """Whether a call that begins in this thread does not belong to the measured steps.
 
         *trains*: whether it belongs to training rather than an evaluation.
@@ -172,7 +172,6 @@ class StepEnd:
         self.backwards = 0
         """Backwards since the last training step."""
         self.has_scaler = False
-        """Whether a gradient scaler may skip steps."""
         self.scaler_let = False
         """Whether the optimizer has stepped since the scaler's last update."""
         self.known: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}

@@ -90,7 +90,6 @@ class Stepper:
         self.loads = self.loads_in = 0
         """How many batches were fetched, and the thread of the last fetch."""
         self.compiles = False
-        """Whether anything was compiled."""
         self.replays = False
         """Whether the last step was replayed from a CUDA graph."""
         # Whether a CUDA graph is being captured, and how many training steps it contains so far.
@@ -105,8 +104,7 @@ class Stepper:
         self.switch_hooks: Callable[[bool], None] = lambda on: None
         """Puts the hooks on and off between two steps."""
         self.cost = Cost(progress, self.sampled, self.group_calls)
-        # Whether training steps do not end with an optimizer's step alone, so that hooks must stay
-        # on.
+        # Whether training steps end by other means than an optimizer's step, so that hooks stay on.
         self._needs_hooks = False
         # Whether the current step is measured from its beginning.
         self._whole = False
@@ -171,7 +169,7 @@ class Stepper:
             self._phases.go_on_measured()
         self.progress.flush()
 
-    def let_go(self) -> None:
+    def drop_references(self) -> None:
         """Drop references to the user's objects: hooks hold this stepper until the next one."""
         self.end = StepEnd()
         self.search, self.model_not_called = None, lambda: None
@@ -239,7 +237,7 @@ class Stepper:
             return True
         changes = self._steps.count + 2 >= sampled.next_change
         due = changes and not (sampled.sampling or sampled.counting)
-        return sampled.acts or (budget.allows and (due or was_odd))
+        return sampled.acts_after_steps or (budget.allows and (due or was_odd))
 
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: set its hooks accordingly."""
@@ -455,7 +453,7 @@ class Stepper:
             trains = bool(inside.training)
         trains = trains and _is_grad_enabled()
         thread = _get_ident()
-        if calls.is_beside_step(thread, trains):
+        if calls.is_outside_step(thread, trains):
             return
         if calls.in_backward:
             calls.close_what_raised()
@@ -574,7 +572,7 @@ class Stepper:
         calls, end = self.calls, self.end
         # Only if something is open: Dynamo may trace this, and does not support threads.
         if calls.in_backward or calls.forwards:
-            if calls.is_beside_step(_get_ident()):
+            if calls.is_outside_step(_get_ident()):
                 return
             if calls.in_backward:
                 calls.close_what_raised()
