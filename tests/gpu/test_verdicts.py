@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,43 +27,19 @@ class Look(NamedTuple):
     insufficient: str
 
 
-class Watched:
-    """Two ranks of a program; the agent is the one that they start."""
-
-    def __init__(self, program: Path, **env: str) -> None:
-        self.node, self._receiver, self.program = Node(**env), Receiver(), program
-        self.seen: dict[str, Look] = {}
-
-    def __enter__(self) -> Watched:
-        self.node.__enter__()
-        self._receiver.__enter__()
-        self.node.export_to(self._receiver.start_http())
-        return self
-
-    def __exit__(self, *how: Any) -> None:
-        self._receiver.__exit__(*how)
-        self.node.__exit__(*how)
-
-    def play(self, scenarios: Sequence[dict[str, Any]], enough: Callable[[str], Any]) -> None:
-        """One after the other, each until there was *enough* to see."""
-        where = str(self.program), str(self.node.root)
-        process = self.node.torchrun(2, *where, json.dumps(scenarios))
-        for name in (each["name"] for each in scenarios):
-            until(lambda name=name: enough(name), f"{name} to be seen")
-            self.seen[name] = self.look(name)
-            (self.node.root / f"{name}.enough").touch()
-        finished(process)
+class Watched(Node):
+    """The node of two ranks; the agent is the one that they start."""
 
     def steps(self, name: str) -> int:
         """How many both ranks have made."""
-        found = [each["step"] or 0 for each in self.node.processes() if each["run"] == name]
+        found = [each["step"] or 0 for each in self.processes() if each["run"] == name]
         return min(found) if len(found) == 2 else 0
 
     def verdicts(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         """Those that stand, by the file that the status reads: the ranks need the cores."""
         return [
             each
-            for each in self.node.told().verdicts
+            for each in self.told().verdicts
             if each["who"]["run"] == name and (not kinds or each["kind"] in kinds)
         ]
 
@@ -71,33 +47,17 @@ class Watched:
         """After so many steps the agent has compared them, or says why it does not."""
         if self.steps(name) < steps:
             return False
-        if insufficient := self.node.insufficient(name):
+        if insufficient := self.insufficient(name):
             return "of the first" not in insufficient
-        return bool(self.node.series("training_straggler", run=name))
+        return bool(self.series("training_straggler", run=name))
 
     def look(self, name: str) -> Look:
         if self.verdicts(name, "straggler"):
             # A scrape is of the moment before; the verdict stands while the ranks go on like that.
             metric = "training_straggler"
-            until(lambda: self.node.series(metric, run=name, phase=""), "the series of the verdict")
-        return Look(
-            self.verdicts(name),
-            self.node.series("training_straggler", run=name),
-            self.node.insufficient(name),
-        )
-
-    def verdicts_of(self, name: str, *kinds: str) -> list[dict[str, Any]]:
-        """Those that stood when there was enough to see."""
-        return [each for each in self.seen[name].verdicts if each["kind"] in kinds]
-
-    def points(self) -> list[Point]:
-        """Every point of a metric that the agent has sent."""
-        return self._receiver.points()
-
-    def records(self) -> list[tuple[Any, dict[str, str]]]:
-        """Every log record that the agent has sent by its end, with its attributes."""
-        self.node.stop_agent()
-        return [(each, attributes_of(each.attributes)) for each in self._receiver.logs()]
+            until(lambda: self.series(metric, run=name, phase=""), "the series of the verdict")
+        straggler = self.series("training_straggler", run=name)
+        return Look(self.verdicts(name), straggler, self.insufficient(name))
 
 
 def opened(
@@ -110,14 +70,6 @@ def opened(
         if (said.get("run"), said.get("verdict.state")) == (run, "opened")
         and said["verdict"] in kinds
     ]
-
-
-def assert_nobody_named(watched: Watched, name: str) -> None:
-    """And not because there was nothing to go by."""
-    seen = watched.seen[name]
-    assert seen.insufficient == ""
-    told = {(labels["rank"], value) for labels, value in seen.straggler}
-    assert told == {("0", 0.0), ("1", 0.0)}
 
 
 pytestmark = [pytest.mark.timed, pytest.mark.gpu]
@@ -244,7 +196,7 @@ MOST_STEPS = 600
 
 
 class Seen(NamedTuple):
-    watched: Watched
+    looks: dict[str, Look]
     records: list[tuple[Any, dict[str, str]]]
     points: list[Point]
     devices: dict[tuple[str, str], dict[str, Any]]
@@ -258,42 +210,59 @@ class Seen(NamedTuple):
             if each.metric == metric and labels.items() <= each.attributes.items()
         }
 
+    def verdicts_of(self, name: str, *kinds: str) -> list[dict[str, Any]]:
+        """Those that stood when there was enough to see."""
+        return [each for each in self.looks[name].verdicts if each["kind"] in kinds]
+
     def said(self, run: str) -> str:
         """All that was said of it, for people."""
-        return "; ".join([each["sentence"] for each in self.watched.verdicts_of(run, *SPEED)])
+        return "; ".join([each["sentence"] for each in self.verdicts_of(run, *SPEED)])
+
+    def assert_nobody_named(self, name: str) -> None:
+        """And not because there was nothing to go by."""
+        look = self.looks[name]
+        assert look.insufficient == ""
+        told = {(labels["rank"], value) for labels, value in look.straggler}
+        assert told == {("0", 0.0), ("1", 0.0)}
 
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    with Watched(PROGRAM, **MACHINE.env) as watched:
+    """All scenarios, one after the other, each until there was enough to see."""
+    with Watched(**MACHINE.env) as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
 
         def enough(name: str) -> bool:
             if name in LATE:
-                late = watched.verdicts(name, "straggler")
-                return bool(late) or watched.was_compared(name, MOST_STEPS)
+                return bool(node.verdicts(name, "straggler")) or node.was_compared(name, MOST_STEPS)
             if name in EVEN:
                 each = EVEN[name]
-                why = watched.node.insufficient(name)
-                logged = watched.node.series("training_scalar_step", run=name, name="loss")
+                why = node.insufficient(name)
+                logged = node.series("training_scalar_step", run=name, name="loss")
                 more = min([step for _, step in logged], default=0) - each.steps
                 if each.why:
                     return more >= 0 and each.why in why
                 # Where cores are taken, it is unclear for a moment which host is the faster one.
                 return more >= (MOST_STEPS if why else 0)
             if name == "short steps":
-                return watched.was_compared(name, MOST_STEPS)
-            return all((watched.node.root / f"{name}.{rank}.device").exists() for rank in "01")
+                return node.was_compared(name, MOST_STEPS)
+            return all((node.root / f"{name}.{rank}.device").exists() for rank in "01")
 
-        watched.play(SCENARIOS, enough)
-        records = watched.records()
+        process = node.torchrun(2, str(PROGRAM), str(node.root), json.dumps(SCENARIOS))
+        looks = {}
+        for name in (each["name"] for each in SCENARIOS):
+            until(lambda name=name: enough(name), f"{name} to be seen")
+            looks[name] = node.look(name)
+            (node.root / f"{name}.enough").touch()
+        finished(process)
+        node.stop_agent()
+        records = [(each, attributes_of(each.attributes)) for each in receiver.logs()]
         devices = {
-            (each["name"], rank): json.loads(
-                (watched.node.root / f"{each['name']}.{rank}.device").read_text()
-            )
-            for each in SCENARIOS
+            (name, rank): json.loads((node.root / f"{name}.{rank}.device").read_text())
+            for name in looks
             for rank in "01"
         }
-        return Seen(watched, records, watched.points(), devices)
+        return Seen(looks, records, receiver.points(), devices)
 
 
 def skip_unless_played(name: str) -> None:
@@ -361,7 +330,7 @@ def test_a_late_rank_is_named_with_its_phase_and_the_side_that_is_late(
     expected = LATE[name][0]
     record_property("expected", f"rank 1, {expected.phase}, {expected.side}")
     record_property("seen", seen.said(name))
-    (verdict,) = seen.watched.verdicts_of(name, *SPEED)
+    (verdict,) = seen.verdicts_of(name, *SPEED)
     record_property("step", verdict["step"] - BEGINS)
 
     assert (verdict["kind"], verdict["who"]["rank"]) == ("straggler", "1")
@@ -375,7 +344,7 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str, record_property: Re
     skip_unless_played(name)
     expected = EVEN.get(name, Even({}))
     record_property("expected", expected.why or "nothing")
-    why = seen.watched.seen[name].insufficient if name in EVEN else ""
+    why = seen.looks[name].insufficient if name in EVEN else ""
     record_property("seen", seen.said(name) or why or "nothing")
 
     found = [record.body.string_value for record, _ in opened(seen.records, name, *SPEED)]
@@ -390,7 +359,7 @@ def test_of_equal_ranks_none_is_named(seen: Seen, name: str, record_property: Re
     if expected.why:
         assert expected.why in why
     else:
-        assert_nobody_named(seen.watched, name)
+        seen.assert_nobody_named(name)
 
 
 def test_the_host_that_asks_alone_is_the_reason_where_that_costs_much(
@@ -401,10 +370,10 @@ def test_the_host_that_asks_alone_is_the_reason_where_that_costs_much(
     record_property("expected", "nothing, or rank 0, whose host alone asks")
     record_property("seen", seen.said("short steps") or "nothing")
 
-    found = seen.watched.verdicts_of("short steps", *SPEED)
-    why = seen.watched.seen["short steps"].insufficient
+    found = seen.verdicts_of("short steps", *SPEED)
+    why = seen.looks["short steps"].insufficient
     if not found and "whether these are faster is not known" not in why:
-        assert_nobody_named(seen.watched, "short steps")
+        seen.assert_nobody_named("short steps")
     for verdict in found:
         assert verdict["who"]["rank"] == "0"
         assert verdict["phase"] in ("forward", "compute", "mixed")
@@ -418,8 +387,11 @@ HANGS_AT = 60
 KERNEL_HANGS, HOST_STAYS_AWAY = {"hangs_at": HANGS_AT}, {"stays_away_at": HANGS_AT}
 
 
-def hang(chosen: dict[str, int], record_property: Record, **env: str) -> dict[str, Any]:
-    """The verdict where no rank goes on, with what the chosen one does in that step."""
+def hang(chosen: dict[str, int], words: str, record_property: Record, **env: str) -> dict[str, Any]:
+    """The verdict where no rank goes on, with what the chosen one does in that step.
+
+    *words*: a pattern of what the sentence says once the ranks have been asked where they are.
+    """
     # A real device needs seconds for its first step.
     limit_s = "2" if MACHINE.name == "sim" else "10"
     with Node(OTEL_DDP_STALL_TIMEOUT_S=limit_s, **MACHINE.env, **env) as node:
@@ -428,10 +400,9 @@ def hang(chosen: dict[str, int], record_property: Record, **env: str) -> dict[st
 
         def stalls() -> list[dict[str, Any]]:
             found = [each for each in node.told().verdicts if each["kind"] == "stall"]
-            # The ranks have been asked where they are.
-            return [each for each in found if "rank 1" in each["sentence"]]
+            return [each for each in found if re.search(words, each["sentence"])]
 
-        (verdict,) = until(stalls, "the rank that hangs")
+        (verdict,) = until(stalls, f"a hang of which it is said: {words}")
         os.killpg(process.pid, signal.SIGKILL)
     record_property("seen", verdict["sentence"])
     return dict(verdict)
@@ -446,15 +417,15 @@ def test_a_kernel_that_never_ends_is_a_hang_of_the_device_of_its_rank(
         pytest.skip("nothing on this device is endless, or its backend has a name of its own")
     record_property("expected", "a device: rank 1, backward, and where its host is")
     env = {device.COLLECTIVES: backend} if backend else {}
-    verdict = hang(KERNEL_HANGS, record_property, **env)
+    # Where torch times collectives, the one that the device has not come to stands between these.
+    on_device = r"the device of rank 1 .*is in backward"
+    # What the host has launched last, or waits for.
+    on_host = r"while its host is in \w+ after step \d+ at \S+:\d+ "
+    words = f"{on_device}.*{on_host}.*rank 0 waits for it"
+    verdict = hang(KERNEL_HANGS, words, record_property, **env)
 
     assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("device", ["1"])
     assert (verdict["phase"], verdict["step"]) == ("backward", HANGS_AT - 1)
-    # Where torch times collectives, the one that the device has not come to stands between these.
-    assert re.search(r"the device of rank 1 .*is in backward", verdict["sentence"])
-    # What the host has launched last, or waits for.
-    assert re.search(r"while its host is in \w+ after step \d+ at \S+:\d+ ", verdict["sentence"])
-    assert "rank 0 waits for it" in verdict["sentence"]
 
 
 def test_where_events_keep_the_lock_the_rank_with_a_full_launch_queue_is_named(
@@ -462,22 +433,19 @@ def test_where_events_keep_the_lock_the_rank_with_a_full_launch_queue_is_named(
 ) -> None:
     if MACHINE.name != "sim":
         pytest.skip("its events are what they are")
-    verdict = hang(KERNEL_HANGS, record_property, **{device.KEEP_LOCK: "1"})
-
     # No thread of that rank can be asked where its device is.
-    assert "the launch queue of rank 1 is full." in verdict["sentence"]
+    words = r"the launch queue of rank 1 is full\."
+    hang(KERNEL_HANGS, words, record_property, **{device.KEEP_LOCK: "1"})
 
 
 def test_a_host_that_does_not_come_to_a_collective_is_named_with_its_line(
     record_property: Record,
 ) -> None:
     record_property("expected", "rank 1, forward, with the line")
-    verdict = hang(HOST_STAYS_AWAY, record_property)
+    source = PROGRAM.read_text().splitlines()
+    line = 1 + next(at for at, each in enumerate(source) if "time.sleep(1e6)" in each)
+    said = re.escape(f"{PROGRAM.name}:{line} (forward) and sleeps; rank 0 waits for it")
+    verdict = hang(HOST_STAYS_AWAY, f"rank 1 is in forward.*{said}", record_property)
 
     assert verdict["evidence"]["culprits"] == ["1"]
     assert (verdict["phase"], verdict["step"]) == ("forward", HANGS_AT - 1)
-    assert "rank 1 is in forward" in verdict["sentence"]
-    source = PROGRAM.read_text().splitlines()
-    line = 1 + next(at for at, each in enumerate(source) if "time.sleep(1e6)" in each)
-    said = f"{PROGRAM.name}:{line} (forward) and sleeps; rank 0 waits for it"
-    assert said in verdict["sentence"]
