@@ -30,20 +30,6 @@ _MOST_MEMBERS = 300
 _MOST_KNOWN = 256 * 1024
 # A process can be asked only if its agent has reported so recently.
 _HEARD_NS = 6_000_000_000
-# The keys of the cause of an end, and their types.
-_CAUSES: Mapping[str, Any] = {
-    "signal": str,
-    "exit_code": int,
-    "out_of_memory": str,
-    "out_of_memory_in": str,
-    "out_of_memory_group": str,
-    "out_of_memory_kills": int,
-    "out_of_memory_within_s": (int, float),
-    "memory_limit_of": str,
-    "memory_limit_bytes": int,
-    "resident_bytes": int,
-    "xid": list,
-}
 
 
 class Senseless(ValueError):
@@ -190,11 +176,7 @@ class RemoteHost(Host):
         return self._evidence
 
     def cause(self) -> Mapping[str, Any]:
-        found = plain.mapping(self._facts.get("cause"))
-        cause = {word: v for word, v in found.items() if isinstance(v, _CAUSES.get(word, ()))}
-        if isinstance(xids := cause.get("xid"), list):
-            cause["xid"] = [str(each)[:_LONGEST_TEXT] for each in xids[:_MOST_MEMBERS]]
-        return cause
+        return plain.mapping(self._facts.get("cause"))
 
     def present_ns(self) -> int:
         present_ns = plain.whole(self._facts.get("present_ns"))
@@ -353,22 +335,12 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {str(word): float(each) for word, each in found.items()}
 
 
-def _is_verdict(each: Any, run: Labels) -> bool:
-    """Whether it has the keys of a verdict, and is about this run."""
-    return (
-        isinstance(each, dict)
-        and each.get("kind") in _KINDS
-        and isinstance(each.get("sentence"), str)
-        and isinstance(each.get("phase"), str)
-        and isinstance(each.get("evidence"), dict)
-        and plain.whole(each.get("since_ns")) is not None
-        # Integers in the history.
-        and "step" in each
-        and each["step"] in (None, plain.whole(each["step"]))
-        and each.get("until_ns") in (None, plain.whole(each.get("until_ns")))
-        and isinstance(each.get("who"), dict)
-        and run_labels(tuple((str(k), str(v)) for k, v in each["who"].items())) == run
-    )
+def _is_verdict(each: Mapping[str, Any], run: Labels) -> bool:
+    """Whether it is about this run, and has integers that fit the columns of a history."""
+    who = tuple((str(key), str(value)) for key, value in each["who"].items())
+    integers = [each["since_ns"], each["step"] or 0, each.get("until_ns") or 0]
+    fits = None not in map(plain.whole, integers)
+    return fits and each["kind"] in _KINDS and run_labels(who) == run
 
 
 def _converted(verdict: Mapping[str, Any], ahead_ns: int) -> dict[str, Any]:
