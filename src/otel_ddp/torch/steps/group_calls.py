@@ -21,7 +21,7 @@ from otel_ddp.journal import layout
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.collectives import world
 from otel_ddp.torch.inspection import outward
-from otel_ddp.torch.steps.open_calls import outside_of_backward
+from otel_ddp.torch.steps.open_step import outside_of_backward
 from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 
 # The id of our hooks in torch; hooks of other programs have other ids.
