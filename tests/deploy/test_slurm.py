@@ -47,24 +47,20 @@ def prolog(tmp_path: Path, site: str = "", /, *, quiet: bool = True, **env: str)
     return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
 
-def test_a_task_is_named_after_its_job(tmp_path: Path) -> None:
-    assert prolog(tmp_path, "COLLECTOR=https://c:4318") == NAMED
-    array = prolog(tmp_path, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
-    assert array["OTEL_DDP_NAME"] == "llama 4700_3"
-
-
-def test_what_a_user_has_set_is_left_alone(tmp_path: Path) -> None:
+def test_a_task_is_named_after_its_job_and_what_a_user_has_set_is_left_alone(
+    tmp_path: Path,
+) -> None:
     own = {"WANDB_RUN_GROUP": "mine", "OTEL_DDP_PROJECT": "mine", "SWANLAB_EXP_NAME": "mine"}
     own["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = "http://mine:4318/v1/metrics"
+    array = prolog(tmp_path, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
+    of_lines = prolog(tmp_path, SLURM_JOB_NAME="a\nexport LD_PRELOAD=/tmp/x.so")
 
+    assert prolog(tmp_path, "COLLECTOR=https://c:4318") == NAMED
     assert prolog(tmp_path, "COLLECTOR=https://c:4318", **own) == {}
-
-
-def test_a_job_name_of_several_lines_sets_nothing_else(tmp_path: Path) -> None:
-    said = prolog(tmp_path, SLURM_JOB_NAME="a\nexport LD_PRELOAD=/tmp/x.so")
-
-    assert said["OTEL_DDP_GROUP"] == "a export LD_PRELOAD=/tmp/x.so"
-    assert set(said) == {"OTEL_DDP_GROUP", "OTEL_DDP_PROJECT", "OTEL_DDP_NAME"}
+    assert array["OTEL_DDP_NAME"] == "llama 4700_3"
+    # A name of several lines sets nothing else.
+    assert of_lines["OTEL_DDP_GROUP"] == "a export LD_PRELOAD=/tmp/x.so"
+    assert set(of_lines) == {"OTEL_DDP_GROUP", "OTEL_DDP_PROJECT", "OTEL_DDP_NAME"}
 
 
 def test_jobs_that_share_a_node_have_places_of_their_own(tmp_path: Path) -> None:

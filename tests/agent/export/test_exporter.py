@@ -20,19 +20,14 @@ from otel_ddp.journal.place import Place
 from otel_ddp.vocabulary import catalog
 from otlp_receiver import Receiver
 
+# What of a journal has been read.
+READ: Marks = {Path("journal"): (1, 2, 3)}
 
-class Source:
-    """A journal that is read; remembers what the exporter has told it."""
 
-    def __init__(self) -> None:
-        self.read: Marks = {Path("journal"): (1, 2, 3)}
-        self.committed: Marks = {}
-
-    def marks(self) -> Marks:
-        return self.read
-
-    def commit(self, marks: Marks) -> None:
-        self.committed.update(marks)
+@pytest.fixture
+def committed() -> Marks:
+    """What the exporter has said that it has delivered or written."""
+    return {}
 
 
 @pytest.fixture
@@ -44,9 +39,9 @@ def ledger() -> Ledger:
     return ledger
 
 
-def exporter_of(env: Mapping[str, str], spool: Path, ledger: Ledger, source: Source) -> Exporter:
+def exporter_of(env: Mapping[str, str], spool: Path, ledger: Ledger, committed: Marks) -> Exporter:
     conf, place = settings.read(env, spool_directory=str(spool)), Place(spool / "place")
-    return Exporter(conf, place, ledger, source.marks, source.commit, list, "n", "h", env)
+    return Exporter(conf, place, ledger, lambda: READ, committed.update, list, "n", "h", env)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +57,7 @@ def exporter_of(env: Mapping[str, str], spool: Path, ledger: Ledger, source: Sou
 def test_an_agent_that_sends_nothing_says_why(
     tmp_path: Path, signals: dict[str, str], why: str
 ) -> None:
-    exporter = exporter_of(signals, tmp_path, Ledger(), Source())
+    exporter = exporter_of(signals, tmp_path, Ledger(), {})
 
     exporter.connect()
 
@@ -70,13 +65,12 @@ def test_an_agent_that_sends_nothing_says_why(
 
 
 def test_an_error_at_the_start_keeps_everything_until_the_next_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, committed: Marks
 ) -> None:
     monkeypatch.setattr(errors, "raise_failures", False)
-    source = Source()
     with Receiver() as receiver:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
-        exporter = exporter_of(env, tmp_path, ledger, source)
+        exporter = exporter_of(env, tmp_path, ledger, committed)
         with monkeypatch.context() as broken:
             broken.setitem(sys.modules, "otel_ddp.agent.export.otlp.transport", None)
             exporter.connect()
@@ -92,19 +86,19 @@ def test_an_error_at_the_start_keeps_everything_until_the_next_try(
     assert not connected
     assert described.startswith("exporting has not started, an error would be in the agent's log")
     assert [each.value for each in receiver.points()] == [0.5]
-    assert source.committed == source.read
+    assert committed == READ
 
 
-def connected(receiver: Receiver, spool: Path, ledger: Ledger, source: Source) -> Exporter:
+def connected(receiver: Receiver, spool: Path, ledger: Ledger, committed: Marks) -> Exporter:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
-    exporter = exporter_of(env, spool, ledger, source)
+    exporter = exporter_of(env, spool, ledger, committed)
     exporter.connect()
     return exporter
 
 
 def test_what_goes_on_is_described(tmp_path: Path, ledger: Ledger) -> None:
     with Receiver() as receiver:
-        exporter = connected(receiver, tmp_path, ledger, Source())
+        exporter = connected(receiver, tmp_path, ledger, {})
         before = exporter.describe()
         exporter.export()
         until(lambda: exporter.describe() != before, "the first answer")
@@ -128,37 +122,36 @@ def test_what_goes_on_is_described(tmp_path: Path, ledger: Ledger) -> None:
 
 
 def test_positions_wait_for_what_memory_alone_has_and_it_for_the_next_export(
-    tmp_path: Path, ledger: Ledger
+    tmp_path: Path, ledger: Ledger, committed: Marks
 ) -> None:
-    source = Source()
     with Receiver() as receiver:
         receiver.set_mode("hang")
-        exporter = connected(receiver, tmp_path, ledger, source)
+        exporter = connected(receiver, tmp_path, ledger, committed)
         exporter.export()
         assert receiver.wait_for(lambda receiver: receiver.hanging == 1)
         exporter.commit()
-        before = dict(source.committed)
+        before = dict(committed)
 
         exporter.export()
 
         assert before == {}
-        assert source.committed == source.read
+        assert committed == READ
         assert len([*tmp_path.glob("spool-*/*.z")]) == 1
     exporter.stop()
 
 
 def test_what_neither_collector_nor_disk_takes_keeps_the_agent_and_holds_up_no_journal(
-    tmp_path: Path, ledger: Ledger
+    tmp_path: Path, ledger: Ledger, committed: Marks
 ) -> None:
-    source, in_the_way = Source(), tmp_path / "spool"
+    in_the_way = tmp_path / "spool"
     in_the_way.write_text("")
     with Receiver() as receiver:
         receiver.set_mode(503)
-        exporter = connected(receiver, in_the_way, ledger, source)
+        exporter = connected(receiver, in_the_way, ledger, committed)
 
         exporter.export_at_once()
 
-        assert source.committed == source.read
+        assert committed == READ
         assert exporter.busy()
         assert "wait in memory, the disk does not take it" in exporter.describe()
         receiver.set_mode("ok")

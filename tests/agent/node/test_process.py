@@ -210,42 +210,34 @@ def test_parents_that_form_a_ring_do_not_block(node: NodeTree) -> None:
 S = 1_000_000_000
 
 
-class Waits:
-    """What a process says for how long it had no core, by a clock of the test's."""
-
-    def __init__(self, node: NodeTree) -> None:
-        self.node, self.now_s = node, 0
-        self.reader = ProcessReader(node.proc, clock_ns=lambda: self.now_s * S)
-
-    def after(self, seconds: int, schedstat: str, pid: int = 77) -> float | None:
-        self.now_s += seconds
-        self.node.process(pid)
-        self.node.write(f"proc/{pid}/schedstat", schedstat)
-        self.reader.ranks = [rank(pid)]
-        (use,) = self.reader.read().uses.values()
-        return use.core_wait
+def core_waits(node: NodeTree, *looks: tuple[str, int]) -> list[float | None]:
+    """For how long a process had no core, by what the kernel says of it every two seconds."""
+    now_s, found = 0, []
+    reader = ProcessReader(node.proc, clock_ns=lambda: now_s * S)
+    for schedstat, pid in looks:
+        now_s += 2
+        node.process(pid)
+        node.write(f"proc/{pid}/schedstat", schedstat)
+        reader.ranks = [rank(pid)]
+        (use,) = reader.read().uses.values()
+        found.append(use.core_wait)
+    return found
 
 
-@pytest.fixture
-def waits(node: NodeTree) -> Waits:
-    return Waits(node)
-
-
-def test_the_rate_is_that_of_the_last_half_minute(waits: Waits) -> None:
+def test_the_rate_is_that_of_the_last_half_minute(node: NodeTree) -> None:
     # Not at all, and then a fifth of the time.
-    rates = [waits.after(2, f"123456789 {max(at - 25, 0) * 2 * S // 5} 42\n") for at in range(50)]
+    waited_ns = [max(at - 25, 0) * 2 * S // 5 for at in range(50)]
+    rates = core_waits(node, *((f"123456789 {each} 42\n", 77) for each in waited_ns))
 
     assert rates[:26] == [None, *[0.0] * 25]
     assert rates[-1] == pytest.approx(0.2)
 
 
-def test_another_process_begins_anew(waits: Waits) -> None:
-    told = [waits.after(2, f"1 {at * S} 1", pid) for at, pid in ((2, 77), (4, 77), (6, 78))]
+def test_another_process_begins_anew_and_where_the_kernel_does_not_tell_there_is_no_rate(
+    node: NodeTree,
+) -> None:
+    looks = [(f"1 {2 * at * S} 1", 77 + at // 3) for at in range(1, 5)]
 
-    assert told == [None, 1.0, None]
-    assert waits.after(2, f"1 {8 * S} 1", 78) == 1.0
-
-
-@pytest.mark.parametrize("text", ["no numbers", "1"])
-def test_where_the_kernel_does_not_tell_there_is_no_rate(waits: Waits, text: str) -> None:
-    assert [waits.after(2, text), waits.after(2, text)] == [None, None]
+    assert core_waits(node, *looks) == [None, 1.0, None, 1.0]
+    for text in ("no numbers", "1"):
+        assert core_waits(node, *[(text, 77)] * 2) == [None, None]

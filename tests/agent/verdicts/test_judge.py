@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from fed import ReadRank
 from otel_ddp import errors
 from otel_ddp.agent.judge import run_case as run_case_module
-from otel_ddp.agent.judge.answers import Answers
+from otel_ddp.agent.judge.answers import Answers, Ras
 from otel_ddp.agent.judge.judge import Judge
 from otel_ddp.agent.judge.observe import ExitCauses
 from otel_ddp.agent.judge.reports import Judgement
@@ -550,25 +549,20 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_nccl_itself_says_of_a_stall_is_told_with_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setenv("NCCL_RAS_ADDR", f"127.0.0.1:{listening.getsockname()[1]}")
-        bench.join(0, 1)
-        for each in bench.ranks:
-            each.writer.document(layout.FACTS, {"backend": "nccl"})
-        bench.train(25)
-        bench.ranks[0].enter("comm_wait")
-        bench.ranks[1].enter("comm_wait")
-        bench.poll(later_s=5, times=14)
-        before = bench.verdict("stall")["sentence"]
-        here = {"rank": 0, "host": "10.0.0.7", "pid": bench.ranks[0].process.reader.pid}
-        gone = {"rank": 1, "host": "10.0.0.8", "pid": 7, "status": {"considered_dead": True}}
-        communicator = {"size": 2, "ranks": [here], "missing_ranks": [gone]}
-        client, _ = listening.accept()
-        with client:
-            assert client.recv(100) == b"set format json\nverbose status\n"
-            client.sendall(b"OK\n" + json.dumps({"communicators": [communicator]}).encode())
-        bench.poll(later_s=5)
-        bench.poll(later_s=5)
+    answers: list[dict[str, Any]] = []
+    monkeypatch.setattr(Ras, "poll", lambda _, now_ns: answers[0] if answers else {})
+    bench.join(0, 1)
+    for each in bench.ranks:
+        each.writer.document(layout.FACTS, {"backend": "nccl"})
+    bench.train(25)
+    for each in bench.ranks:
+        each.enter("comm_wait")
+    bench.poll(later_s=5, times=14)
+    before = bench.verdict("stall")["sentence"]
+    here = {"rank": 0, "host": "10.0.0.7", "pid": bench.ranks[0].process.reader.pid}
+    gone = {"rank": 1, "host": "10.0.0.8", "pid": 7, "status": {"considered_dead": True}}
+    answers.append({"communicators": [{"size": 2, "ranks": [here], "missing_ranks": [gone]}]})
+    bench.poll(later_s=5, times=2)
 
     said = "NCCL does not reach rank 1 (process 7 on 10.0.0.8), which it takes for dead. Look at"
     assert said not in before
