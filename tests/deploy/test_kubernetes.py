@@ -206,24 +206,6 @@ JOB = {
 by_operator = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.stem))
 
 
-def specs(path: Path) -> list[dict[str, Any]]:
-    return [
-        template["template"]["spec"]
-        for manifest in documents(path)
-        for template in schemas.pod_templates(manifest)
-    ]
-
-
-@by_operator
-def test_all_pods_of_a_job_name_the_run_alike(path: Path) -> None:
-    for spec in specs(path):
-        (container,) = spec["containers"]
-        (run,) = (each for each in container["env"] if each["name"] == "OTEL_DDP_RUN")
-
-        label = run["valueFrom"]["fieldRef"]["fieldPath"]
-        assert label == f"metadata.labels['{JOB[path.stem]}']"
-
-
 @by_operator
 def test_the_training_starts_under_our_command_and_is_a_file_of_the_image(path: Path) -> None:
     commands = re.findall(r"command:(.*?)\n *(?:env|---)", path.read_text(), re.S)
@@ -237,19 +219,25 @@ def test_the_training_starts_under_our_command_and_is_a_file_of_the_image(path: 
 
 
 @by_operator
-def test_agents_of_the_examples_reach_the_gateway_as_the_sidecar_does(path: Path) -> None:
-    sidecar = pods()["ddp-example"]["spec"]["initContainers"][0]
+def test_pods_of_a_job_name_the_run_alike_and_reach_the_gateway_as_the_sidecar_does(
+    path: Path,
+) -> None:
+    pod = pods()["ddp-example"]["spec"]
+    (sidecar,) = pod["initContainers"]
     wanted = {
         each["name"]: each
         for each in sidecar["env"]
         if each["name"].startswith(("OTEL_EXPORTER_OTLP_", "GATEWAY_"))
     }
-    volumes = pods()["ddp-example"]["spec"]["volumes"]
+    label = {"fieldRef": {"fieldPath": f"metadata.labels['{JOB[path.stem]}']"}}
+    wanted["OTEL_DDP_RUN"] = {"name": "OTEL_DDP_RUN", "valueFrom": label}
+    templates = [t for manifest in documents(path) for t in schemas.pod_templates(manifest)]
 
-    for spec in specs(path):
+    assert templates
+    for spec in (each["template"]["spec"] for each in templates):
         (container,) = spec["containers"]
         assert wanted.items() <= {each["name"]: each for each in container["env"]}.items()
-        assert spec["volumes"] == [each for each in volumes if each["name"] == "gateway-ca"]
+        assert spec["volumes"] == [e for e in pod["volumes"] if e["name"] == "gateway-ca"]
         mounted = [each for each in sidecar["volumeMounts"] if each["name"] == "gateway-ca"]
         assert container["volumeMounts"] == mounted
         names = list(environment(container))

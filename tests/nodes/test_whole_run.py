@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -32,15 +31,14 @@ class RealNode(Node):
 
     def __init__(self, switch: namespaces.Namespace, number: int) -> None:
         super().__init__()
-        self.name, self.number = f"node-{number}", number
-        self.address = address(number)
+        self.name, self.address = f"node-{number}", address(number)
         self.namespace = namespaces.Namespace(self.name)
         self._switch, self._port = switch, f"cable{number}"
-        self.home = self.root / "home"
-        self.home.mkdir()
+        home = self.root / "home"
+        home.mkdir()
         for variable in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
             self.env.pop(variable, None)
-        self.env["HOME"] = str(self.home)
+        self.env["HOME"] = str(home)
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return super().start(*self.namespace.command, *command, env=env)
@@ -68,53 +66,18 @@ class RealNode(Node):
     def restore(self) -> None:
         self._switch.ip(f"link set {self._port} master lan")
 
-    def power_off(self) -> None:
-        """Everything here ends at once, and the other nodes hear nothing of it."""
-        self.cut()
-        leftovers.end(leftovers.NODE, self.root.name)
-
-    def close(self) -> None:
-        self.namespace.close()
-
 
 class Rig(Training):
     """Two ranks on each of two nodes, and the switch between them."""
 
     def __init__(self, folder: Path, nodes: list[RealNode], switch: namespaces.Namespace) -> None:
         super().__init__(folder, nodes)
-        self.real, self._switch = nodes, switch
+        self.real, self.switch = nodes, switch
 
     def train(self, *options: str) -> None:
-        """Start the ranks of all nodes; they train until `end`."""
+        """The ranks of all nodes train until `end`."""
         self.start(*options, MASTER_ADDR=address(0), GLOO_SOCKET_IFNAME="eth0")
-
-    def export_to(self, receiver: Receiver) -> None:
-        """A collector that all nodes reach, and that no cut cable cuts off from the others."""
-        endpoint = self._switch.inside(lambda: receiver.start_http(host=SWITCH))
-        for node in self.nodes:
-            node.export_to(endpoint)
-
-
-@contextlib.contextmanager
-def two_nodes() -> Iterator[Rig]:
-    """Skips where this machine cannot be several."""
-    if why := namespaces.why_none():
-        pytest.skip(f"no network namespaces here: {why}")
-    with contextlib.ExitStack() as life:
-        folder = Path(life.enter_context(tempfile.TemporaryDirectory(prefix="rig-")))
-        switch = namespaces.Namespace("switch")
-        life.callback(switch.close)
-        switch.ip(
-            "link add lan type bridge",
-            f"addr add {SWITCH}/{_LAN_BITS} dev lan",
-            "link set lan up",
-        )
-        nodes = [RealNode(switch, number) for number in range(2)]
-        for node in nodes:
-            life.callback(node.close)
-            life.enter_context(node)
-            node.connect()
-        yield Rig(folder, nodes, switch)
+        self.until_step(AT_STEP)
 
 
 pytestmark = pytest.mark.timed
@@ -130,9 +93,24 @@ ALONE = r"judged here, by the ranks of this node alone: "
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with two_nodes() as made:
-        yield made
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Skips where this machine cannot be several."""
+    if why := namespaces.why_none():
+        pytest.skip(f"no network namespaces here: {why}")
+    with contextlib.ExitStack() as life:
+        switch = namespaces.Namespace("switch")
+        life.callback(switch.close)
+        switch.ip(
+            "link add lan type bridge",
+            f"addr add {SWITCH}/{_LAN_BITS} dev lan",
+            "link set lan up",
+        )
+        nodes = [RealNode(switch, number) for number in range(2)]
+        for node in nodes:
+            life.callback(node.namespace.close)
+            life.enter_context(node)
+            node.connect()
+        yield Rig(tmp_path, nodes, switch)
 
 
 def until_said(node: RealNode, pattern: str) -> float:
@@ -141,19 +119,8 @@ def until_said(node: RealNode, pattern: str) -> float:
     return time.monotonic()
 
 
-def until_linked(rig: Rig) -> None:
-    one, other = rig.real
-    until_said(one, LEADS)
-    until_said(other, LED)
-
-
-def train(rig: Rig, *options: str) -> None:
-    rig.train(*options)
-    rig.until_step(AT_STEP)
-
-
 def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cut(rig: Rig) -> None:
-    train(rig)
+    rig.train()
     one, other = rig.real
     began = time.monotonic()
     for rank in (2, 3):
@@ -164,7 +131,9 @@ def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cu
 
     assert max(named_s) < 20.0
 
-    other.power_off()
+    # Everything there ends at once, and the other node hears nothing of it.
+    other.cut()
+    leftovers.end(leftovers.NODE, other.root.name)
     began = time.monotonic()
     missed_s = until_said(one, r"node-1 has not been heard for .*; ranks 2, 3 were in") - began
     assert missed_s < 15.0
@@ -173,10 +142,14 @@ def test_a_slow_node_is_named_on_every_node_and_then_missed_when_its_power_is_cu
 def test_a_cut_cable_between_agents_costs_no_step_and_no_value(rig: Rig) -> None:
     with Receiver() as receiver:
         one, other = rig.real
-        rig.export_to(receiver)
+        # A collector that all nodes reach, and that no cut cable cuts off from the others.
+        endpoint = rig.switch.inside(lambda: receiver.start_http(host=SWITCH))
+        for node in rig.real:
+            node.export_to(endpoint)
         # Ranks that wait for those of the other node would have to wait for the cable.
-        train(rig, "--by-node")
-        until_linked(rig)
+        rig.train("--by-node")
+        until_said(one, LEADS)
+        until_said(other, LED)
 
         other.cut()
         until_said(one, "node-1 not heard for")
@@ -187,21 +160,12 @@ def test_a_cut_cable_between_agents_costs_no_step_and_no_value(rig: Rig) -> None
         assert until_said(other, LED) - began < 20.0
 
         last = rig.end()
-        assert sent(rig, receiver) == every_one(last)
-
-
-def sent(rig: Rig, receiver: Receiver) -> dict[str, set[float]]:
-    """By rank, the values that the collector has in the end."""
-    for node in rig.real:
-        node.stop_agent()
-    # A request whose answer the cable has swallowed is sent again.
-    found: dict[str, set[float]] = {}
-    for point in receiver.points():
-        named = point.metric, point.attributes.get("name")
-        if named == ("training.scalar", "samples"):
-            found.setdefault(point.attributes["rank"], set()).add(point.value)
-    return found
-
-
-def every_one(last: int) -> dict[str, set[float]]:
-    return {rank: {SAMPLES * float(step) for step in range(1, last + 1)} for rank in "0123"}
+        for node in rig.real:
+            node.stop_agent()
+        # A request whose answer the cable has swallowed is sent again.
+        sent: dict[str, set[float]] = {}
+        for point in receiver.points():
+            if (point.metric, point.attributes.get("name")) == ("training.scalar", "samples"):
+                sent.setdefault(point.attributes["rank"], set()).add(point.value)
+    every_one = {SAMPLES * float(step) for step in range(1, last + 1)}
+    assert sent == dict.fromkeys("0123", every_one)
