@@ -520,6 +520,15 @@ def test_a_body_that_drips_is_not_waited_for(http: Way, status: bytes, kind: str
     assert outcome.kind == kind
 
 
+def test_headers_that_drip_end_the_attempt_at_the_timeout(http: Way) -> None:
+    with Odd(b"HTTP/1.1 200 OK\r\nX: ", b"x") as server:
+        outcome = http.send(server.endpoint, timeout_s=0.5)
+
+    assert server.client_closed
+    assert outcome.kind == "retry"
+    assert outcome.why.endswith("within 0.5 s")
+
+
 def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Way) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         transport = http.connect(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.1)

@@ -163,13 +163,11 @@ class Exporter:
             attempts = dict(self._delivery.attempts)
             dropped = dict(self._delivery.queue.dropped)
         lost = {"rejected": 0, "history_full": self._ledger.points_dropped, **dropped}
-        found: list[tuple[catalog.Metric, int, Labels]]
-        found = [(catalog.OTEL_DDP_SPOOL_SIZE, size_bytes, ())]
-        for outcome, count in attempts.items():
-            found.append((catalog.OTEL_DDP_EXPORTS, count, (("outcome", outcome),)))
-        for why, count in lost.items():
-            found.append((catalog.OTEL_DDP_POINTS_DROPPED, count, (("why", why),)))
-        return found
+        return [
+            (catalog.OTEL_DDP_SPOOL_SIZE, size_bytes, ()),
+            *((catalog.OTEL_DDP_EXPORTS, n, (("outcome", how),)) for how, n in attempts.items()),
+            *((catalog.OTEL_DDP_POINTS_DROPPED, n, (("why", why),)) for why, n in lost.items()),
+        ]
 
     def describe(self) -> str:
         """A sentence for `status`."""

@@ -103,17 +103,24 @@ class Route:
             # Readable without a request: the server has closed it.
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
+            # Less may be left of the last answer's time.
+            connection.sock.settimeout(self._timeout_s)
             if poll.poll(0):
                 connection.close()
+        # A tunnel through a proxy has an answer too.
+        self._set_deadline()
         try:
             connection.request("POST", self._target, body, {**headers, **self._headers})
         except (BrokenPipeError, ConnectionResetError):
             # The server may have answered before it stopped reading.
             if connection.sock is None:
                 raise
-        ends_at = time.monotonic() + self._timeout_s
-        connection.response_class = partial(_Response, ends_at)  # type: ignore[assignment]
+        self._set_deadline()
         return connection.getresponse()
+
+    def _set_deadline(self) -> None:
+        made = partial(_Response, time.monotonic() + self._timeout_s)
+        self._connection.response_class = made  # type: ignore[assignment]
 
     def close(self) -> None:
         self._connection.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp import errors
-from otel_ddp.agent.judge.reports import compared_ranks
+from otel_ddp.agent.judge.reports import compared_ranks, plain
 from otel_ddp.agent.judge.run_case import RunCase
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
@@ -86,10 +86,11 @@ class VerdictSeries:
             yield _Row(metric, rank.labels, sum_s, stays_at=sum_s)
 
     def _deaths(self, case: RunCase) -> Iterator[_Row]:
-        for by, who, since_ns, evidence in _reported_deaths(case):
-            if "rank" in who:
+        for by, verdict in _verdicts(case):
+            who = verdict["who"]
+            if verdict["kind"] == "death" and "rank" in who:
                 labels = tuple((name, who[name]) for name in RANK_LABELS if name in who)
-                _note(self._died[labels], by, since_ns, evidence)
+                _note(self._died[labels], by, verdict["since_ns"], verdict["evidence"])
         for labels, deaths in self._died.items():
             for cause, times in Counter(deaths.values()).items():
                 yield _Row(catalog.TRAINING_DEATHS, (*labels, ("cause", cause)), float(times))
@@ -117,19 +118,13 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
     return list(rows(case))
 
 
-def _reported_deaths(
-    case: RunCase,
-) -> Iterator[tuple[str, Mapping[str, str], int, Mapping[str, Any]]]:
-    """Judge, rank, time and evidence of each death, by this agent and the lead; newest last."""
+def _verdicts(case: RunCase) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All verdicts of this agent and of the lead, as JSON, each with the node of its judge."""
     reports, led = case.reports, case.judgement
-    others = [] if led is None else [(led.by, each) for each in (*led.past, *led.open)]
-    for by, each in (*(("", each) for each in reports.past), *others):
-        if each["kind"] == "death":
-            yield by, each["who"], each["since_ns"], each["evidence"]
-    for incident in reports.open.values():
-        verdict = incident.shown
-        if verdict.kind == "death":
-            yield "", dict(verdict.labels), verdict.since_ns, verdict.evidence
+    own = [*reports.past, *(plain(each.shown) for each in reports.open.values())]
+    yield from (("", each) for each in own)
+    if led is not None:
+        yield from ((led.by, each) for each in (*led.past, *led.open))
 
 
 def _open_verdicts(case: RunCase) -> list[Verdict]:
