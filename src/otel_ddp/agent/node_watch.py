@@ -90,10 +90,6 @@ class NodeWatch:
         """Take new spans and events, of verdicts and of journals."""
         return [*self.judge.flush_documents(), *self.journals.flush_documents()]
 
-    def marks(self) -> Marks:
-        """The read offset of each journal."""
-        return self.journals.marks()
-
     def commit(self, marks: Marks) -> None:
         """Commit these delivered offsets once the histories have their records too."""
         self.journals.deliver(marks)

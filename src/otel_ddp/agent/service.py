@@ -63,7 +63,7 @@ class Agent:
             conf,
             place,
             watch.ledger,
-            watch.marks,
+            watch.journals.marks,
             watch.commit,
             watch.flush_documents,
             self._node,
