@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from make import WrittenRank
-from otel_ddp.agent.judge.observe import ExitCauses, Here
+from otel_ddp.agent.judge.observe import ExitCauses, LocalHost
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.exports import Exports
 from otel_ddp.agent.reading.journals import NodeNames
@@ -26,7 +26,7 @@ IDENTITY: dict[str, Any] = {
 }
 
 
-class _OfTest(Here):
+class _OfTest(LocalHost):
     """The kernel knows the process, which lives on: the test says whether it does."""
 
     def ended_well(self) -> bool | None:

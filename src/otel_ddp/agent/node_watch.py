@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from otel_ddp.agent.artifacts import Artifacts
 from otel_ddp.agent.history.histories import Collector, Histories
 from otel_ddp.agent.judge.judge import Judge
-from otel_ddp.agent.judge.observe import ExitCauses, Here
+from otel_ddp.agent.judge.observe import ExitCauses, LocalHost
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.link.links import Links
@@ -34,7 +34,7 @@ class NodeWatch:
             place,
             self.ledger,
             conf.node,
-            host=lambda reader: Here(reader, self.exit_causes),
+            host=lambda reader: LocalHost(reader, self.exit_causes),
             keeps_found=keeps_found,
             devices=self.sampling.describe,
         )

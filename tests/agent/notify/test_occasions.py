@@ -14,7 +14,7 @@ import pytest
 from golden import Golden
 from make import labels_of
 from otel_ddp.agent.judge.reports import Incident, RunReports
-from otel_ddp.agent.notify.notifier import Notifier, Occasions
+from otel_ddp.agent.notify.notifier import Notifier, Rules
 from otel_ddp.agent.notify.outbox import Message
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 from otel_ddp.journal.process_state import ProcessState
@@ -47,7 +47,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.case = Case()
-        self.occasions = Occasions()
+        self.occasions = Rules()
         self.now = 1000.0
 
     def open(self, kind: Kind, labels: Labels = RANK, **evidence: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from make import Clock
 from otel_ddp.agent.judge.answers import Answers
-from otel_ddp.agent.judge.observe import ExitCauses, Here
+from otel_ddp.agent.judge.observe import ExitCauses, LocalHost
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.stall.evidence import Kernel
 from otel_ddp.journal import layout
@@ -71,7 +71,7 @@ def test_a_child_counts_as_running_until_it_is_known_how_it_has_ended(
     writer.phase(PHASES["other"], 0, 5)
     writer.state(STATES["running"], 6)
     reader = JournalReader(writer.path)
-    child = Process(Here(reader, causes, clock), lambda _: "n")
+    child = Process(LocalHost(reader, causes, clock), lambda _: "n")
     child.life.gone_ns = 1
 
     def state_after(seconds: float, report: dict[str, Any]) -> int:
@@ -191,7 +191,7 @@ def test_a_process_that_leaves_its_journal_and_goes_on_is_not_dead(
         process.stdout.readline()
         (path,) = tmp_path.glob(f"*{layout.SUFFIX}")
         causes, reader = ExitCauses(), JournalReader(path)
-        journal = Process(Here(reader, causes), lambda _: "n")
+        journal = Process(LocalHost(reader, causes), lambda _: "n")
         assert not reader.writer_is_alive()
 
         journal.poll(1, alive=False)

@@ -370,7 +370,7 @@ _PATIENCE_S = 2.0
 _KERNEL_FOLLOWS_S = 0.5
 
 
-class Here(Host):
+class LocalHost(Host):
     """What this node knows of one of its processes."""
 
     reader: JournalReader

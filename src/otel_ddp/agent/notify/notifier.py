@@ -64,7 +64,7 @@ class _Run:
         self.end_is_sent = False
 
 
-class Occasions:
+class Rules:
     """The rules. One per agent; its loop calls it after the judge."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class Notifier:
             self._why_none = "off: OTEL_DDP_AGENT=offline sends nothing"
         elif conf.notify:
             self._outbox = Outbox(folder, [*map(Address, dict.fromkeys(conf.notify))])
-        self._occasions = Occasions()
+        self._rules = Rules()
 
     @errors.contained()
     def poll(
@@ -275,14 +275,14 @@ class Notifier:
         """Called after the judge. *page*: the address of the agent's page."""
         if self._outbox is not None:
             now = time.monotonic()
-            for message in self._occasions.poll(cases, feeds, page, now, leaving=leaving):
+            for message in self._rules.poll(cases, feeds, page, now, leaving=leaving):
                 self._outbox.put(message)
             self._outbox.give_up_old()
 
     @property
     def ending(self) -> Collection[Labels]:
         """Runs that the judge has to keep until the message on their end is queued."""
-        return self._occasions.ending
+        return self._rules.ending
 
     def threads(self) -> list[KeptThread]:
         """One for each address."""
