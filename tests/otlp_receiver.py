@@ -182,10 +182,6 @@ class Receiver:
                 self._modes.clear()
             self._modes[signal or ""] = mode
 
-    def mode_of(self, signal: str) -> str | int:
-        with self._changed:
-            return self._modes.get(signal, self._modes.get("", "ok"))
-
     # ------------------------------------------------------------------ what came in
 
     def wait_for(self, predicate: Callable[[Receiver], bool], timeout_s: float = 180.0) -> bool:
@@ -223,7 +219,7 @@ class Receiver:
         with self._changed:
             self.attempts.append(signal)
             self._changed.notify_all()
-        return self.mode_of(signal)
+            return self._modes.get(signal, self._modes.get("", "ok"))
 
     def hold(self) -> None:
         """Keep a request waiting until the receiver is closed."""
@@ -319,11 +315,11 @@ class _Handler(BaseHTTPRequestHandler):
                 {"Retry-After": wish} if wish and mode in (429, 503) else {},
             )
             return
-        body = _plain(wire, self.headers.get("Content-Encoding", ""))
+        is_packed = self.headers.get("Content-Encoding") == "gzip"
         received = Received(
             signal=signal,
             headers={name.lower(): text for name, text in self.headers.items()},
-            message=_parsed(signal, body),
+            message=_parsed(signal, gzip.decompress(wire) if is_packed else wire),
         )
         receiver.accept(received)
         reply = receiver.reply(signal, mode).SerializeToString()
@@ -372,10 +368,6 @@ def _retry_info(seconds: float) -> tuple[str, bytes]:
     delay = Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
     detail.Pack(RetryInfo(retry_delay=delay))
     return ("grpc-status-details-bin", Status(details=[detail]).SerializeToString())
-
-
-def _plain(wire: bytes, encoding: str) -> bytes:
-    return gzip.decompress(wire) if encoding == "gzip" else wire
 
 
 def attributes_of(pairs: Any) -> dict[str, Any]:

@@ -189,21 +189,6 @@ def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> 
     ]
 
 
-def test_the_boards_of_one_run_begin_with_the_same_row() -> None:
-    def first_row(board: Told) -> list[Told]:
-        (row, *_), *_ = shown = [(row["id"], panel) for row, panel in panels(board)]
-        return [panel for id_, panel in shown if id_ == row]
-
-    of_run, of_ranks = (first_row(BOARDS[name]) for name in ("run", "ranks"))
-
-    assert of_run == of_ranks
-    assert [each["title"] for each in of_run] == [
-        *("Slowest rank or node", "Cost most", "Held up by", "State", "Step"),
-        *("$name", "$name, other splits", "Step time", "Throughput", "Productive"),
-        *("Last checkpoint", "Later than the others", "What it learns: $name"),
-    ]
-
-
 @pytest.mark.parametrize("lint", LINTS, ids=lambda lint: lint.__name__)
 def test_the_boards_keep_the_rule(lint: Callable[[Told], Iterator[str]]) -> None:
     assert {name: found for name, board in BOARDS.items() if (found := list(lint(board)))} == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -30,12 +29,11 @@ class Relay:
     """A network between two ends: a port whose connections are led to another one."""
 
     def __init__(self, to: int) -> None:
-        self._to = to
+        self._to, self._is_open, self._moves = to, True, True
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
-        self._is_open = self._moves = True
         self._pairs: dict[socket.socket, socket.socket] = {}
-        self._stops, self._stopped = os.pipe()
+        self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -51,30 +49,26 @@ class Relay:
         self._moves = False
 
     def stop(self) -> None:
-        os.close(self._stopped)
+        self._stops.set()
         self._thread.join()
-        os.close(self._stops)
 
     def _run(self) -> None:
         with self._server:
-            while True:
+            while not self._stops.is_set():
                 watched = [*self._pairs] if self._moves else []
-                ready, _, _ = select.select([self._stops, self._server, *watched], [], [], 0.02)
-                if self._stops in ready or not self._is_open:
-                    self._close(*self._pairs)
-                if self._stops in ready:
-                    return
+                ready, _, _ = select.select([self._server, *watched], [], [], 0.02)
+                if self._server in ready:
+                    self._accept()
                 for each in ready:
-                    if each is self._server:
-                        self._accept()
-                    elif each in self._pairs and self._moves:
+                    if each in self._pairs and self._moves:
                         self._move(each)
+                if not self._is_open:
+                    self._close(*self._pairs)
+            self._close(*self._pairs)
 
     def _accept(self) -> None:
         here, _ = self._server.accept()
         try:
-            if not self._is_open:
-                raise OSError
             there = socket.create_connection(("127.0.0.1", self._to))
         except OSError:
             here.close()
