@@ -165,12 +165,6 @@ def spread(net: Net) -> nn.Module:
     return DistributedDataParallel(net, bucket_cap_mb=0.01)
 
 
-def total_memory() -> int:
-    """Of its device, in bytes."""
-    properties = DEVICE.module.get_device_properties(DEVICE.module.current_device())
-    return int(properties.total_memory)
-
-
 def hold(size: int) -> torch.Tensor:
     """Device memory; as much of it again is given back at once."""
     held, _ = (torch.empty(size, dtype=torch.uint8, device=DEVICE.name) for _ in range(2))
@@ -264,9 +258,11 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
     DEVICE.module.synchronize()
     memory = DEVICE.module.memory_stats()
+    own = DEVICE.module.get_device_properties(DEVICE.module.current_device())
     said = {
         "steps": made.calls,
-        "memory": {name: memory[key] for name, key in MEMORY.items()} | {"limit": total_memory()},
+        "memory": {name: memory[key] for name, key in MEMORY.items()}
+        | {"limit": int(own.total_memory)},
         "waits": {why: each for why, each in waits.items() if each},
         "step_s": took_s / max(number - SETTLED, 1),
         "seconds": measured.seconds(),
