@@ -51,7 +51,7 @@ class Told:
         report = wire.Report(clock_offset_ns=ahead_ns, processes=messages)
         now_ns = time.monotonic_ns()
         self.node.hear(report, now_ns)
-        hosts = list(self.node.feed(report, now_ns, 100, {}))
+        hosts = list(self.node.feed(report, now_ns, {}))
         for each in hosts:
             each.poll(time.time_ns())
         return hosts[0].process if hosts else self.rank.process

@@ -244,14 +244,14 @@ def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
     process: Made, led: Leading, end: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
-    monkeypatch.setattr(leading_module, "_MOST_OF_RUN", 10)
+    monkeypatch.setattr(leading_module, "_MOST_OF_NODE", 3)
     for at in range(1, 8):
         end.reports.append(report(process(0, 4), f"node-{at}", 4))
         led.poll([], at)
 
     kept = [dict(each.labels)["node"] for each in led.sources()]
 
-    assert kept == ["node-5"] * 4 + ["node-6"] * 4 + ["node-7"] * 2
+    assert kept == ["node-5"] * 3 + ["node-6"] * 3 + ["node-7"] * 3
 
 
 @pytest.mark.parametrize(("run", "node"), [("r", "node-0"), ("another", "node-1")])

@@ -82,14 +82,10 @@ class Judge:
         for source in sources:
             by_run.setdefault(run_labels(source.labels), []).append(source)
         for run, of_run in by_run.items():
-            self._case(run).keep(of_run)
-
-    def _case(self, run: Labels) -> RunCase:
-        case = self._cases.get(run)
-        if case is None:
-            case = self._cases[run] = RunCase(run, self._floor_s, self._origin_ns)
-            self._series[run] = VerdictSeries(self._ledger, self._origin_ns)
-        return case
+            if run not in self._cases:
+                self._cases[run] = RunCase(run, self._floor_s, self._origin_ns)
+                self._series[run] = VerdictSeries(self._ledger, self._origin_ns)
+            self._cases[run].keep(of_run)
 
     @errors.contained()
     def _poll_case(self, case: RunCase, now_ns: int, judgement: Judgement | None) -> None:

@@ -37,8 +37,8 @@ _ROUND_NS = 5_000_000_000
 _GONE_REPORTS = 8
 # Smaller changes of a clock offset are noise of its measurement.
 _SAME_OFFSET_NS = 50_000_000
-# As many nodes as the server admits; twice the ranks of the largest run that is judged.
-_MOST_NODES, _MOST_OF_RUN = 2048, 20_480
+# As many nodes as the server admits, and processes of one node.
+_MOST_NODES, _MOST_OF_NODE = 2048, 1024
 _MOST_NAMED = 4
 # Processes of one rank that are asked for their stacks: each may take seconds to answer.
 _MOST_ASKED = 4
@@ -73,16 +73,16 @@ class _Node:
             self.ahead_ns = report.clock_offset_ns
 
     def feed(
-        self, report: Any, now_ns: int, most: int, written: Mapping[str, int] | None
+        self, report: Any, now_ns: int, written: Mapping[str, int] | None
     ) -> Iterator[RemoteHost]:
-        """Read the processes in a report; yields those with news. *most*: limit of processes.
+        """Read the processes in a report; yields those with news.
 
         *written*: the offset up to which the history has each journal; None if unknown.
         """
         self._reports += 1
         for message in report.processes:
             try:
-                host = self._take(message, now_ns, most, written)
+                host = self._take(message, now_ns, written)
             except (Senseless, Unreadable) as what:
                 errors.warn_once("link", "a report of %s makes no sense: %s", self.name, what)
                 continue
@@ -91,13 +91,11 @@ class _Node:
         oldest = self._reports - _GONE_REPORTS
         self.hosts = {head: each for head, each in self.hosts.items() if each.report > oldest}
 
-    def _take(
-        self, message: Any, now_ns: int, most: int, written: Mapping[str, int] | None
-    ) -> RemoteHost:
+    def _take(self, message: Any, now_ns: int, written: Mapping[str, int] | None) -> RemoteHost:
         host = self.hosts.get(message.head)
         if host is None:
-            if len(self.hosts) >= most:
-                raise Senseless("more processes than a run has")
+            if len(self.hosts) >= _MOST_OF_NODE:
+                raise Senseless("more processes than a node has")
             journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
             host = self.hosts[message.head] = RemoteHost(journal, is_kept=self._is_kept)
         # An agent that was restarted numbers its processes anew.
@@ -137,8 +135,6 @@ class Leading:
         self._fresh: list[Process] = []
         self._moved_ns = 0
         self._now_ns = 0
-        # Processes that may still be added.
-        self._room = _MOST_OF_RUN
         self._judged_ns = 0
 
     def start(self) -> None:
@@ -158,15 +154,11 @@ class Leading:
         self._now_ns = now_ns
         if any(each.new.steps for each in here):
             self._moved_ns = now_ns
-        self._room = _MOST_OF_RUN - sum(len(each.hosts) for each in self._nodes.values())
         fresh: dict[RemoteHost, _Node] = {}
         written = None if self._history is None else self._history.positions(self.key)
         for name, report in self._server.take():
             if (sender := self._take(name, report)) is not None:
-                before = len(sender.hosts)
-                for host in sender.feed(report, now_ns, self._room + before, written):
-                    fresh[host] = sender
-                self._room += before - len(sender.hosts)
+                fresh |= dict.fromkeys(sender.feed(report, now_ns, written), sender)
         for host, node in list(fresh.items()):
             if not self._is_of_run(host, now_ns):
                 del fresh[host]
