@@ -27,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, Name, ProgressRecord, Scalars, Unreadable
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
+from otel_ddp.journal.writer import JournalWriter, Shape
 
 SMALLEST = 128 * 1024
 QUIET = settings(
@@ -158,7 +158,7 @@ class Conversation(RuleBasedStateMachine):
             values = [float(len(self.written))] + [value] * (len(ids) - 1)
             # fmt: off
             writer.scalars(
-                shape, time_ns, NO_STEP if step is None else step,
+                shape, time_ns, layout.NO_STEP if step is None else step,
                 math.nan if epoch is None else epoch, values)
             # fmt: on
             packed = tuple(zip(ids, map(bits, values), strict=True))

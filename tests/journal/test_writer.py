@@ -20,7 +20,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, Scalars
 from otel_ddp.journal.place import open_journal
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
+from otel_ddp.journal.writer import JournalWriter, Shape
 
 SMALLEST = 128 * 1024
 
@@ -55,7 +55,7 @@ def test_every_byte_lies_where_the_documentation_says(
     shape = Shape((loss, grad, loss))
     writer.scalars(shape, 111, 7, 0.5, (1.5, -2.0, 3.0))
     writer.append(17, b'{"name":"save"}')
-    writer.scalars(shape, 222, NO_STEP, math.nan, (4.5, 5.0, 6.0))
+    writer.scalars(shape, 222, layout.NO_STEP, math.nan, (4.5, 5.0, 6.0))
     writer.phase(4, 5, 1_750_000_000_000_001)
     writer.step(13)
     writer.expect_ms(3)

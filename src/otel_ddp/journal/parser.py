@@ -158,8 +158,8 @@ class Definitions:
         self.names: dict[int, Name] = {}
         self.totals: list[_Place] = []
         self.position = self.unreadable = 0
+        # How many reads in a row have found nothing valid at this position.
         self.stuck = 0
-        """How many reads in a row have found nothing valid at this position."""
 
     def feed(self, block: bytes, *, more: bool = False) -> None:
         """Read the definitions in this block, from the current position on.

@@ -34,18 +34,18 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Locked by the agent while it lives.
         self.agent_lock = directory / "agent.lock"
-        """Locked by the agent while it lives."""
         self.agent_file = directory / "agent.json"
         self.agent_log = directory / "agent.log"
+        # Locked while a rank starts an agent, so that eight ranks do not start eight.
         self.start_lock = directory / "start.lock"
-        """Locked while a rank starts an agent, so that eight ranks do not start eight."""
         # Not the lock file: closing any descriptor of it would drop the lock.
         self._start_delay = directory / "start.after"
+        # The name of each node of a run, as JSON.
         self.nodes_file = directory / "nodes.json"
-        """The name of each node of a run, as JSON."""
+        # A fifo that wakes the agent: a byte means that a journal has new records.
         self.doorbell = directory / "doorbell"
-        """A fifo that wakes the agent: a byte means that a journal has new records."""
 
     def delay_start(self, seconds: float) -> None:
         """Keep all processes from starting an agent for so long; 0 ends that."""

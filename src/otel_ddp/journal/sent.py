@@ -62,8 +62,8 @@ class SentJournal:
         self._areas = reader.areas
         self._ring = Ring(self._file, self._areas.ring, mark, self._sent)
         self._defined, self._lost_before = 0, mark[2]
+        # Whether to send values, events and checkpoints as well, for a history.
         self.sends_values = False
-        """Whether to send values, events and checkpoints as well, for a history."""
 
     def close(self) -> None:
         self._file.close()

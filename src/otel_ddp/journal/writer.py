@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,6 @@ from otel_ddp.files import close_ours, file_of, off_standard_streams
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
-    NO_STEP,
     RECORD,
     SCALARS_HEAD,
     checksum,
@@ -56,30 +56,19 @@ class Gate:
     Plain attributes: `quick_log` reads them on the hot path.
     """
 
-    __slots__ = (
-        "check_due_ns",
-        "closed",
-        "deferred",
-        "inside",
-        "interrupted",
-        "lock",
-        "log_ns",
-        "logs",
-    )
-
     def __init__(self) -> None:
         # Also the lock of Progress, as two locks taken in turn could deadlock.
         self.lock = threading.RLock()
         self.inside = False
         self.closed = False
         self.deferred: Callable[[], None] | None = None
+        # Number of refused calls of signal handlers that are not counted yet.
         self.interrupted = 0
-        """Number of refused calls of signal handlers that are not counted yet."""
+        # When the next check is due: immediately if a signal handler was refused.
         self.check_due_ns = 0
-        """When the next check is due: immediately if a signal handler was refused."""
+        # Number of quick calls of `log`, and the time of all calls, for which every 64th quick call
+        # is timed.
         self.logs = self.log_ns = 0
-        """Number of quick calls of `log`, and the time of all calls, for which every 64th quick
-        call is timed."""
 
     def write(self, act: Callable[[], T], default: D) -> T | D:
         """Write to the journal, unless it is closed or this call interrupts another write."""
@@ -179,20 +168,11 @@ class _Definitions:
         self._names = number
         return number
 
-    def total(
-        self,
-        kind: int,
-        metric: str,
-        attributes: Mapping[str, str],
-        slots: int,
-        more: Any,
-        of_name: bool = False,
-    ) -> int:
+    def total(self, kind: int, slots: int, content: Mapping[str, Any], of_name: bool) -> int:
         index = self._totals
         if index + slots > len(self._writer.totals) - (_TOTALS_SLOTS if of_name else 0):
             return -1
-        content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
-        payload = _json(content)
+        payload = _json({"index": index, **content})
         defined = self.within(layout.NAME, kind, payload) if of_name else self.define(kind, payload)
         if not defined:
             return -1
@@ -241,10 +221,7 @@ class JournalWriter:
             layout.VERSION,
             layout.HEAD_BYTES,
             size,
-            *areas.definitions,
-            *areas.totals,
-            *areas.latest,
-            *areas.ring,
+            *chain(*areas),
             os.getpid(),
             _start_ticks(),
             0,
@@ -309,14 +286,8 @@ class JournalWriter:
     def _pad(self, position: int, room: int) -> int:
         # If no record head fits, writer and reader both continue at the next lap.
         if room >= RECORD.size:
-            self.put(
-                self.ring_start + position % self.ring_bytes,
-                position,
-                room,
-                layout.PAD,
-                b"",
-                self.number,
-            )
+            at = self.ring_start + position % self.ring_bytes
+            self.put(at, position, room, layout.PAD, b"", self.number)
         return position + room
 
     def put(
@@ -363,13 +334,13 @@ class JournalWriter:
 
         *of_name*: a counter per name, which must not take the reserved slots.
         """
-        return self.definitions.total(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
+        content = {"metric": metric, "attributes": dict(attributes or {})}
+        return self.definitions.total(layout.COUNTER, 1, content, of_name)
 
     def histogram(self, metric: str, bounds: Sequence[float]) -> int:
         """The slot of a new histogram: its sum, then a slot per bucket; -1 if none is left."""
-        return self.definitions.total(
-            layout.HISTOGRAM, metric, {}, len(bounds) + 2, {"bounds": list(bounds)}
-        )
+        content = {"metric": metric, "attributes": {}, "bounds": list(bounds)}
+        return self.definitions.total(layout.HISTOGRAM, len(bounds) + 2, content, False)
 
     def add(self, index: int, amount: float) -> None:
         """Add to a total."""
@@ -474,6 +445,3 @@ def _start_ticks() -> int:
     # Pid and start time identify a process; a pid alone is reused.
     stat = files.stat_fields(Path("/proc/self"))
     return int(stat[19]) if len(stat) > 19 else 0
-
-
-__all__ = ["NO_STEP", "Gate", "JournalWriter", "Shape"]

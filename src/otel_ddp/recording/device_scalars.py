@@ -42,8 +42,8 @@ class DeviceScalars:
         module: Callable[[torch.device], Any] = module_of,
         slab: Callable[[], torch.Tensor] | None = None,
     ) -> None:
+        # Number of copies that will never arrive.
         self.lost = 0
-        """Number of copies that will never arrive."""
         self._record = record
         self._module = module
         self._make_slab = slab or _page_locked

@@ -183,16 +183,16 @@ class Progress:
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
         self.work = self.steps.work
+        # The training thread; 0: none yet. A phase opened in another thread does not count.
         self.thread = 0
-        """The training thread; 0: none yet. A phase opened in another thread does not count."""
         self.device_times = DeviceTimes(self.phases)
         self._flushing = self._over = False
         self._deferred: Callable[[], None] | None = None
         self._flushed_words = 0
         self._flush_every_ns = _FLUSH_EVERY_NS
         self._device_timed = True
+        # When the words of steps are to be flushed, at the end of a step.
         self.flush_due_ns = 0
-        """When the words of steps are to be flushed, at the end of a step."""
         self._account = TimeAccount()
         self._totals = StepTotals(recorder.totals, recorder.writer)
         # The phase first: readers check the state before they read it.

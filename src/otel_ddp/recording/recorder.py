@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from otel_ddp import errors
 from otel_ddp.journal import layout
-from otel_ddp.journal.writer import NO_STEP, Gate, JournalWriter, Shape
+from otel_ddp.journal.writer import Gate, JournalWriter, Shape
 from otel_ddp.recording import values
 from otel_ddp.recording.documents import Documents, Names
 from otel_ddp.recording.steps import StepNumbers, When
@@ -139,7 +139,7 @@ class Recorder:
             self.check_agent(now)
 
     def _write(self, ids: tuple[int, ...], numbers: Sequence[float], when: When) -> None:
-        step = NO_STEP if when.step is None else when.step
+        step = layout.NO_STEP if when.step is None else when.step
         epoch = _NO_EPOCH if when.epoch is None else when.epoch
 
         def write() -> bool:

@@ -50,10 +50,10 @@ class CountedSteps:
         self._optimizer: Callable[[], Any] = _none
         # A longer step is not counted; the time by which the current one must end.
         self._longest_ns = self._until_ns = 0
+        # The end times of the steps that `settle` has not written yet.
         self.ends: list[int] = []
-        """The end times of the steps that `settle` has not written yet."""
+        # Cost of counting the last one of these steps; 0: not reached yet.
         self.took_ns = 0
-        """Cost of counting the last one of these steps; 0: not reached yet."""
         self.base = self.step = self.total = self.place = 0
         self.words = scratch_words()
         self.store = self.words.cast("B").cast("d")
@@ -100,14 +100,13 @@ class StepNumbers:
 
     def __init__(self) -> None:
         # Both count from 0; -1 means none.
+        # The last training step logged, or implied by calls without a step; the last implied one.
         self.last = self.implied = -1
-        """The last training step logged, or implied by calls without a step; the last implied one.
-        """
+        # Whether hooks count the steps.
         self.began = False
-        """Whether hooks count the steps."""
         self.in_step = False
+        # Whether this step has called a model. A wait for a batch may just end an epoch.
         self.model_called = False
-        """Whether this step has called a model. A wait for a batch may just end an epoch."""
         self.work = Work()
         # The number of steps is the same on all ranks. The number by which the user logs the last
         # one may differ, and only logging ranks know it.
@@ -120,11 +119,11 @@ class StepNumbers:
         self._lower = (-1, -1)
         # The step of an evaluation's values before any training.
         self._evaluations = -1
-        self.look: Callable[[], None] | None = None
-        """In a step without hooks: settles counted steps, and finds out whether this step has
-        called a model."""
+        # In a step without hooks: settles counted steps, and finds out whether this step has called
+        # a model.
+        self.catch_up: Callable[[], None] | None = None
+        # The counter of unmeasured steps, if there are hooks.
         self.counted: CountedSteps | None = None
-        """The counter of unmeasured steps, if there are hooks."""
 
     # -- for logged values
 
@@ -155,8 +154,8 @@ class StepNumbers:
 
     def train(self, step: int) -> None:
         """A training value was logged with this step."""
-        if self.look is not None:
-            self.look()
+        if self.catch_up is not None:
+            self.catch_up()
         self.last = step if step >= self.last else self.after_lower(step)
         if self.counted is not None:
             self.counted.step = self.next_logged()
@@ -174,8 +173,8 @@ class StepNumbers:
 
     def of_values(self, trains: bool) -> int:
         """The hooks' step of a value that is logged now without a step."""
-        if self.look is not None:
-            self.look()
+        if self.catch_up is not None:
+            self.catch_up()
         if not self.count and self.work.micro_batches > _MOST_ACCUMULATED:
             # A loop that updates weights itself has no other steps.
             return self.work.micro_batches
@@ -241,8 +240,8 @@ class Work:
         self.hook_ns = 0
         self.flops = 0.0
         self.flops_method = ""
+        # The amounts that the words of steps contain already.
         self.gc_written_ns = self.written = 0
-        """The amounts that the words of steps contain already."""
 
     def amounts(self) -> Amounts:
         """The work so far."""

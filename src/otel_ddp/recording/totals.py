@@ -87,8 +87,8 @@ class StepTotals:
     def __init__(self, totals: Totals, writer: JournalWriter) -> None:
         self._of_process, self._writer = totals, writer
         self.store = writer.totals
+        # The number of steps, and its slot; -1: none yet.
         self.steps, self.place = 0, -1
-        """The number of steps, and its slot; -1: none yet."""
         self._flops = 0.0
 
     def step_ended(self) -> None:

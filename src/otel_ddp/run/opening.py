@@ -64,8 +64,8 @@ class LeadSearch:
     """Looks for the agent that leads the run, in the process group's store."""
 
     def __init__(self, conf: Settings | None = None) -> None:
+        # Whether the process group may still have new information.
         self.is_sought = conf is not None and conf.lead != "off"
-        """Whether the process group may still have new information."""
         self._found: Lead | None = None
         self._has_answer = False
 

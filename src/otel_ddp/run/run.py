@@ -56,12 +56,12 @@ class Records:
         self.recorder = recorder
         self.progress = Progress(recorder)
         self.place = place.Place(recorder.writer.path.parent)
+        # Whether series leave the node; None: the rank is not known yet.
         self.exported = exported
-        """Whether series leave the node; None: the rank is not known yet."""
+        # Whether the journal has the final identity.
         self.settled = process.settled
-        """Whether the journal has the final identity."""
+        # Whether the address of the page was printed.
         self.said_where = False
-        """Whether the address of the page was printed."""
 
 
 class Run:
@@ -78,8 +78,8 @@ class Run:
         self._lead = LeadSearch()
         # Whether it was opened for a program that has not called `init` or `instrument` yet.
         self.was_automatic: bool = False
+        # State and reason of its last tracker's run, if that has ended.
         self.tracker_outcome: tuple[str, str] | None = None
-        """State and reason of its last tracker's run, if that has ended."""
         # Name -> direction in which it improves, as chosen by the user.
         self._best: dict[str, str] = {}
 

@@ -64,7 +64,7 @@ class _DeviceTime:
         # The last resolved mark, which began the phase that ends at the next one.
         self.since: _Mark | None = None
         # When the device reached it, and the least offset of its clock behind the host's.
-        self._reached_ns = self._behind_ns = 0
+        self._reached_ns = self._offset_ns = 0
         # The words of the step that is being resolved; None before the end of a first step.
         self._words: list[int] | None = None
         self._paced: dict[int, int] = {}
@@ -79,7 +79,7 @@ class _DeviceTime:
 
     def passed(self, marks: _Marks) -> None:
         # Ten times a step, so everything is in local variables.
-        since, reached_ns, behind_ns = self.since, self._reached_ns, self._behind_ns
+        since, reached_ns, offset_ns = self.since, self._reached_ns, self._offset_ns
         words, paced, pool = self._words, self._paced, self._pool
         spent_ms: dict[int, float] = {}
         for mark in marks:
@@ -91,7 +91,7 @@ class _DeviceTime:
                 not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
             if since is None:
                 # The device's timeline begins at the host's time.
-                since, reached_ns, behind_ns = mark, recorded_ns, not_before_ns - recorded_ns
+                since, reached_ns, offset_ns = mark, recorded_ns, not_before_ns - recorded_ns
                 continue
             took_ms = since.event.elapsed_time(mark.event)
             if took_ms > 0:
@@ -99,10 +99,10 @@ class _DeviceTime:
                 reached_ns += took_ns
                 # A device reaches no mark before it was recorded, nor before a query that found it
                 # pending.
-                if not_before_ns - reached_ns > behind_ns:
-                    behind_ns = not_before_ns - reached_ns
+                if not_before_ns - reached_ns > offset_ns:
+                    offset_ns = not_before_ns - reached_ns
                 code = since.word >> _SHIFT
-                if reached_ns + behind_ns - recorded_ns <= _SOON_NS + took_ns // _SOON_PART:
+                if reached_ns + offset_ns - recorded_ns <= _SOON_NS + took_ns // _SOON_PART:
                     paced[code] = paced.get(code, 0) + took_ns
                 spent_ms[code] = spent_ms.get(code, 0.0) + took_ms
                 pool.append(since)
@@ -115,7 +115,7 @@ class _DeviceTime:
                 words.append(word - recorded_ns + reached_ns)
         drift_ns = sum(spent_ms.values()) * 1e6 // _DRIFT
         self.since, self._reached_ns = since, reached_ns
-        self._behind_ns = behind_ns - int(drift_ns)
+        self._offset_ns = offset_ns - int(drift_ns)
         for code, each_ms in spent_ms.items():
             self._times.add_device_time(code, each_ms / 1000)
 
@@ -132,7 +132,7 @@ class _DeviceTime:
             # The next phase belongs to the next step.
             following = words.pop()
             words.append(_NUMBER | number)
-            words.append(_LAG | max(reached_ns + self._behind_ns - recorded_ns, 0))
+            words.append(_LAG | max(reached_ns + self._offset_ns - recorded_ns, 0))
             for code, took_ns in paced.items():
                 phase = code & PHASE_CODE
                 words.append(_PACED | phase << layout.PACED_SHIFT | took_ns)
@@ -151,25 +151,25 @@ class DeviceClock:
         self._capturing = getattr(module, "is_current_stream_capturing", lambda: False)
         self._times = times
         self._stopped = self._paused = False
-        self._spoilt = False
+        self._discards = False
         self._pool: list[_Mark] = []
         # Marks of the current step. Those of backward come from autograd's thread; `append` is
         # atomic.
         self._open = _Marks()
         # Steps that are over, oldest first; discarded steps are empty.
         self._closed: deque[_Marks] = deque()
-        self._held = 0
+        self._mark_count = 0
         self._time = _DeviceTime(times, self._pool)
 
     def mark(self, word: int) -> None:
         """The device begins a phase, given as the journal's word with the time."""
-        if self._stopped or self._spoilt or self._paused:
+        if self._stopped or self._discards or self._paused:
             return
         try:
             if self._capturing():
                 # Captured work does not run now, and our event would run with every replay. Such a
                 # step is unlike the others, and is discarded.
-                self._spoilt = True
+                self._discards = True
                 return
             try:
                 mark = self._pool.pop()
@@ -188,7 +188,7 @@ class DeviceClock:
                 words[_IN_MARK] = 0
             marks = self._open
             marks.append(mark)
-            self._spoilt = len(marks) >= _MOST_MARKS
+            self._discards = len(marks) >= _MOST_MARKS
         except RuntimeError:
             errors.reraise_foreign()
             self._fail()
@@ -222,7 +222,7 @@ class DeviceClock:
 
     def position(self) -> DevicePosition | None:
         """Where the device is; called by another thread while the training hangs."""
-        if self._stopped or self._spoilt:
+        if self._stopped or self._discards:
             return None
         reached, held = self._time.since, [*self._closed, self._open]
         step = None
@@ -251,7 +251,7 @@ class DeviceClock:
             self._pool.clear()
             self._open = _Marks()
             self._closed.clear()
-            self._held = 0
+            self._mark_count = 0
             self._time.since = None
 
     def _fail(self) -> None:
@@ -262,18 +262,18 @@ class DeviceClock:
     def _close_step(self, number: int) -> None:
         """*number*: 0 for a part of a step."""
         marks, self._open = self._open, _Marks()
-        if self._spoilt:
-            self._spoilt = False
+        if self._discards:
+            self._discards = False
             self._pool += marks
             marks = _Marks()
         elif not marks:
             return
         marks.number = number
         self._closed.append(marks)
-        self._held += len(marks)
-        while len(self._closed) > _MOST_STEPS or self._held > _MOST_MARKS:
+        self._mark_count += len(marks)
+        while len(self._closed) > _MOST_STEPS or self._mark_count > _MOST_MARKS:
             oldest = self._closed.popleft()
-            self._held -= len(oldest)
+            self._mark_count -= len(oldest)
             self._pool += oldest
             self._time.begin_anew()
 
@@ -288,7 +288,7 @@ class DeviceClock:
                     marks[at].not_before_ns, marks.passed = now_ns, at
                     return
             self._closed.popleft()
-            self._held -= len(marks)
+            self._mark_count -= len(marks)
             if not marks:
                 self._time.begin_anew()
                 continue

@@ -33,10 +33,10 @@ from otel_ddp.torch.steps.stepper import Stepper
 _STEPS = 10
 # After so many fruitless searches in a row a new optimizer starts no search, as a program may
 # create one in each step. After twice as many, an unknown optimizer's step starts none either.
-_MOST_IN_VAIN = 4
+_MOST_FRUITLESS = 4
 # A compilation outside of modules counts as so many fruitless searches: Dynamo recompiles when our
 # hook changes, and gives up after eight times.
-_COMPILED_IN_VAIN = 2
+_COMPILED_FRUITLESS = 2
 # A search ends after so many calls, in case no step is made, as in inference.
 _CALLS = 5000
 # Warn if no model is found within so many optimizer steps.
@@ -135,20 +135,20 @@ class _Search:
         self._found = found
         self._reported = False
         self._steps_left = self._calls_left = 0
-        self._unknown_steps = self._in_vain = 0
+        self._unknown_steps = self._fruitless = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
+        # Called instead of a new search when another optimizer is created: a pool's next task.
         self.next_begins: Callable[[], None] | None = None
-        """Called instead of a new search when another optimizer is created: a pool's next task."""
         # The thread inside an outermost call, or 0; while the hook is off, calls of other threads
         # are not seen. And the module with our hook at the end of its call.
-        self._inside = 0
-        self._marked: Callable[[], nn.Module | None] = _nothing
+        self._calling_thread = 0
+        self._hooked_module: Callable[[], nn.Module | None] = _nothing
 
     def begin(self) -> None:
         """Search for as many steps as it may take until every model is called."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
-        if self._in_vain >= 2 * _MOST_IN_VAIN:
+        if self._fruitless >= 2 * _MOST_FRUITLESS:
             return
         if not self.stepper.searching:
             self.stepper.searching = True
@@ -159,7 +159,7 @@ class _Search:
         """Stop searching until another optimizer appears."""
         self.stepper.searching = False
         model_hooks.set_global_hook(None)
-        self._inside = 0
+        self._calling_thread = 0
         self._let_go()
 
     def end(self) -> None:
@@ -174,11 +174,12 @@ class _Search:
 
     @errors.contained()
     def _optimizer_came(self, *_: Any, **__: Any) -> None:
+        stepper = self.stepper
         if self.next_begins is not None:
             self.next_begins()
-        elif self.stepper.alive and not self.stepper.searching and self._in_vain < _MOST_IN_VAIN:
+        elif stepper.alive and not stepper.searching and self._fruitless < _MOST_FRUITLESS:
             # In a cross-validation, for example, the next model is about to be called.
-            self.stepper.model_comes()
+            stepper.model_comes()
             self.begin()
 
     def between_calls(self) -> None:
@@ -188,9 +189,9 @@ class _Search:
         runtime.attach(self.stepper)
         # After Ctrl-C or sys.exit, torch calls no hook at the end of a forward. No local variable
         # holds the frames, as a frame that holds itself is a reference cycle.
-        inside = self._inside
+        inside = self._calling_thread
         if not (inside and times_called(sys._current_frames().get(inside), CALL_MODULE)):
-            self._inside = 0
+            self._calling_thread = 0
             model_hooks.put_on_all()
 
     # -- calls
@@ -208,32 +209,32 @@ class _Search:
                 optimizer_hooks.forget_others()
                 self._report(module)
             return
-        self._inside = get_ident()
+        self._calling_thread = get_ident()
         model_hooks.take_off_all()
         runtime.attach(self.stepper)
         self._let_go()
         # Torch looks up the module's own hooks after its forward.
         module.register_forward_hook(_after_any, always_call=True)
-        self._marked = ref(module)
-        if trains(module) and self._is_whole() and self._adopt(module):
+        self._hooked_module = ref(module)
+        if trains(module) and self._is_no_part() and self._adopt(module):
             # Torch has collected the hooks before this forward already, so call ours directly.
-            model_hooks.before_forward(module, args, _keywords(module))
+            model_hooks.before_forward(module, args, _kwargs_of(module))
 
     def ended(self, module: nn.Module) -> None:
         """A module with our hook, or a copy of one, has returned or raised."""
         # Torch iterates over a copy of its hooks, but over the original after an exception.
         if sys.exc_info()[1] is None:
             model_hooks.take_off(module, _after_any)
-        if self._marked() is module and self._inside == get_ident():
-            self._inside = 0
+        if self._hooked_module() is module and self._calling_thread == get_ident():
+            self._calling_thread = 0
             self.between_calls()
 
     def _let_go(self) -> None:
-        marked, self._marked = self._marked(), _nothing
+        marked, self._hooked_module = self._hooked_module(), _nothing
         if marked is not None:
             model_hooks.take_off(marked, _after_any)
 
-    def _is_whole(self) -> bool:
+    def _is_no_part(self) -> bool:
         """Whether the called module is certainly no part of a watched model.
 
         Checkpointing calls parts during backward, DataParallel calls replicas in threads.
@@ -265,13 +266,13 @@ class _Search:
             return
         module = outermost_called()
         if module is None:
-            self._in_vain += _COMPILED_IN_VAIN
-            if self.stepper.end.has_model or self._in_vain >= 2 * _MOST_IN_VAIN:
+            self._fruitless += _COMPILED_FRUITLESS
+            if self.stepper.end.has_model or self._fruitless >= 2 * _MOST_FRUITLESS:
                 self.pause()
             return
         # A model compiled in place never runs its hooks: measure it from outside from the next call
         # on.
-        if _may_train(module) and self._is_whole():
+        if _may_train(module) and self._is_no_part():
             self._adopt(module)
 
     # -- optimizers
@@ -280,7 +281,7 @@ class _Search:
         """The optimizer of a watched model has stepped."""
         self._steps_left -= 1
         if self._steps_left <= 0:
-            self._in_vain = 0 if self._reported else self._in_vain + 1
+            self._fruitless = 0 if self._reported else self._fruitless + 1
             self.pause()
         self.between_calls()
 
@@ -321,30 +322,30 @@ def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
     """The hook on all modules, while a model is searched for and none is being called."""
     if is_compiling():
         return
-    if (search := _living()) is None:
+    if (search := _active()) is None:
         model_hooks.set_global_hook(None)
     else:
-        _tell(search, search.called, module, args)
+        _notify(search, search.called, module, args)
 
 
 def _after_any(module: nn.Module, *_: Any) -> None:
-    if not is_compiling() and isinstance(search := _living(), _Search):
-        _tell(search, search.ended, module)
+    if not is_compiling() and isinstance(search := _active(), _Search):
+        _notify(search, search.ended, module)
 
 
 def _before_compile(*_: Any) -> None:
     if isinstance(search := _search, _Announced):
-        _tell(search, search.compiling)
+        _notify(search, search.compiling)
 
 
-def _tell(search: _Announced | _Search, event: Callable[..., None], *args: Any) -> None:
+def _notify(search: _Announced | _Search, event: Callable[..., None], *args: Any) -> None:
     try:
         event(*args)
     except errors.ANY_ERROR:
         search.failed()
 
 
-def _living() -> _Announced | _Search | None:
+def _active() -> _Announced | _Search | None:
     """The current search, unless its run is not measured any more."""
     search = _search
     return search if isinstance(search, _Announced) or (search and search.stepper.alive) else None
@@ -395,7 +396,7 @@ def _may_train(module: nn.Module) -> bool:
     return any(each.requires_grad and not each.is_meta for each in module.parameters())
 
 
-def _keywords(module: nn.Module) -> Mapping[str, Any] | None:
+def _kwargs_of(module: nn.Module) -> Mapping[str, Any] | None:
     """The keyword arguments of a module's call, which the hook on all modules does not get."""
     calls = module_calls(sys._getframe())
     return next((call.get("kwargs") for call in calls if call.get("self") is module), None)

@@ -84,7 +84,7 @@ def measured(
     if stepper.group_calls.noted:
         found["calls"] = ""
     # The first batch may be fetched before the training thread is known.
-    is_own = stepper.loads and stepper.loads_in == stepper.progress.thread
+    is_own = stepper.loads and stepper.load_thread == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
     found["samples"] = "" if work.samples else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if work.flops else _UNCOUNTABLE if seen else "not_called"

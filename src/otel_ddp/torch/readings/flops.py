@@ -25,8 +25,8 @@ class ModelFlops:
         # Passed by the user, forward and backward.
         self.given_per_sample: float | None = None
         self.device: torch.device | None = None
+        # Whether other ranks work on the same batches for one of the models.
         self.any_shared = False
-        """Whether other ranks work on the same batches for one of the models."""
 
     def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
         """A training forward of a model without an estimate begins."""

@@ -137,8 +137,8 @@ class Calibration:
     """Compares the thread time of measured steps with that of the unmeasured steps after them."""
 
     def __init__(self) -> None:
+        # Real cost of a hook divided by its own measurement.
         self.factor = _BEFORE
-        """Real cost of a hook divided by its own measurement."""
         self._added = 0
         self._pairs: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
@@ -183,15 +183,15 @@ class SampledSteps:
         self._counted = itertools.chain(_COUNTED, itertools.count(_THEN_EVERY, _THEN_EVERY))
         # The first measured step from these numbers on is sampled or counted.
         self._sample_at, self._count_at = _NEVER, next(self._counted)
+        # Whether the current step is sampled; whether its collectives are counted.
         self.sampling = self.counting = False
-        """Whether the current step is sampled; whether its collectives are counted."""
+        # Whether to read the loss of the next forward.
         self.wants_loss = False
-        """Whether to read the loss of the next forward."""
+        # Whether to read the loss of the next backward.
         self.wants_backward = False
-        """Whether to read the loss of the next backward."""
         self._after_step: Callable[[], None] | None = None
+        # The next step at whose start `begin` has something to do.
         self.next_change = 0
-        """The next step at whose start `begin` has something to do."""
 
     def sample_every(self, every: int) -> None:
         """Sample one step of so many; 0: none."""
@@ -275,8 +275,8 @@ class Cost:
         self._progress, self._sampled, self._calls = progress, sampled, calls
         self._steps, self._work = progress.steps, progress.work
         self._gate = progress.recorder.gate
+        # None: all steps are measured.
         self.budget: Budget | None = None
-        """None: all steps are measured."""
         self.every = 1
         self._calibration = Calibration()
         # End and number of the last step in the accounts; the recent step time; when `every`

@@ -57,9 +57,8 @@ class OpenCalls:
         self.forwards, self.trains = 0, False
         # One backward at a time, of any model, and its graph task id.
         self.in_backward, self.backward_id = False, -1
+        # The thread of the last forward. `Progress.thread` is that of the last training forward.
         self.forward_thread = 0
-        """The thread of the last forward. `Progress.thread` is that of the last training forward.
-        """
 
     def is_outside_step(self, thread: int, trains: bool = True) -> bool:
         """Whether a call that begins in this thread does not belong to the measured steps.
@@ -167,28 +166,28 @@ class StepEnd:
     """Finds the optimizer whose step ends a training step: the user's choice, or the first seen."""
 
     def __init__(self) -> None:
+        # Without a known model there are no training steps.
         self.has_model = False
-        """Without a known model there are no training steps."""
+        # Backwards since the last training step.
         self.backwards = 0
-        """Backwards since the last training step."""
         self.has_scaler = False
+        # Whether the optimizer has stepped since the scaler's last update.
         self.scaler_let = False
-        """Whether the optimizer has stepped since the scaler's last update."""
+        # The optimizer that ends training steps, by id; empty while unknown, and once it is gone.
+        # Steps of other optimizers (a GAN's second one) belong to the next training step.
         self.known: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
-        """The optimizer that ends training steps, by id; empty while unknown, and once it is gone.
-        Steps of other optimizers (a GAN's second one) belong to the next training step."""
         self._named = False
         # Steps of other optimizers since the last training step, by id; and the number of that
         # step.
         self._others: dict[int, int] = {}
         self._others_after = 0
+        # How many steps passed before this optimizer was known to end them.
         self.missed = 0
-        """How many steps passed before this optimizer was known to end them."""
         # Counted since the last training step: backwards seen at the latest optimizer step;
         # optimizer steps directly after a backward (as in a GAN, where each has its own loss).
         self._stepped_after = self._losses = 0
+        # Whether a step had more than one loss since this optimizer was chosen.
         self.several_losses = False
-        """Whether a step had more than one loss since this optimizer was chosen."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:

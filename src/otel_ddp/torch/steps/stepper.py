@@ -62,12 +62,12 @@ class Stepper:
         self.group_calls = GroupCalls(progress)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
+        # The search for models, which discovery begins and ends.
         self.search: Any = None
-        """The search for models, which discovery begins and ends."""
+        # Whether the search is looking for models now.
         self.searching = False
-        """Whether the search is looking for models now."""
+        # Called if steps do not call the model that the user has passed.
         self.model_not_called: Callable[[], None] = lambda: None
-        """Called if steps do not call the model that the user has passed."""
         self.backward_hook = BackwardHook()
         self.backward_hook.call(self.gradient_arrived)
         self._steps, self._phases, self._work = progress.steps, progress.phases, progress.work
@@ -86,37 +86,38 @@ class Stepper:
         # training mode since. If a step ends then, this model is being trained.
         self._evaluated: WatchedModel | None = None
         # `instrument` is mostly called in the training thread.
-        self._made_in = _get_ident()
-        self.loads = self.loads_in = 0
-        """How many batches were fetched, and the thread of the last fetch."""
+        self._creator_thread = _get_ident()
+        # How many batches were fetched, and the thread of the last fetch.
+        self.loads = self.load_thread = 0
         self.compiles = False
+        # Whether the last step was replayed from a CUDA graph.
         self.replays = False
-        """Whether the last step was replayed from a CUDA graph."""
         # Whether a CUDA graph is being captured, and how many training steps it contains so far.
         self._is_capturing = False
         self._captured_steps = 0
         # Depth of nested optimizer steps in the capture: a subclass may call `super().step()`.
         self._open_captured = 0
         self._failures = 0
+        # Whether the phases of the current step are measured. Otherwise only the hook after an
+        # optimizer's step is on.
         self.measured = True
-        """Whether the phases of the current step are measured. Otherwise only the hook after an
-        optimizer's step is on."""
+        # Puts the hooks on and off between two steps.
         self.switch_hooks: Callable[[bool], None] = lambda on: None
-        """Puts the hooks on and off between two steps."""
         self.cost = Cost(progress, self.sampled, self.group_calls)
         # Whether training steps end by other means than an optimizer's step, so that hooks stay on.
         self._needs_hooks = False
         # Whether the current step is measured from its beginning.
-        self._whole = False
+        self._measured_whole = False
         # How many steps' work the current step contains, if hooks missed a part of it.
-        self._missed = 0
+        self._unseen_steps = 0
         # The work of the last fully measured step; the total work at the end of the previous step.
-        self._each = self._before = Amounts(0, 0, 0.0, 0, 0)
+        self._usual_work = self._work_before = Amounts(0, 0, 0.0, 0, 0)
         # Autograd sequence numbers per measured step; the number when the previous step ended, and
         # that step; whether steps differ in them; whether values are logged while hooks are off.
-        self._nodes_each = self._nodes_before = self._nodes_at = 0
-        self._nodes_vary = self._logs = False
-        self._looks = self._look
+        self._usual_nodes = self._nodes_before = self._nodes_step = 0
+        self._nodes_vary = self._logs_unmeasured = False
+        # Bound once, as it is set in each step.
+        self._catch_up_bound = self._catch_up
 
     def failed(self, where: str) -> None:
         """A hook raised. After three failures all hooks are switched off."""
@@ -163,7 +164,7 @@ class Stepper:
         calls = self.calls
         for phase in (calls.forward, calls.eval, calls.backward, self._optimizer, calls.load):
             self._phases.leave(phase)
-        self._steps.look = None
+        self._steps.catch_up = None
         if not self.measured:
             self.measured = True
             self._phases.go_on_measured()
@@ -201,12 +202,12 @@ class Stepper:
             self.batches.no_backward_seen()
         self.end.step_ended()
         self.batches.step_ended()
-        if self._missed:
-            self._add_missed(self._missed)
+        if self._unseen_steps:
+            self._add_unseen_work(self._unseen_steps)
         sampled, steps = self.sampled, self._steps
         now = self._phases.clock()
         self.cost.took(self.group_calls.step_ended(now))
-        measures = self._choose(now, between)
+        measures = self._decide_measuring(now, between)
         if self.progress.step_finished(now, skipped, phase, measures) or sampled.sampling:
             self._flush(now)
         following = steps.count + 1
@@ -225,7 +226,7 @@ class Stepper:
 
     # -- which steps are measured
 
-    def _choose(self, now: int, between: bool) -> bool:
+    def _decide_measuring(self, now: int, between: bool) -> bool:
         """Decide at the end of a step whether the next one is measured."""
         budget, sampled = self.cost.budget, self.sampled
         measures, was_odd = self.cost.step_ends(now, self.measured)
@@ -243,16 +244,16 @@ class Stepper:
         """The next step begins: set its hooks accordingly."""
         steps, was, amounts = self._steps, self.measured, self._work.amounts()
         # The first step is mostly seen whole, and a second measured one may never come.
-        if was and (self._whole or not any(self._each)):
-            pairs = zip(amounts, self._before, strict=True)
-            self._each = Amounts._make(now - before for now, before in pairs)
+        if was and (self._measured_whole or not any(self._usual_work)):
+            pairs = zip(amounts, self._work_before, strict=True)
+            self._usual_work = Amounts._make(now - before for now, before in pairs)
         # Sequence numbers are per thread, and another thread may have taken over.
-        if was and self._whole and (nodes := _autograd_nodes() - self._nodes_before) > 0:
-            self._nodes_each = nodes
-        self._before = amounts
+        if was and self._measured_whole and (nodes := _autograd_nodes() - self._nodes_before) > 0:
+            self._usual_nodes = nodes
+        self._work_before = amounts
         self._note_nodes()
-        self._whole, self.measured, self._missed = measures, measures, 0
-        steps.look = None if measures else self._looks
+        self._measured_whole, self.measured, self._unseen_steps = measures, measures, 0
+        steps.catch_up = None if measures else self._catch_up_bound
         if measures is not was:
             self.switch_hooks(measures)
 
@@ -269,7 +270,7 @@ class Stepper:
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
-                self._end_unseen(now, False)
+                self._end_unmeasured(now, False)
                 self.end.scaler_let = True
                 if not self.measured:
                     self._count(steps.count + 1, optimizer)
@@ -293,16 +294,16 @@ class Stepper:
         elif self.searching or made > _MOST_OTHERS:
             self.go_on_measured()
 
-    def _end_unseen(self, now: int, skipped: bool) -> None:
+    def _end_unmeasured(self, now: int, skipped: bool) -> None:
         """An unmeasured step has ended: assume the work of the last measured one."""
         steps, counted = self._steps, self.progress.counted
         if took_ns := counted.took_ns:
             counted.took_ns = 0
             self.cost.counted(took_ns)
         self.progress.go_on_uncounted()
-        self._nodes_vary |= self._nodes_made() != self._nodes_each
-        self._add_each()
-        measures = self._choose(now, True)
+        self._nodes_vary |= self._nodes_made() != self._usual_nodes
+        self._add_usual_work()
+        measures = self._decide_measuring(now, True)
         if self.progress.step_finished(now, skipped, None, measures):
             self._flush(now)
         if measures:
@@ -313,16 +314,16 @@ class Stepper:
             self._measure_next(True)
         else:
             self._note_nodes()
-            steps.look = self._looks
+            steps.catch_up = self._catch_up_bound
         if measures or self.cost.compares:
             self.cost.step_over(thread_time_ns())
 
-    def _add_each(self) -> None:
-        self._work.add(self._each)
+    def _add_usual_work(self) -> None:
+        self._work.add(self._usual_work)
 
-    def _add_missed(self, times: int) -> None:
+    def _add_unseen_work(self, times: int) -> None:
         """That many steps have ended, partly unseen by hooks: assume the usual work for each."""
-        found = zip(self._work.amounts(), self._before, self._each, strict=True)
+        found = zip(self._work.amounts(), self._work_before, self._usual_work, strict=True)
         missed = (max(before + times * each - now, 0) for now, before, each in found)
         self._work.add(Amounts._make(missed))
 
@@ -332,7 +333,7 @@ class Stepper:
             return
         # Torch steps an optimizer without state to initialize the state.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
-            self._logs and self._nodes_vary
+            self._logs_unmeasured and self._nodes_vary
         ):
             return
         usual_ns = max(self.cost.usual_ns, 1)
@@ -346,14 +347,14 @@ class Stepper:
         if (left := coming - following - 1) > 0:
             known = self.end.known.get(id(optimizer))
             if known is not None:
-                self.progress.count_steps(left, known, ODD * usual_ns, self._add_each)
+                self.progress.count_steps(left, known, ODD * usual_ns, self._add_usual_work)
 
     def scaler_updates(self, found: Any) -> None:
         """The scaler is about to be updated. It may have skipped the optimizer's step."""
         if not self.end.scaler_skips(found):
             return
         if not self.measured:
-            self._end_unseen(self._phases.clock(), skipped=True)
+            self._end_unmeasured(self._phases.clock(), skipped=True)
         elif self.end.backwards:
             self.act("the scaler", self._finish, True, None, not self.calls.forwards)
 
@@ -362,9 +363,9 @@ class Stepper:
         if self.measured:
             return
         self.progress.counted.stop()
-        self._look()
-        self._missed, self._before = int(self._steps.model_called), self._work.amounts()
-        self.measured, self._steps.look = True, None
+        self._catch_up()
+        self._unseen_steps, self._work_before = int(self._steps.model_called), self._work.amounts()
+        self.measured, self._steps.catch_up = True, None
         self._phases.go_on_measured()
         self.switch_hooks(True)
 
@@ -381,29 +382,29 @@ class Stepper:
         if budget is not None and not budget.is_exhausted:
             self.go_on_measured()
 
-    def _look(self) -> None:
+    def _catch_up(self) -> None:
         """A value is logged while hooks are off: find out whether this step has called a model.
 
         A forward creates autograd nodes, which advance the thread's sequence number.
         """
         self.progress.settle()
-        if _get_ident() != self.progress.thread or not self._nodes_each:
+        if _get_ident() != self.progress.thread or not self._usual_nodes:
             return
-        self._logs = True
+        self._logs_unmeasured = True
         # Half a forward is enough, as a step may consist of several.
-        if 2 * self._nodes_made() * max(self._each.forwards, 1) > self._nodes_each:
+        if 2 * self._nodes_made() * max(self._usual_work.forwards, 1) > self._usual_nodes:
             self.progress.counted.stop()
-            self._steps.look = None
+            self._steps.catch_up = None
             self._steps.begin_step()
             self._steps.model_called = True
 
     def _note_nodes(self) -> None:
-        self._nodes_before, self._nodes_at = _autograd_nodes(), self._steps.count
+        self._nodes_before, self._nodes_step = _autograd_nodes(), self._steps.count
 
     def _nodes_made(self) -> int:
         """The nodes created in this step, assuming the usual number for counted steps before it."""
-        others = self._steps.count - self._nodes_at
-        return _autograd_nodes() - self._nodes_before - others * self._nodes_each
+        others = self._steps.count - self._nodes_step
+        return _autograd_nodes() - self._nodes_before - others * self._usual_nodes
 
     # -- loaders: a batch begins a step, or is the next batch of the open one
 
@@ -415,7 +416,7 @@ class Stepper:
                 self.search.between_calls()
             return
         thread, trains = _get_ident(), self.progress.thread
-        if trains != thread and is_another_thread(trains or self._made_in, thread):
+        if trains != thread and is_another_thread(trains or self._creator_thread, thread):
             return  # a thread that prefetches: training does not wait for it
         if calls.in_backward:
             calls.close_what_raised()
@@ -428,13 +429,13 @@ class Stepper:
                 return
             if not self._steps.in_step or self.end.backwards:
                 self._begin()
-        self.loads_in = thread
+        self.load_thread = thread
         self.loads += 1
         self._phases.enter(calls.load)
 
     def load_ended(self) -> None:
         """The batch has arrived."""
-        if _get_ident() == self.loads_in:
+        if _get_ident() == self.load_thread:
             self._phases.leave(self.calls.load)
 
     # -- models: a forward that begins closes forwards left open
@@ -623,7 +624,7 @@ class Stepper:
         if not self._steps.count:
             self.sampled.run(self._resume, optimizer)
         if missed := self.end.missed:
-            self._missed, self._whole = missed + 1, False
+            self._unseen_steps, self._measured_whole = missed + 1, False
             self.progress.count_missed(missed)
         self._finish(False, self._optimizer, between=not self.calls.forwards)
 
@@ -706,10 +707,10 @@ class Stepper:
         if not self.measured:
             # Only its last step decides whether the next one is measured.
             for _ in range(steps - 1):
-                self._add_each()
-            self._end_unseen(self._phases.clock(), False)
+                self._add_usual_work()
+            self._end_unmeasured(self._phases.clock(), False)
             return
-        self._missed, self._whole = steps, False
+        self._unseen_steps, self._measured_whole = steps, False
         self._finish(False, self._graph, between=not self.calls.forwards)
 
 

@@ -29,27 +29,27 @@ class WatchedModel:
         # Weakly: it holds most of a device's memory. The callback must not be a Python function: an
         # exception of a signal handler in it would be lost.
         self.model = ref(model, partial(among.pop, id(model)))
+        # Whether it was called outside of compiled code, so that its hooks run.
         self.called = False
-        """Whether it was called outside of compiled code, so that its hooks run."""
+        # Whether it may be a part of a compiled graph, so that its hooks must not change.
         self.in_graph = False
-        """Whether it may be a part of a compiled graph, so that its hooks must not change."""
+        # Whether a forward may broadcast buffers to all ranks.
         self.syncs_buffers = False
-        """Whether a forward may broadcast buffers to all ranks."""
         # The model inside of wrappers: a loop may call `train()` or `eval()` on it alone.
         self.inside = ref(models.unwrapped(model))
         # torch.compile and modules that compute a loss wrap a DDP, too.
+        # Whether it is or contains a DDP, which averages gradients over ranks.
         self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
-        """Whether it is or contains a DDP, which averages gradients over ranks."""
+        # Whether it is trained in evaluation mode, to freeze its batch statistics.
         self.trains_in_eval = False
-        """Whether it is trained in evaluation mode, to freeze its batch statistics."""
+        # Whether the batch of its last forward may be the step's batch.
         self.counted = True
-        """Whether the batch of its last forward may be the step's batch."""
         # Forward and backward, per token, or per sample if the user passes that.
+        # None: not known yet; 0: cannot be known.
         self.flops_per_unit: float | None = None
-        """None: not known yet; 0: cannot be known."""
         self.by_samples = False
+        # Whether other ranks work on the same samples, so that none of them counts them.
         self.shared = False
-        """Whether other ranks work on the same samples, so that none of them counts them."""
         # Of the last forward.
         self.samples = self.tokens = 0
 
@@ -212,10 +212,10 @@ class Batches:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        # The first model called in the step: an encoder and its decoder work on one batch.
         self.model: WatchedModel | None = None
-        """The first model called in the step: an encoder and its decoder work on one batch."""
+        # Whether a forward has run since the last backward; the next backward uses its batch.
         self.awaits = False
-        """Whether a forward has run since the last backward; the next backward uses its batch."""
         # Samples of further forwards: in a pipeline their backwards follow later.
         self._late: deque[int] = deque(maxlen=_MOST_UNDER_WAY)
 
