@@ -1,4 +1,4 @@
-"""The attempts of a run: which of its launches a process is of, and which steps they did twice."""
+"""The attempts of a run: assigns processes and steps to them, and finds repeated steps."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.steps import Step
 
 _MOST_ATTEMPTS = 100
-# Steps wait until a rank that logs has told which ones they are: so many of each rank and clock,
-# and for so long. Then it is not known.
+# Limits of held steps, by rank and clock: steps wait until a rank logs the program's step number.
+# Beyond the limits the number counts as unknown.
 _MOST_HELD, _HELD_NS = 500, 60 * 10**9
 
 
 class Placed(NamedTuple):
-    """A step, and where it belongs among those of all attempts."""
+    """A step with its place among those of all attempts."""
 
     step: Step
     number: int
-    """Its place on the axis of steps: a step that is done twice has one place."""
+    """Its place on the axis of steps; a repeated step has the place of the first."""
     is_repeated: bool | None
-    """Whether an earlier attempt had done it; None: not known."""
+    """Whether an earlier attempt had done it; None if unknown."""
 
 
 class _Numbers:
-    """How the numbers of one attempt's steps relate to those of the program."""
+    """Relates our numbers of one attempt's steps to the program's."""
 
     def __init__(self) -> None:
         self.told_until = 0
-        """Up to this step of ours, a rank has told by which number the program knows it."""
+        """Our last step for which a rank has logged the program's number."""
         self.is_silent = False
-        """The program tells no number, as far as can be seen."""
+        """Whether the program seems to log no numbers."""
         self.teller = ""
-        """The rank that tells it: several may count from 0 and from 1."""
+        """The rank whose numbers count: others may begin at another one."""
         self.shift: int | None = None
-        """The program's number less ours, as last told."""
+        """The program's number minus ours, by the last logged one."""
         self.is_even = True
-        """It counts steps as we do. Some count each part of a step, or epochs."""
+        """Whether the program counts the same steps. Some count micro-batches or epochs."""
         self._moved = 0
         self.furthest = -1
-        """By the program, or by ours where it tells none."""
+        """The furthest step, by the program's number, or by ours without one."""
 
     def tell(self, number: int, logged: int) -> None:
-        """The program's number of a step."""
+        """Note the program's number of a step."""
         shift = logged - number
-        # Once by one: what a resumed optimizer has counted holds until the first number is logged.
+        # One change by 1 is allowed: before the first logged number, a resumed optimizer's count is
+        # used.
         self._moved += 0 if self.shift is None else abs(shift - self.shift)
         self.is_even = self.is_even and self._moved < 2
         self.shift = shift
@@ -54,26 +55,25 @@ class _Numbers:
         self.furthest = max(self.furthest, logged)
 
     def go_on(self, attempt: Mapping[str, Any]) -> None:
-        """Another agent has seen the beginning of the attempt, and told this of it."""
+        """Continue an attempt whose beginning an earlier agent has seen."""
         self.teller = attempt.get("teller", "")
         self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
         self.furthest = attempt.get("last_step", -1)
 
 
 class Attempts:
-    """The attempts of one run on this node: each launch under the run's name is one."""
+    """The attempts of one run: each launch under its name is one."""
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
-        """*kept*: what the history tells of earlier ones, as `told` was."""
+        """*kept*: `told` as stored in the history."""
         self.told: list[dict[str, Any]] = [dict(each) for each in kept]
-        """For people, as JSON."""
+        """All attempts, as JSON."""
         self._numbers = _Numbers()
-        # The rank that told the program's number last, and by how much that was more than ours in
-        # the first attempt with a step.
+        # The rank whose numbers counted last, and the shift of the first attempt with a step.
         self._teller = ""
         self._first_shift: int | None = None
         self._is_even = True
-        # The furthest step of earlier attempts: by the program's number, and by its place.
+        # The furthest step of earlier attempts, by the program's number and by place.
         self._before, self._last_place = -1, 0
         self._held: dict[tuple[str, str], deque[Step]] = {}
         for each in self.told[:-1]:
@@ -82,10 +82,10 @@ class Attempts:
             self._numbers.go_on(self.told[-1])
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
-        """Of an attempt that is over, what later ones are compared with."""
+        """Note the facts of an ended attempt that later ones are compared with."""
         self._teller = attempt.get("teller", self._teller)
         if self._first_shift is None and "last_place" in attempt:
-            # A program that tells no number counts as we do, as far as is known.
+            # A program without numbers is assumed to count as we do.
             self._first_shift = attempt.get("shift", 0)
         self._is_even = self._is_even and attempt.get("is_even", True)
         self._before = max(self._before, attempt.get("last_step", -1))
@@ -97,7 +97,7 @@ class Attempts:
         return int(self.told[-1]["attempt"]) if self.told else 1
 
     def of(self, began_ns: int) -> int:
-        """The number of the attempt of a process that began then."""
+        """The number of the attempt to which a process that began then belongs."""
         for each, later in pairwise(self.told):
             if began_ns < each.get("ended_ns", later["began_ns"]):
                 return int(each["attempt"])
@@ -105,11 +105,11 @@ class Attempts:
 
     @property
     def began_ns(self) -> int:
-        """When the current one began; 0: it is the first one."""
+        """When the current attempt began; 0 for the first."""
         return int(self.told[-1]["began_ns"]) if len(self.told) > 1 else 0
 
     def begin(self, began_ns: int) -> None:
-        """The first process of another attempt is here."""
+        """Begin another attempt."""
         if self.told:
             self._remember(self.told[-1])
         number = self.told[-1]["attempt"] + 1 if self.told else 1
@@ -119,26 +119,26 @@ class Attempts:
         self._held.clear()
 
     def end(self, ended_ns: int, state: str) -> None:
-        """No process of the present one is left."""
+        """End the current attempt."""
         self.told[-1] |= {"ended_ns": ended_ns, "state": state}
 
     def go_on(self) -> None:
-        """A process of it is left after all."""
+        """Undo the end: a process of the attempt is left."""
         for key in ("ended_ns", "state"):
             self.told[-1].pop(key, None)
 
     def reach(self, rank: str, step: int) -> None:
-        """The process of this rank has ended, and had come to this step.
+        """Note the last step of a process that has ended.
 
-        The last quarter of a second before a sudden end may be missing among its steps.
+        Its recorded steps may lack the last quarter of a second before a sudden end.
         """
-        # The others know only how many they have made.
+        # Other ranks know only our number.
         if self._numbers.shift is None or rank == self._numbers.teller:
             self._numbers.furthest = max(self._numbers.furthest, step)
             self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
-        """Why the one ended that was going on then: the first reason counts, as last worded."""
+        """Set why the attempt of that time ended: the earliest reason, in its latest words."""
         for each in reversed(self.told):
             if each["began_ns"] < time_ns:
                 if time_ns <= each.get("why_ns", time_ns):
@@ -146,15 +146,15 @@ class Attempts:
                 return
 
     def take_back(self, time_ns: int) -> None:
-        """Withdraw the reason that was recorded for an attempt at this moment."""
+        """Withdraw the reason with this time."""
         for each in self.told:
             if each.get("why_ns") == time_ns:
                 del each["why"], each["why_ns"]
 
-    # -- its steps
+    # -- steps
 
     def place(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
-        """The steps of a rank whose places are known by now."""
+        """Add steps of a rank; returns those whose places are known by now."""
         numbers, key = self._numbers, (rank, clock)
         steps = [each for each in steps if each.number is not None]
         if self._listens_to(rank):
@@ -175,13 +175,13 @@ class Attempts:
         return placed
 
     def place_late(self, number: int, steps: Iterable[Step]) -> list[Placed]:
-        """Steps of this earlier attempt, which come when the present one has begun."""
+        """Place steps of an earlier attempt that are read late."""
         attempt = next((each for each in self.told if each["attempt"] == number), self.told[0])
         shift = attempt.get("shift", 0) - (self._first_shift or 0)
         return [Placed(each, each.number + shift, None) for each in steps if each.number]
 
     def release(self, rank: str, clock: str) -> list[Placed]:
-        """The held steps of a process that has ended or hangs: no rank will number them soon."""
+        """Place the held steps of an ended or hanging process, without waiting for numbers."""
         held = self._held.pop((rank, clock), ())
         self._hear_instead(rank, held)
         placed = [self._placed(each) for each in held]
@@ -189,27 +189,27 @@ class Attempts:
         return placed
 
     def _hear(self, rank: str, steps: Iterable[Step]) -> None:
-        """By which numbers the program of this rank knows its steps."""
+        """Note the program's numbers in steps of a rank."""
         for each in steps:
-            # The first step is known by the second: a program logs after it.
+            # Not of the first step: a program logs its number after it.
             if each.logged is not None and (each.number or 0) > 1:
                 self._numbers.teller = rank
                 self._numbers.tell(each.number or 0, each.logged)
 
     def _hear_instead(self, rank: str, held: Iterable[Step]) -> None:
-        """The rank whose step numbers placed earlier attempts has ended, or reports no numbers."""
+        """Note numbers of another rank, if the one whose numbers count has ended or logs none."""
         if self._numbers.shift is None:
             self._hear(rank, held)
 
     def _listens_to(self, rank: str) -> bool:
-        """Whether its numbers count: those of one rank do, if it can be the one of before."""
+        """Whether the numbers of this rank count: those of one rank do, as in the last attempt."""
         numbers = self._numbers
         if numbers.teller:
             return rank == numbers.teller
         return rank == self._teller or not self._teller or numbers.is_silent
 
     def _is_due(self, held: deque[Step]) -> bool:
-        """Whether it is known what the first one is, or will not be known any more."""
+        """Whether the number of the first held step is known, or will stay unknown."""
         numbers = self._numbers
         return numbers.is_silent or (held[0].number or 0) <= numbers.told_until
 
@@ -217,7 +217,7 @@ class Attempts:
         numbers, ours = self._numbers, step.number or 0
         shift = numbers.shift
         if shift is None and step.logged is not None:
-            # It has made one step.
+            # The attempt has one step so far.
             shift = step.logged - ours
         if shift is None or not (numbers.is_even and self._is_even):
             # Without step numbers from the program, a restart and a resume look alike.
@@ -241,7 +241,7 @@ class Attempts:
         new = [each.step.began_ns for each in placed if each.is_repeated is False]
         if new:
             told["new_ns"] = min(new[0], told.get("new_ns", new[0]))
-        # All ranks do them, from the first step on: each is counted once.
+        # All ranks repeat the same steps: count them once.
         repeated = [each.step.number or 0 for each in placed if each.is_repeated]
         if repeated:
             told["repeated_steps"] = max(told.get("repeated_steps", 0), *repeated)

@@ -1,4 +1,4 @@
-"""Keeps the histories of the runs of a node: collects in the agent's loop, writes in a thread."""
+"""The histories of a node's runs: collected in the agent's loop, written by a thread."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, sta
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
-# Writing takes this share of a core, unless it would then wait for longer, as after a failure. The
-# last block of each curve is written again: what thousands of curves cost depends on how often.
+# Duty cycle of writing, and the longest pause, also after a failure. Each write rewrites the last
+# block of each curve, so the cost of thousands of curves depends on the pause.
 _WRITING_SHARE, _WRITE_SELDOM_S = 0.005, 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0
-# A disk that has not answered for so long is said to hang; one that is slow has then answered.
+# A disk that has not answered for so long counts as hanging.
 _HANGS_S = 4.0
-# Records and steps that wait while the disk does not answer; beyond it they are left out.
+# Limit of records and steps that wait for a hanging disk; more are dropped.
 _MOST_QUEUED = 300_000
-# Of another node, until the next look.
+# Limit of samples of another node, until the next update.
 _MOST_SAMPLES = 10_000
 
 
 class _Waiting:
-    """What the thread has not taken yet. The agent's loop adds to it."""
+    """A queue from the agent's loop to the thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class _Waiting:
         self._size = 0
         self._left_out_since_ns = 0
         self.added = 0
-        """How many batches there were until now."""
+        """The number of batches so far."""
 
     def add(self, batch: Batch) -> None:
         size = batch.news.size
@@ -73,7 +73,7 @@ class _Waiting:
                 self._states[key] = state if before is None else state.after(before)
 
     def take(self) -> tuple[list[Batch], dict[RunKey, State], int, int]:
-        """Batches, states, since when something was left out (0: nothing was), and `added`."""
+        """Batches, states, the time of the first dropped batch (0 if none), and `added`."""
         with self._lock:
             taken = self._batches, self._states, self._left_out_since_ns, self.added
             self._batches, self._states, self._left_out_since_ns = [], {}, 0
@@ -82,17 +82,17 @@ class _Waiting:
 
 
 class _Disk:
-    """How the disk of the histories answers."""
+    """Notes failures of the disk, and whether it hangs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._problem = ""
         self._problem_since_ns = 0
-        # When it was asked for what it has not answered yet: by two clocks.
+        # When the unfinished operation began, by two clocks.
         self._asked: tuple[float, int] | None = None
 
     def attempt(self, ask: Callable[[], None]) -> str:
-        """Why it failed; empty if it did not."""
+        """Run an operation; why it failed, or empty."""
         self._asked = time.monotonic(), time.time_ns()
         try:
             ask()
@@ -103,19 +103,19 @@ class _Disk:
         return ""
 
     def hangs(self) -> bool:
-        """Whether a thread that touches it may wait for long."""
+        """Whether an operation hangs."""
         asked = self._asked
         return asked is not None and time.monotonic() - asked[0] > _HANGS_S
 
     def problem(self) -> tuple[str, int]:
-        """Why nothing can be kept, and since when; empty if all is well."""
+        """Why and since when nothing is written; empty if it is."""
         asked = self._asked
         if asked is not None and self.hangs():
             return "the disk does not answer", self._problem_since_ns or asked[1]
         return self._problem, self._problem_since_ns
 
     def note(self, failed: str, now_ns: int) -> None:
-        """How the last round went."""
+        """Note the result of a round."""
         if failed and not self._problem:
             self._problem_since_ns = now_ns
             log.warning("no history is kept in %s: %s", self._folder, failed)
@@ -126,10 +126,10 @@ class _Disk:
 
 
 class Histories:
-    """One a node. The agent's loop feeds it; only its thread touches a file."""
+    """One per node. The agent's loop feeds it; only its thread touches files."""
 
     def __init__(self, named: str, most_bytes: int, node: str) -> None:
-        """*named*: the directory, if the user named one."""
+        """*named*: the configured directory, or empty."""
         self.directory = directory.default_directory(named)
         self._most_bytes = most_bytes
         self._node = node
@@ -137,7 +137,7 @@ class Histories:
         self._disk = _Disk(self.directory)
         self._wake = threading.Event()
         self._stopping = False
-        # By run; and when it was fed last.
+        # By run, with the time at which it was last fed.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
         self._clean_at = self._write_at = 0.0
         self._written = 0
@@ -146,50 +146,50 @@ class Histories:
     # -- called by the agent's loop
 
     def feed(self, batch: Batch) -> None:
-        """What was read of a process."""
+        """Queue the records of a process."""
         self._waiting.add(batch)
 
     def feed_states(self, states: Mapping[RunKey, State]) -> None:
-        """What is known of each run now."""
+        """Queue a snapshot of each run."""
         self._waiting.add_states(states)
         self._wake.set()
 
     @property
     def fed(self) -> int:
-        """How many batches were fed until now."""
+        """The number of batches fed so far."""
         return self._waiting.added
 
     def has(self, fed: int) -> bool:
-        """Whether this many batches are on disk; true as well while the disk fails."""
+        """Whether so many batches are on disk; also true while the disk fails."""
         return self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
-        """The offset up to which the history has each journal; None: the file is not open yet."""
+        """The offset up to which the history has each journal; None if it is not open yet."""
         found = self._runs.get(run)
         written = None if found is None else found[0].written
         return {} if written is None and self.remark() else written
 
     def describe(self) -> dict[str, Any]:
-        """Where histories are, and since when nothing could be kept, if that is so."""
+        """The directory, and the problem of its disk."""
         problem, since_ns = self._disk.problem()
         return {"directory": str(self.directory), "problem": problem, "since_ns": since_ns}
 
     def times(self) -> dict[RunKey, Told]:
-        """What the time of each run's ranks here went to, as last written."""
+        """The time of each run's ranks here, as last written."""
         found = {key: run.time.told for key, (run, _) in [*self._runs.items()]}
         return {key: told for key, told in found.items() if told is not None}
 
     def hang(self) -> bool:
-        """Whether a thread that touches the directory may wait for long."""
+        """Whether the disk hangs."""
         return self._disk.hangs()
 
     def remark(self) -> str:
-        """One line on why nothing is kept now; empty if all is well."""
+        """Why no history is written, in a line; else empty."""
         problem, _ = self._disk.problem()
         return f"no history is kept: {problem}" if problem else ""
 
     def stop(self) -> None:
-        """Write what waits, for a few seconds at most."""
+        """Write the queue, for a few seconds at most."""
         self._stopping = True
         self._wake.set()
         if self.thread.join(1.0 if self.remark() else _STOP_S):
@@ -240,16 +240,16 @@ class Histories:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
         if found is None:
-            # How far it has read: known before anything is added.
+            # Read its offsets before anything is added.
             self._disk.attempt(run.open)
         self._runs[key] = run, now
         return run
 
 
-# -- what is kept
+# -- collecting
 
 
-# What a person looks at; the others are on /metrics and in Prometheus.
+# Metrics of the node that the page shows; all others are on /metrics only.
 _METRICS = (
     catalog.HW_GPU_UTILIZATION,
     catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION,
@@ -273,21 +273,21 @@ _METRICS = (
 
 
 class _Run:
-    """What is collected of one run."""
+    """The collector's state of one run."""
 
     def __init__(self) -> None:
         self.job_type = ""
-        """The role of those that train; without it that of the process that was seen first."""
+        """`train`, or the job type of the first process without such a one."""
         self.led_by = ""
-        """The node of its lead as last known; empty: this one, or it has one node."""
+        """The node of the lead, if another one leads the run."""
         self.samples: Sequence[Sample] = ()
-        """The newest of each series."""
+        """The newest sample of each series."""
         self.nodes: dict[str, list[Sample]] = {}
-        """New samples of other nodes since the last look, where this agent leads it."""
+        """New samples of other nodes, if this agent leads the run."""
 
 
 class Collector:
-    """Collects for the histories, in the agent's loop, from processes of any node."""
+    """Collects records, states and samples for the histories, in the agent's loop."""
 
     def __init__(self, histories: Histories, ledger: Ledger, node: str) -> None:
         self._histories = histories
@@ -295,7 +295,7 @@ class Collector:
         self._node = node
         self._runs: defaultdict[RunKey, _Run] = defaultdict(_Run)
 
-    # -- of runs on several nodes
+    # -- runs on several nodes
 
     def take_readings(self, run: RunKey, node: str, found: Sequence[Sample]) -> None:
         """Add new samples of another node of a run that this agent leads."""
@@ -303,11 +303,11 @@ class Collector:
         nodes[node] = [*nodes.get(node, ()), *found][-_MOST_SAMPLES:]
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
-        """The offset up to which the history has each journal; None: its file is not open yet."""
+        """As in Histories."""
         return self._histories.positions(run)
 
     def readings(self, key: RunKey, lead: str) -> Sequence[Sample]:
-        """What the lead's history of a run keeps of this node. *lead*: the lead's node."""
+        """The samples of this node for the history that the lead writes, on node *lead*."""
         run = self._runs[key]
         run.led_by = lead
         return run.samples
@@ -315,7 +315,7 @@ class Collector:
     # -- collecting
 
     def feed(self, processes: Iterable[Process]) -> None:
-        """What the last poll has read: of a rank's processes the earlier first."""
+        """Queue the records of the last poll, older processes first."""
         for each in self._told(processes):
             new = each.new if each.exported else each.new._replace(scalars=[])
             if any(new) or each.reader.bookmark() != each.mark_before:
@@ -326,9 +326,9 @@ class Collector:
                 self._histories.feed(batch)
 
     def _told(self, processes: Iterable[Process]) -> list[Process]:
-        """Those whose history is written here, the earlier first.
+        """The processes whose history is written here, older ones first.
 
-        No other node tells what a rank does that is at work here.
+        A rank that is alive here has no records from another node.
         """
         told = [each for each in processes if each.labels and each.is_kept]
         told.sort(key=lambda each: each.began_ns)
@@ -338,7 +338,7 @@ class Collector:
     def feed_states(
         self, processes: Iterable[Process], verdicts: Sequence[Mapping[str, Any]]
     ) -> None:
-        """What is known now. The caller holds the ledger's lock."""
+        """Queue snapshots of all runs. The caller holds the ledger's lock."""
         told = self._told(processes)
         by_run: dict[RunKey, list[Process]] = {}
         for each in told:
@@ -356,12 +356,12 @@ class Collector:
         is_shown = {each.labels for each in shown}
         for run, told in self._histories.times().items():
             labels = tuple(zip(NODE_LABELS, (*run, self._node), strict=True))
-            # The last of a run is written when its journals are closed; not when it is forgotten.
+            # The final times arrive after the journals are closed; ignored if the run was dropped.
             if run not in present and labels not in is_shown:
                 continue
             many = float(told.attempts)
             self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, told.began_ns)
-            # All of them: a series that began above 0 would have no rate.
+            # All causes, also 0: a series that begins above 0 has no rate.
             for cause in TIME_CAUSES:
                 where, spent_s = (*labels, ("cause", cause)), told.seconds.get(cause, 0.0)
                 self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
@@ -370,7 +370,7 @@ class Collector:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
         run, job_type = self._runs[key], labels["job_type"]
-        # What evaluates it may have come first.
+        # An evaluator may have come first.
         run.job_type = job_type if job_type == "train" else run.job_type or job_type
         return key, rank_key(labels["rank"], job_type, run.job_type)
 
@@ -398,7 +398,7 @@ class Collector:
         own = [each for each in verdicts if _is_of(each, key)]
         alive = any(each.ended_at is None for each in processes)
         if not alive:
-            # An agent that comes later has not seen the run until now.
+            # An agent that starts later has not seen the run until now.
             about["seen_ns"] = max(each.life.ended_ns for each in processes)
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
         run.samples = here
@@ -426,7 +426,7 @@ class Collector:
 
 
 def _node(process: Process) -> str:
-    """Where it is; empty: here."""
+    """Its node; empty for this one."""
     return "" if process.is_here else dict(process.labels)["node"]
 
 
@@ -459,7 +459,7 @@ def _is_of(verdict: Mapping[str, Any], key: RunKey) -> bool:
 
 
 def _samples(ledger: Ledger, node: str) -> Iterator[Sample]:
-    """The readings as they are now. The caller holds the ledger's lock."""
+    """The current samples. The caller holds the ledger's lock."""
     for metric, of_metric in ledger.of(_METRICS):
         kind = "counter" if metric.kind is Kind.COUNTER else "node"
         for series in of_metric:

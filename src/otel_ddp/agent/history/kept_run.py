@@ -1,4 +1,4 @@
-"""Keeps the history of one run: gathers what comes, and writes it down."""
+"""The history of one run: collects records, and writes them to its file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("otel_ddp.agent")
 
 _S = 1_000_000_000
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
-# What waits for a disk that is full or does not answer; some 100 MB.
+# Limit of rows that wait for a full or hanging disk; about 100 MB.
 _MOST_WAITING = 200_000
 _MOST_SAMPLES = 100_000
 _MOST_GAPS = 100
@@ -34,7 +34,7 @@ _LONGEST_STEP_NS, _MOST_WORK = 1 << 50, 1 << 50
 
 
 class Sample(NamedTuple):
-    """One reading. Without a run it is the node's, and belongs to every run there."""
+    """One reading. Without a run it is the node's, and belongs to each run there."""
 
     run: RunKey | None
     key: SeriesKey
@@ -43,20 +43,20 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What was read of one process since the last batch."""
+    """The records of one process since its last batch."""
 
     run: RunKey
     process: ProcessTime
     position: int
-    """How far the journal is read."""
+    """The read offset of its journal."""
     names: Mapping[int, Name]
     news: News
     since: int = 0
-    """From where on this agent has read the journal."""
+    """The offset at which this agent began to read the journal."""
 
 
 class State(NamedTuple):
-    """What is known of a run at a moment."""
+    """A snapshot of a run."""
 
     about: Mapping[str, Any]
     ranks: Mapping[str, Mapping[str, Any]]
@@ -65,7 +65,7 @@ class State(NamedTuple):
     processes: Sequence[ProcessTime] = ()
 
     def after(self, before: State) -> State:
-        """With what *before* alone tells: how a rank ended whose journal is closed by now."""
+        """Merged with *before*, which may have ranks whose journals are closed by now."""
         found = {(each.rank, each.began_ns): each for each in (*before.processes, *self.processes)}
         return self._replace(
             about={**before.about, **self.about},
@@ -76,15 +76,15 @@ class State(NamedTuple):
 
 
 class _Unwritten:
-    """What has come, and waits to be written."""
+    """Rows, events and offsets that are not written yet."""
 
     def __init__(self) -> None:
         self.rows: dict[SeriesKey, list[Row]] = {}
         self.events: list[Event] = []
         self.positions: dict[str, tuple[int, int, int]] = {}
-        """How far each journal is read."""
+        """The read offset of each journal, and the last ends of steps by both clocks."""
         self.named: dict[tuple[str, str], dict[int, tuple[SeriesKey, list[Row]]]] = {}
-        """The series of the names of each journal and rank, by the names' numbers."""
+        """By journal and rank: the series of each name, by the name's number."""
 
     @property
     def size(self) -> int:
@@ -92,27 +92,27 @@ class _Unwritten:
 
 
 def _journal_of(rank: Mapping[str, Any]) -> str:
-    """As `Batch.journal` of another node; this node knows when its own began."""
+    """The journal's name as in ProcessTime, for ranks of other nodes."""
     return f"{rank.get('node')}/{rank.get('journal')}"
 
 
-# Steps of one training are alike.
+# Cached: the steps of one training are alike.
 @lru_cache(256)
 def _is_unusual(codes: bytes) -> bool:
     return not _UNUSUAL.isdisjoint(code & PHASE_CODE for code in codes)
 
 
 class KeptRun:
-    """One run. Only the thread that writes calls it."""
+    """The history of one run. Only the history thread calls it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.written: Mapping[str, int] | None = None
-        """The offset up to which the file has each journal; None: it was not opened yet."""
+        """The offset up to which the file has each journal; None before it is opened."""
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
-        # When each journal began, as first known, and the processes of each other node: the clock
-        # of another node is measured again and again.
+        # The first known beginnings of each journal, and of the processes of each other node: later
+        # ones differ with the measured clock offset.
         self._began: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._counts: dict[SeriesKey, int] = {}
@@ -121,18 +121,18 @@ class KeptRun:
         self._written = State({}, {}, (), ())
         self._gaps: list[dict[str, Any]] = []
         self._began_ns = 0
-        # Since when nothing could be written, and why; 0 where all is well.
+        # Since when writing fails, and why; 0 if it does not.
         self._failing = (0, "")
         self._new = _Unwritten()
         self.time = RunTime()
 
     @property
     def waits(self) -> bool:
-        """Whether what comes cannot be written."""
+        """Whether writing fails."""
         return self._failing[0] != 0
 
     def open(self) -> None:
-        """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable."""
+        """Create or reopen the file; raises sqlite3.Error, OSError or Unusable."""
         files.make_kept(self.path.parent)
         if self._file is not None:
             if self._file.is_there():
@@ -163,25 +163,25 @@ class KeptRun:
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
     def close(self) -> None:
-        """Leave a file that can be copied."""
+        """Close the file, which can be copied then."""
         file, self._file = self._file, None
-        # It is read again when the file is opened again.
+        # Read again when the file is reopened.
         self._gaps = []
         if file is not None:
             file.close()
 
-    # -- what comes
+    # -- input
 
     def learn(self, state: State) -> None:
-        """Learn which processes have ended, before `feed` adds the steps of their successors."""
+        """Learn which processes have ended, before `feed` adds the steps of the next ones."""
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:
-        """Add records beyond the committed positions: a new agent reads some of them twice."""
+        """Add records after the written offsets: a new agent reads some a second time."""
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)
-        # By the first known offset of the clocks, which earlier marks use.
+        # Convert to the first measured clock offset, which stored times use.
         shift_ns = began_ns - process.began_ns
         self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
         attempt, new = self.time.attempts.of(began_ns), self._new
@@ -211,7 +211,7 @@ class KeptRun:
         )
 
     def feed_state(self, state: State) -> None:
-        """What is known now."""
+        """Take a snapshot of the run."""
         state = self._with_beginnings(state)
         for node, since_ns in state.about.get("nodes", {}).items():
             self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
@@ -220,13 +220,13 @@ class KeptRun:
             self._add_steps(*released)
         for sample in state.samples:
             if self._sampled.get(sample.key) == sample.time_ns:
-                continue  # nothing new was read since
+                continue  # not a new reading
             self._sampled[sample.key] = sample.time_ns
             row = value_row(sample.time_ns // _S, sample.time_ns, sample.value, None)
             self._new.rows.setdefault(sample.key, []).append(row)
 
     def _with_beginnings(self, state: State) -> State:
-        """With each process as it is known already."""
+        """The state with the first known beginning of each process."""
         began, ranks = self._began, dict(state.ranks)
         for rank, each in ranks.items():
             if "journal" in each:
@@ -246,7 +246,7 @@ class KeptRun:
         return self._state._replace(ranks=waiting)
 
     def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
-        # This runs for every value of every rank: what a name's series is, is asked once a write.
+        # Hot path: runs for each value of each rank. Series are looked up once per name and write.
         new, names = self._new, batch.names
         rank = batch.process.rank
         known = new.named.setdefault((batch.process.journal, rank), {})
@@ -262,12 +262,12 @@ class KeptRun:
                 key, rows = series
                 step = record.step
                 if step is None:
-                    # Counted by itself: a program without steps has a curve too.
+                    # Without a step, values of a name are numbered.
                     step = self._counts[key] = self._count(key) + 1
                 rows.append(value_row(step, time_ns, value, epoch))
 
     def _count(self, key: SeriesKey) -> int:
-        """The number of the last value without a step; the next agent goes on from it."""
+        """The number of the last value of a series, also of an earlier agent."""
         found = self._counts.get(key)
         if found is None:
             found = -1 if self._file is None else self._file.last(key)
@@ -276,7 +276,7 @@ class KeptRun:
     def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
         rows: list[Row] = []
         for step, number, _ in steps:
-            # Another node may tell anything; sums of it have to fit into a column.
+            # Another node may send anything, and sums have to fit into a column.
             if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
             _, codes, spans_ns = step.parts
@@ -306,10 +306,10 @@ class KeptRun:
             return  # a record of another version
         self._new.events.append(row)
 
-    # -- what is written
+    # -- writing
 
     def write(self, now_ns: int) -> None:
-        """Write what waits, or keep it within bounds; raises sqlite3.Error, OSError or Unusable."""
+        """Write everything, or bound what waits; raises sqlite3.Error, OSError or Unusable."""
         try:
             self.open()
             assert self._file is not None
@@ -317,7 +317,7 @@ class KeptRun:
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
             if not self._failing[0]:
                 self._failing = now_ns, getattr(why, "strerror", None) or str(why)
-            # A number of a damaged journal that no column holds would be in the way for ever.
+            # A number of a damaged journal that fits no column would block all later writes.
             if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
                 since_ns, first_why = self._failing
                 self._leave_out(since_ns, now_ns, first_why)
@@ -331,7 +331,7 @@ class KeptRun:
         if self._nodes:
             about["nodes"] = {**self._nodes}
         if self._began_ns and "began_ns" in about:
-            # A launch that is started again is the same run, whose first processes are gone.
+            # After a restart, the first processes of the run are gone.
             about["began_ns"] = min(self._began_ns, about["began_ns"])
         self._began_ns = about.get("began_ns", self._began_ns)
         changed = {key: v for key, v in about.items() if before.about.get(key, ...) != v}
@@ -356,9 +356,9 @@ class KeptRun:
         self._written = state._replace(about=about)
 
     def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
-        """Nothing could be kept in this time: what a picture shows then is not all."""
+        """Record a gap: data of this time is missing."""
         gap = {"since_ns": since_ns, "until_ns": until_ns, "why": why}
-        # One gap, as long as it happens again and again.
+        # Repeated gaps become one.
         if self._gaps and self._gaps[-1]["why"] == why:
             last = self._gaps[-1]
             if since_ns - last["until_ns"] < _ONE_GAP_NS:

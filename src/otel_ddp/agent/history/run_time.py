@@ -1,6 +1,6 @@
 """Accounts for the rank-seconds of a run: productive time, and time lost by cause.
 
-Every second of a rank is counted once, from the start of its first process on.
+Each second of a rank counts once, from the start of its first process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, ph
 
 _S = 1_000_000_000
 _LATE = frozenset({"straggler", "imbalance"})
-# What a step's phases count for; all others move the run on, as far as the step does.
+# The causes of phases; all other phases are productive if the step is.
 _OF_PHASE = {
     "data": "data",
     "checkpoint": "checkpoint",
@@ -28,64 +28,64 @@ _OF_PHASE = {
 }
 
 
-# This is asked for every step, and the steps of one training are alike.
+# Cached: called for every step, and the steps of one training are alike.
 @lru_cache(256)
 def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
-    """Which parts of a step with these phases are lost, and to which cause."""
+    """The indices of phases that are lost, with their causes."""
     words = [phase_word(code & PHASE_CODE) for code in codes]
     at_work = [at for at, word in enumerate(words) if word not in ("other", "data")]
     for one, next_one in pairwise(at_work):
         if words[one] == words[next_one] == "eval":
-            # What an evaluation does between two batches.
+            # Between two batches of an evaluation.
             for at in range(one + 1, next_one):
                 words[at] = "eval" if words[at] == "other" else words[at]
     return tuple((at, _OF_PHASE[word]) for at, word in enumerate(words) if word in _OF_PHASE)
 
 
 class ProcessTime(NamedTuple):
-    """A process of the run, as its journal tells it now."""
+    """The current times of a process, by its journal."""
 
     rank: str
     began_ns: int
-    """When its journal began: a rank has one process after the other."""
+    """When its journal began; identifies the process within its rank."""
     started_ns: int
-    """When it started, before it imported anything."""
+    """The start of the process, before its imports."""
     ended_ns: int
-    """0: it is at work."""
+    """0 while it is alive."""
     state: str
     step: int | None = None
-    """Its last one, by the program's number."""
+    """Its last step, by the program's number."""
     launched_by: str = ""
-    """A word for the process that launched it; empty: not known."""
+    """Identifies the process that launched it; empty if unknown."""
     node: str = ""
-    """Where it is; empty: here."""
+    """Empty for this node."""
     journal: str = ""
 
 
 class Told(NamedTuple):
-    """What is known of a run's time at a moment, for other threads."""
+    """A snapshot of a run's time, for other threads."""
 
     seconds: Mapping[str, float]
-    """By cause, of the ranks of this node."""
+    """By cause, for the ranks of this node."""
     attempts: int
     began_ns: int
 
 
 class _Spent:
-    """What the time of the ranks of one node went to."""
+    """The rank-nanoseconds of one node, by cause."""
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
         kept = kept or {}
         self.ns = dict.fromkeys(TIME_CAUSES, 0) | _ns(kept.get("seconds", {}))
         self.late_ns = _ns(kept.get("late", {}))
-        """Of `late_rank`, by whom the others waited for."""
+        """The part `late_rank`, by the rank or node that others waited for."""
         self.charged_ns = _ns(kept.get("charged", {}))
-        """The same by verdict."""
+        """The same part by verdict."""
 
     def charge(self, verdict: str, name: str, lost_ns: int) -> None:
-        """What a verdict says was lost to a late rank or node has not moved the run on.
+        """Move the lost time of a verdict from `productive` to `late_rank`.
 
-        The steps may be counted only later: what is missing is charged then.
+        If its steps are not counted yet, the rest is moved by later calls.
         """
         more_ns = min(lost_ns - self.charged_ns.get(verdict, 0), self.ns["productive"])
         if more_ns > 0:
@@ -108,23 +108,23 @@ def _ns(seconds: Mapping[str, float]) -> dict[str, int]:
 
 @dataclass
 class _Rank:
-    """The present process of one rank."""
+    """The current process of one rank."""
 
     rank: str
     attempt: int
     began_ns: int
     until_ns: int
-    """Up to then the time of the rank is counted."""
+    """The time of the rank is counted up to here."""
     launched_by: str
     node: str
     has_trained: bool = False
     has_ended: bool = False
     clock: str = "host"
-    """Which clock counts: its device's where it has one."""
+    """Whose steps count: the device's if it has a clock."""
 
 
 class RunTime:
-    """Of one run on this node. Only the thread that writes its history calls it."""
+    """Accounts for one run. Only the history thread calls it."""
 
     def __init__(self) -> None:
         self.attempts = Attempts()
@@ -133,17 +133,17 @@ class RunTime:
         # By node; empty: this one.
         self._spent = {"": _Spent()}
         self._ranks: dict[str, _Rank] = {}
-        # By rank and start: the current processes, and ended ones with steps still to be counted.
+        # By rank and start: current processes, and ended ones with uncounted steps.
         self._processes: dict[tuple[str, int], ProcessTime] = {}
-        # The ranks of each late node with a verdict, and since when all hang.
+        # By verdict: the late ranks. And since when all ranks hang.
         self._late_nodes: dict[str, frozenset[str]] = {}
         self._hangs_since_ns = 0
         self._released: list[tuple[str, str, list[Placed]]] = []
 
-    # -- kept in the history, for the agent that goes on with it
+    # -- stored in the history, for the next agent
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """What an earlier agent has counted; nothing if this one has counted already."""
+        """Load the counts of an earlier agent, unless this one has begun to count."""
         kept, attempts = about.get("time"), about.get("attempts")
         if self._ranks or not isinstance(kept, dict) or not isinstance(attempts, list):
             return
@@ -153,7 +153,7 @@ class RunTime:
         self._ranks = {rank: _Rank(rank, *told) for rank, told in kept["ranks"].items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Of `about`; nothing before the first process."""
+        """The keys for `about`; none before the first process."""
         if not self.attempts.told:
             return {}
         ranks = {rank: astuple(each)[1:-1] for rank, each in self._ranks.items()}
@@ -163,17 +163,17 @@ class RunTime:
         if any(any(each.ns.values()) for each in self._spent.values()):
             seconds = dict(here["seconds"])
             if self.told is not None:
-                # A counter never falls. What turns out to be lost is missing in what comes.
+                # A counter must not fall: time that turns out to be lost is subtracted from later.
                 before_s = self.told.seconds.get("productive", 0.0)
                 seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
             self.told = Told(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
         return {"time": {**here, "ranks": ranks, "nodes": nodes}, "attempts": attempts}
 
-    # -- what comes
+    # -- input
 
     def learn(self, processes: Iterable[ProcessTime]) -> None:
-        """Which of them have ended: told before `feed` brings what the next ones did."""
-        # A journal is closed soon after its process.
+        """Learn which processes have ended, before `feed` adds the steps of the next ones."""
+        # The journal of an ended process is closed soon.
         kept = {(rank, each.began_ns) for rank, each in self._ranks.items()}
         self._processes = {key: each for key, each in self._processes.items() if key in kept}
         self._processes |= {(each.rank, each.began_ns): each for each in processes}
@@ -185,7 +185,7 @@ class RunTime:
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
             return
         if known is not None and not known.has_trained and self._is_at_work(rank, known):
-            # A process that has opened the run starts the one that trains.
+            # A process that opened the run has started the one that trains.
             if trains:
                 known.began_ns = began_ns
             return
@@ -194,10 +194,10 @@ class RunTime:
         state, ended_ns = self._last_end(is_over=is_next) if told and not is_late else ("", 0)
         if not told or is_next or 0 < ended_ns < began_ns:
             if state == "finished" and not trains and (known is None or known.has_trained):
-                # It may evaluate what was trained.
+                # It may be an evaluation after the training.
                 return
             if ended_ns:
-                # An agent that was paused has seen the end late.
+                # A paused agent has seen the end late.
                 ended_ns = min(ended_ns, began_ns)
                 self._finish_attempt(began_ns)
                 self.attempts.end(ended_ns, state)
@@ -216,16 +216,16 @@ class RunTime:
         return process is not None and not process.ended_ns
 
     def _last_end(self, *, is_over: bool = False) -> tuple[str, int]:
-        """How and when the present attempt ended; nothing while a process of it is left.
+        """State and time of the end of the current attempt; ("", 0) while a process is left.
 
-        *is_over*: the next one has begun. A node that is gone does not say how its ranks ended.
+        *is_over*: the next attempt has begun, so ranks of a lost node are no longer waited for.
         """
         last = self.attempts.told[-1]
         if "ended_ns" in last:
             return last["state"], last["ended_ns"]
         of_it = [e for e in self._ranks.values() if e.attempt == last["attempt"]]
         found = [(each, self._processes.get((each.rank, each.began_ns))) for each in of_it]
-        # An earlier agent has seen the end of some, and some had another rank at first.
+        # Without those whose end an earlier agent saw, or that had another rank at first.
         known = [p for e, p in found if p is not None or (e.has_trained and not e.has_ended)]
         ended = [each for each in known if each is not None and each.ended_ns]
         if not ended or (len(ended) < len(known) and not is_over):
@@ -233,29 +233,29 @@ class RunTime:
         return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
 
     def _fill_gap(self, before: _Rank, after: ProcessTime) -> None:
-        """From the end of one process of a rank to the start of the next."""
+        """Count the time between two processes of a rank."""
         process = self._processes.get((before.rank, before.began_ns))
         if not before.has_ended and process is not None and process.ended_ns:
             self._end(before, process)
         attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
-        # A launcher that lives meanwhile keeps the node. Nobody may have paid for a weekend
-        # between two launches.
+        # A launcher that restarts its ranks keeps the node; between two launches, such as over a
+        # weekend, nobody may have paid for it.
         is_kept = after.launched_by and after.launched_by == before.launched_by
-        # The run went on without it.
+        # The run continued without this rank.
         was_gone = not is_kept and before.attempt < self.attempts.told[-1]["attempt"] - 1
-        # A run that had finished loses no time until another launch goes on with it.
+        # A finished run loses no time until another launch resumes it.
         if not was_gone and (not attempts or attempts[0].get("state") != "finished"):
             self._spend(
                 before, "between_attempts" if is_kept else "between_launches", after.started_ns
             )
 
     def feed(self, rank: str, clock: str, steps: Iterable[Step], attempt: int = 0) -> list[Placed]:
-        """The steps of an attempt by one clock; those whose places are known by now.
+        """Count steps by one clock; returns those whose places are known by now.
 
-        *attempt*: its number; 0: it is the present one.
+        *attempt*: its number; 0 for the current one.
         """
         if rank not in self._ranks:
-            # What is beside the training has steps of its own.
+            # A process beside the training has its own steps.
             return [Placed(each, each.number, False) for each in steps if each.number is not None]
         if attempt in (0, self.attempts.present):
             placed = self.attempts.place(rank, clock, steps)
@@ -279,11 +279,11 @@ class RunTime:
         if ended_ns <= rank.until_ns or step.took_ns <= 0:
             return
         if not rank.has_trained:
-            # With all that came before it.
+            # Everything up to the end of the first step is its start.
             rank.has_trained = True
             self._spend(rank, "start", ended_ns)
             return
-        # Some of its records may have been lost.
+        # The gap, if records were lost.
         self._spend(rank, "unknown", step.began_ns)
         if placed.is_repeated is not False:
             self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)
@@ -291,8 +291,8 @@ class RunTime:
         self._count_phases(rank, step)
 
     def _count_phases(self, rank: _Rank, step: Step) -> None:
-        """Of a step that has moved the run on."""
-        # A part of it may be counted already, as that of a hang.
+        """Count the phases of a step that moved the run on."""
+        # Part of it may be counted already, as a hang.
         spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
         codes = step.parts.codes + bytes([code for code, _ in step.rest])
@@ -305,7 +305,7 @@ class RunTime:
         rank.until_ns = step.ended_ns
 
     def _spend(self, rank: _Rank, cause: str, until_ns: int) -> None:
-        """All of its time up to then."""
+        """Count the time of a rank up to here for one cause."""
         if until_ns > rank.until_ns:
             self._of(rank).ns[cause] += until_ns - rank.until_ns
             rank.until_ns = until_ns
@@ -316,7 +316,7 @@ class RunTime:
     def note(
         self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
     ) -> list[tuple[str, str, list[Placed]]]:
-        """What is known now. The steps that were held until here: rank, clock, steps."""
+        """Update with the current state. Returns released steps: rank, clock, steps."""
         self._note_verdicts(verdicts)
         for each in processes:
             self.begin(each, trains=False)
@@ -339,7 +339,7 @@ class RunTime:
         return released
 
     def _release(self, rank: str) -> None:
-        """Count the steps of a rank that still wait for their numbers."""
+        """Count the steps of a rank that wait for their numbers."""
         for clock in ("device", "host"):
             placed = self.attempts.release(rank, clock)
             self._count(rank, clock, placed)
@@ -347,7 +347,7 @@ class RunTime:
                 self._released.append((rank, clock, placed))
 
     def _finish_attempt(self, next_ns: int) -> None:
-        """The next one may have made steps before it was noted that this one has ended."""
+        """End the ranks of the current attempt: their ends may be noted after the next start."""
         for each in self._ranks.values():
             process = self._processes.get((each.rank, each.began_ns))
             if process is not None and process.ended_ns and not each.has_ended:
@@ -355,16 +355,16 @@ class RunTime:
                 self._end(each, process._replace(ended_ns=min(process.ended_ns, next_ns)))
 
     def _end(self, rank: _Rank, process: ProcessTime) -> None:
-        """Its process has ended."""
+        """Count the time up to the end of a rank's process."""
         rank.has_ended = True
         if rank.has_trained:
             if process.step is not None and rank.attempt == self.attempts.told[-1]["attempt"]:
                 self.attempts.reach(process.rank, process.step)
-            # What it had begun and did not end is lost with it.
+            # Its unfinished step is lost.
             cause = "end" if process.state == "finished" else "unknown"
             self._spend(rank, cause, process.ended_ns)
         elif process.state != "finished":
-            # What ends well without a step is no training.
+            # A process that finishes without a step is no training.
             self._spend(rank, "start", process.ended_ns)
 
     def _note_verdicts(self, verdicts: Sequence[Mapping[str, Any]]) -> None:
@@ -378,19 +378,19 @@ class RunTime:
         for since_ns in _moments(taken_back) - _moments(standing):
             self.attempts.take_back(since_ns)
         for each in sorted(standing, key=lambda each: each["since_ns"]):
-            # One that is over tells that the run was started again.
+            # A closed verdict means that the run was restarted.
             if each in is_open:
                 self.attempts.explain(each["since_ns"], each["sentence"])
 
     def _charge(self, verdicts: Iterable[Mapping[str, Any]]) -> None:
-        """What late ranks and nodes cost, as their verdicts say: each rank that waits its part."""
+        """Charge the cost of late ranks and nodes, by their verdicts, to the waiting ranks."""
         present = {}
         for each in verdicts:
             who, evidence = each["who"], each.get("evidence") or {}
             rank, node = who.get("rank"), str(who.get("node", ""))
             name = f"rank {rank} ({node})" if rank else node
             key = f"{each['kind']} {name} {each['since_ns']}"
-            # One that is over does not list them any more.
+            # A closed verdict no longer lists the ranks.
             late = frozenset(evidence.get("ranks", ())) or self._late_nodes.get(key, frozenset())
             present[key] = late | {rank}
             others = evidence.get("others")

@@ -1,4 +1,4 @@
-"""What leaves the node of one process: spans, events, and the description of its run."""
+"""Spans and events of one process, and the description of its run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otel_ddp.vocabulary.words import PHASES, STATES, UNMEASURED, phase_word, st
 
 
 def checkpoint_event(document: Document) -> Document | None:
-    """A line for the log that a checkpoint was saved, or was not; None for any other document."""
+    """The event for the span of a checkpoint; None for other documents."""
     span = document.content
     if document.kind != SPAN or span.get("name") != "checkpoint":
         return None
@@ -42,7 +42,7 @@ def checkpoint_event(document: Document) -> Document | None:
 
 
 def context_of(reader: Journal) -> tuple[str, str] | None:
-    """The trace and the id of the run's span, which are known from the beginning."""
+    """Trace and id of the run's span, which are known from the beginning."""
     known = reader.facts.get("span")
     if not isinstance(known, dict) or not (known.get("trace") and known.get("id")):
         return None
@@ -50,7 +50,7 @@ def context_of(reader: Journal) -> tuple[str, str] | None:
 
 
 def run_span(reader: Journal, state: int, ended_ns: int) -> list[Document]:
-    """The run in this process, once it has ended; none where its ids are not known."""
+    """The span of the run in an ended process; none if its ids are unknown."""
     if (ids := context_of(reader)) is None:
         return []
     trace, span_id = ids
@@ -78,29 +78,29 @@ _WAIT = PHASES["comm_wait"]
 
 _RECENT = 200
 _ENOUGH = 20
-# The median takes a sort: too slow for every step, and it hardly moves.
+# The median needs a sort, and hardly moves: update it every few steps.
 _UPDATE_EVERY = 10
-# If steps vary like a log-normal of 15 %, one step in 1,000 is slower than this many medians.
+# In medians. With a log-normal deviation of 15 %, one step in 1,000 is slower.
 _SLOW = 1.6
-# One slow step in so long gets a span, however broken the job is.
+# Rate limit of slow steps with spans.
 _SLOW_EVERY_NS = 3_000_000_000
 
 _MOST_CHILDREN = 64
 
 
 class StepSpans:
-    """One a process: knows how long its steps usually take, and limits the spans of slow ones."""
+    """Chooses the steps of a process that get spans: every n-th one, and some slow ones."""
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._seen = 0
         self._slow_ns = float("inf")
         self._shown_ns = 0
-        # The next measured step is exported: often not the one whose number is asked for.
+        # Whether to export the next measured step, since the chosen one may not be measured.
         self._sample_is_due = False
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
-        """The spans of this step, as contents of documents; mostly none."""
+        """The spans of a step, as contents of documents; mostly none."""
         is_slow, number = self._slow(step.took_ns), step.number
         if number is None:
             return []  # no trace to share with the other ranks
@@ -109,7 +109,7 @@ class StepSpans:
         is_sampled = self._sample_is_due and step.measured
         if is_sampled:
             self._sample_is_due = False
-        # By the journal's time, not ours: an agent that starts late reads many steps at once.
+        # By the journal's time: an agent that starts late reads many steps at once.
         elif not is_slow or 0 <= step.ended_ns - self._shown_ns < _SLOW_EVERY_NS:
             return []
         else:
@@ -129,8 +129,8 @@ class StepSpans:
 
 def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[dict[str, Any]]:
     by_name = dict(labels)
-    # The id depends on the step alone, so that a step that is read twice has the same spans. It
-    # includes the beginning: a run that is resumed makes some of its steps a second time.
+    # Deterministic, so that a step that is read twice has the same spans; with the time, because a
+    # resumed run repeats steps.
     owner = f"{by_name.get('run')}/{by_name.get('rank')}/{number}/{step.began_ns}"
 
     def span(
@@ -155,7 +155,7 @@ def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[d
         attributes["retries"] = step.retries
     shown = [(at, part) for at, part in enumerate(step.parts.each(), 1) if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
-        # Only the longest parts: a gap is true, but a part that joins two phases is not.
+        # Only the longest parts: gaps are true, merged phases would not be.
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
         shown = sorted(shown[:_MOST_CHILDREN])
     yield span(0, "step", step.began_ns, step.ended_ns, attributes)
@@ -169,7 +169,7 @@ def _span_id(owner: str, index: int) -> str:
     return blake2s(f"{owner}/{index}".encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-# -- what a run says of itself, and where it runs
+# -- the description of a run
 
 TEXTS = ("project", "name", "description", "tags")
 _OF_IDENTITY = ("world_size", "nodes", "strategy", "launcher")
@@ -177,24 +177,24 @@ _INFO_OF_IDENTITY = (*TEXTS, "world_size", "nodes", "strategy")
 _OF_PROGRAM = ("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha")
 _OF_NODE = ("python", "container_image", "slurm_job_id", "slurm_job_name", "slurm_partition")
 
-# What the agent knows of its node's devices.
+# Describes the node's devices.
 Devices = Callable[[], Mapping[str, Any]]
 
 
 class RunDescription:
-    """Of one rank 0."""
+    """Describes a run, by the journal of its rank 0."""
 
     def __init__(self, reader: Journal, devices: Devices) -> None:
         self._reader = reader
         self._devices = devices
 
     def texts(self) -> dict[str, Any]:
-        """What the user has said about it."""
+        """The user's texts."""
         identity = self._reader.identity
         return {key: text for key in TEXTS if (text := identity.get(key))}
 
     def environment(self) -> dict[str, Any]:
-        """The program and where it runs; what is not known is not there."""
+        """The known facts on the program, and where it runs."""
         identity, facts = self._reader.identity, self._reader.facts
         driver = self._devices()
         found = {
@@ -206,18 +206,18 @@ class RunDescription:
         return {key: value for key, value in found.items() if value not in (None, "")}
 
     def info_labels(self) -> Labels:
-        """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
+        """The labels of `training.run.info`: texts, facts, and the first configuration keys."""
         identity, facts = self._reader.identity, self._reader.facts
         found = {key: label_text(identity.get(key)) for key in _INFO_OF_IDENTITY}
         found |= {key: label_text(facts.get(key)) for key in _OF_PROGRAM}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
-            # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
+            # If two keys become one label ("a.b", "a_b"), the first wins.
             name = catalog.prometheus_label(f"config_{key}")[:100]
             found.setdefault(name, label_text(value))
         return tuple((key, value) for key, value in found.items() if value)
 
     def settings(self) -> dict[str, str]:
-        """Each setting with its value, bounded as the labels of the info are."""
+        """Each setting with its value, bounded like `info_labels`."""
         told = {**self.texts(), **self.environment()}
         found = {key: label_text(value) for key, value in told.items()}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
@@ -226,13 +226,13 @@ class RunDescription:
 
 
 def _counted(gpus: Any) -> str:
-    """8 x NVIDIA H100 80GB HBM3: the node's boards, not their parts."""
+    """As in `8 x NVIDIA H100 80GB HBM3`."""
     names = Counter(str(each.get("name")) for each in gpus)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
 def label_text(value: Any) -> str:
-    """A value as a label, which stores want short."""
+    """A value as a label of bounded length."""
     if value is None:
         return ""
     if isinstance(value, bool):

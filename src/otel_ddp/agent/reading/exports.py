@@ -1,4 +1,4 @@
-"""What leaves the node of one process: its series, and the documents that wait for the export."""
+"""Exports one process: its series, and the spans and events that wait for the export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
-# The name of an exception class; a user's own reason for an end mostly does not match.
+# The name of an exception class, which a user's own reason mostly does not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
 
 
@@ -37,7 +37,7 @@ _OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
 class Exports:
-    """One a process, fed after each poll of it. Callers hold the lock of the ledger."""
+    """One per process, fed after each poll. Callers hold the ledger's lock."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Exports:
         ledger: Ledger,
         summaries: Summaries | None = None,
     ) -> None:
-        """*summaries*: those of the node's other journals."""
+        """*summaries*: of all ranks of the node."""
         self.reader, self.process = reader, process
         self.documents: list[Document] = []
         """Spans and events that wait for the export."""
         self.artifacts: dict[tuple[str, str], dict[str, Any]] = {}
-        """By name and direction: what is known of the newest, once it is read."""
+        """By name and direction: the newest artifact, after it was read."""
         self.unread_artifacts = 0
         self._labels = process.labels
         self._ledger = ledger
@@ -59,16 +59,16 @@ class Exports:
         self._step_times, self._step_spans = StepTimes(), StepSpans()
         self._has_run_span = False
         self._collectives = deque[Mapping[Collective, Sequence[int]]](maxlen=_LAST_STEPS)
-        # Of metrics whose labels say what is true now: the labels that were shown last.
+        # By metric whose series change: the labels of the current ones.
         self._shown: dict[catalog.Metric, set[Labels]] = {}
 
     @property
     def is_sent(self) -> bool:
-        """Whether spans and log records are exported; without a collector they would pile up."""
+        """Whether spans and log records are exported. Without a collector they are dropped."""
         return self.process.exported and self._ledger.keep_history
 
     def feed(self, process: Process) -> None:
-        """What its last poll has read."""
+        """Add the records of the last poll."""
         self.process, labels, new = process, process.labels, process.new
         if not labels:
             return
@@ -87,7 +87,7 @@ class Exports:
 
     def _add_documents(self, new: News) -> None:
         process, reader = self.process, self.reader
-        # This process exports every n-th step as a span; 0: slow steps only.
+        # Every n-th step gets spans; with 0 only slow ones.
         every = plain.whole(reader.facts.get("sample_steps"))
         every = SAMPLED_EVERY if every is None else every
         for step in new.steps:
@@ -100,15 +100,15 @@ class Exports:
             self.documents += run_span(reader, process.life.state, process.life.ended_ns)
 
     def take_documents(self) -> list[Document]:
-        """Take the spans and log records that wait to be exported."""
+        """Take the spans and events that were not exported yet."""
         taken, self.documents = self.documents, []
         return taken
 
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
-        """Write into the ledger what is true of it now.
+        """Update its series.
 
-        *is_newest*: false if a newer process has the same labels, as a child that became rank 0
-        or the next attempt: only the newest one writes.
+        *is_newest*: false if a newer process has the same labels, such as the next attempt: only
+        the newest one writes.
         """
         if self._labels and self.process.exported and is_newest:
             self._put_state(self.process.describe(), now_ns)
@@ -213,7 +213,7 @@ class Exports:
         self._put_all(catalog.TRAINING_RUN_SETTING, now, now_ns)
 
     def _put_all(self, metric: catalog.Metric, values: Mapping[Labels, float], now_ns: int) -> None:
-        """These are all series of this metric: others that were shown are not true any more."""
+        """Set all series of a metric, and remove its others."""
         for more in self._shown.get(metric, set()) - values.keys():
             self._ledger.forget(self._ledger.series(metric, (*self._labels, *more)))
         self._shown[metric] = set(values)
@@ -236,9 +236,8 @@ class Exports:
 # -- the time per step in each phase, over the last two minutes
 
 _WINDOW_NS = 120 * 10**9
-# So the window is up to this much longer, and holds two dozen readings.
+# So the window may be this much longer, and has two dozen readings.
 _KEEP_EVERY_NS = 5 * 10**9
-# Every step has them, so 0 is told too. Of the others only what has taken time.
 
 
 class _Reading(NamedTuple):
@@ -249,20 +248,19 @@ class _Reading(NamedTuple):
 
 
 class StepTimes:
-    """One a process: of its totals now and two minutes ago."""
+    """The mean step of one process, from its totals now and two minutes ago."""
 
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque()
 
     def feed(self, totals: Iterable[Total], now_ns: int) -> dict[str, float]:
-        """The seconds per step by phase; {} where there was no step.
+        """The seconds per step by phase; {} without a step.
 
-        By the clock of the device, where that has counted: its host only launches, and may run
-        ahead.
+        By the device's clock if it has one: the host only launches, and may run ahead.
         """
         now = _reading(totals, now_ns)
         readings = self._readings
-        # A clock that was set back must not keep old readings for ever.
+        # Also drops readings after the clock was set back.
         while readings and not 0 <= now_ns - readings[0].at_ns <= _WINDOW_NS + _KEEP_EVERY_NS:
             readings.popleft()
         before = readings[0] if readings else now

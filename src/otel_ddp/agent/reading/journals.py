@@ -1,4 +1,4 @@
-"""All journals of this node: found, read, and deleted once everything in them is exported."""
+"""Finds and reads the journals of this node, and deletes them once they are exported."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ Marks = dict[Path, Mark]
 
 _HIDDEN_S = 60.0
 _MOST_ENDED = 500
-# Only so many of them keep their long texts: the agent's file is rewritten every few seconds.
+# Ended processes that keep their long texts in the agent's file, which is often rewritten.
 _MOST_LONG_TEXTS = 20
 _NO_TEXTS: dict[str, Any] = {"description": "", "config": {}, "summary": []}
 
 
 class Rank(NamedTuple):
-    """What the sources of the node need to know of a living process."""
+    """A living process, for the sources of the node."""
 
     labels: Labels
     pid: int
-    """As the agent sees it; 0 where it cannot."""
+    """The pid in the agent's namespace; 0 if unknown."""
     start_ticks: int
     facts: Mapping[str, Any]
 
 
 class Ended(NamedTuple):
-    """What remains of a process after its journal is deleted: its labels and its description."""
+    """An ended process whose journal is closed."""
 
     labels: Labels
     ended_at: float
@@ -56,7 +56,7 @@ class Ended(NamedTuple):
 
 
 class Journals:
-    """One a node. Only the agent's loop calls it."""
+    """One per node. Only the agent's loop calls it, except for `processes` and descriptions."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class Journals:
         keeps_found: bool = False,
         devices: Devices = dict,
     ) -> None:
-        """*keeps_found*: whether journals stay whose processes had ended before; they may be
-        copies. *host*: makes what this node knows of a process. *devices*: as in Process."""
+        """*keeps_found*: whether journals of processes that had ended before are not deleted, since
+        they may be copies. *host*: makes the Host of a process. *devices*: as in Process."""
         self._place = place
         self._ledger = ledger
         self._host = host
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
-        # What an earlier agent has committed is not read again.
+        # From the file of the previous agent, whose committed records are not read again.
         self._summaries = summaries_of(told_by_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
@@ -83,12 +83,12 @@ class Journals:
         self._committed: Marks = {}
         self._keep_before_ns = time.time_ns() if keeps_found else 0
         self._kept: set[Path] = set()
-        # Those that cannot be opened are tried again.
+        # Unreadable journals. Those that could not be opened are retried.
         self._unread: dict[Path, Unreadable] = {}
         self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
-        # The lock says who lives now: what was read last may be a tick old.
+        # The lock is current, the last poll may be a tick old.
         return (
             each.process.identity
             for each in list(self._journals.values())
@@ -98,12 +98,12 @@ class Journals:
     # -- finding and reading
 
     def find(self) -> None:
-        """Open the journals that are new, and those that could not be opened before."""
+        """Open new journals, and retry those that could not be opened."""
         if not self._has_place:
             return
         unread = {path: why for path, why in self._unread.items() if os.path.exists(path)}
         again = [path for path, why in unread.items() if isinstance(why, CannotOpen)]
-        # With no file descriptor left, the place cannot be listed: try the known ones too.
+        # Out of file descriptors, the place cannot be listed: retry known ones too.
         for path in dict.fromkeys((*self._place.journals(), *again)):
             if path in self._journals or path in self._kept or path in unread.keys() - again:
                 continue
@@ -127,11 +127,11 @@ class Journals:
                 errors.warn_once(f"journal {each.errno}", text, each)
 
     def any_removed(self) -> bool:
-        """Whether there is a journal that nobody else can read, since its file was removed."""
+        """Whether the file of an open journal was removed, so that only this agent can read it."""
         return any(each.reader.was_removed() for each in self._journals.values())
 
     def leave_place(self) -> None:
-        """Go on with the removed journals alone: what is in the place now is another agent's."""
+        """Keep only removed journals: those in the place belong to another agent."""
         self._has_place = self._ledger.reports_ends = False
         for path, journal in list(self._journals.items()):
             reader = journal.reader
@@ -144,7 +144,7 @@ class Journals:
                 reader.close()
 
     def delete_unfinished(self) -> None:
-        """Delete the hidden files of processes that were killed while they made their journal."""
+        """Delete temporary files of processes that were killed while creating their journal."""
         for path in self._place.directory.glob(f".*{layout.SUFFIX}"):
             with contextlib.suppress(OSError):
                 if (
@@ -154,12 +154,12 @@ class Journals:
                     files.remove(path)
 
     def poll(self) -> None:
-        """Read what is new into the ledger."""
+        """Read new records into the ledger."""
         before = sum(1 for each in self.processes() if each.life.gone_ns)
         for journal in self._journals.values():
             self._poll(journal)
         if sum(1 for each in self.processes() if each.life.gone_ns) > before:
-            # A process that was polled before the dead one, and still lives, did not die first.
+            # Processes that were polled before the dead one and still live did not die first.
             for journal in self._journals.values():
                 life = journal.process.life
                 if not life.gone_ns and journal.reader.writer_is_alive():
@@ -167,33 +167,33 @@ class Journals:
 
     @errors.contained()
     def _poll(self, journal: Exports) -> None:
-        # The lock is asked before the journal is read: so all that a dead process wrote is read.
-        # Nor is it seen alive later than it was, so the time is asked before that.
+        # In this order: time, lock, journal. So all records of a dead process are read, and it is
+        # not seen alive later than it was.
         now_ns = time.time_ns()
         process = journal.process.poll(now_ns, journal.reader.writer_is_alive())
         with self._ledger.lock:
             journal.feed(process)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The spans and events that were read since the last call."""
+        """Take the spans and events since the last call."""
         return [
             (journal.process.labels, journal.process.project, taken)
             for journal in self._journals.values()
             if (taken := journal.take_documents())
         ]
 
-    # -- what is exported
+    # -- delivered offsets
 
     def marks(self) -> Marks:
-        """How far each journal is read."""
+        """The read offset of each journal."""
         return {path: each.reader.bookmark() for path, each in self._journals.items()}
 
     def deliver(self, marks: Marks) -> None:
-        """What was read up to here is delivered or spooled."""
+        """Note that records up to these offsets are delivered or on disk."""
         self._delivered |= {path: mark for path, mark in marks.items() if path in self._journals}
 
     def commit(self, marks: Marks) -> None:
-        """It is in the histories as well: a restarted agent resumes from here."""
+        """Store these offsets, at which the next agent resumes: histories have the records too."""
         for path, mark in marks.items():
             journal = self._journals.get(path)
             if journal is not None and self._committed.get(path) != mark:
@@ -201,7 +201,7 @@ class Journals:
                 journal.reader.commit(*mark)
 
     def has_undelivered_end(self) -> bool:
-        """Whether a process has ended, and not all that was read of it is delivered or on disk."""
+        """Whether an ended process has records that are not delivered or on disk."""
         return any(
             not each.process.is_at_work and self._delivered.get(path) != each.reader.bookmark()
             for path, each in self._journals.items()
@@ -210,7 +210,7 @@ class Journals:
     # -- series
 
     def update_series(self, now_ns: int) -> None:
-        """Write states and totals into the ledger. The caller holds the ledger's lock."""
+        """Update states and totals in the ledger. The caller holds its lock."""
         newest: dict[Labels, int] = {}
         for labels, created_ns in self._all_labels():
             newest[labels] = max(created_ns, newest.get(labels, 0))
@@ -225,7 +225,7 @@ class Journals:
         journal.update_series(now_ns, is_newest=is_newest)
 
     def _all_labels(self) -> Iterator[tuple[Labels, int]]:
-        """The labels of each process that has series, and when its journal was made."""
+        """The labels of each process with series, and the creation time of its journal."""
         for each in self.processes():
             yield each.labels, each.began_ns
         for ended in self._ended:
@@ -234,7 +234,7 @@ class Journals:
     # -- the end of a journal
 
     def done(self) -> list[Path]:
-        """The journals of dead processes in which nothing is left to read or to export."""
+        """The journals of dead processes that are read and exported completely."""
         return [path for path, journal in self._journals.items() if self._is_done(path, journal)]
 
     def _is_done(self, path: Path, journal: Exports) -> bool:
@@ -245,12 +245,12 @@ class Journals:
             and not journal.unread_artifacts
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
-            # A process that is being taken over still looks for its mark.
+            # An ending process may still wait for the committed offset.
             and not reader.writer_is_alive()
         )
 
     def close(self, done: Collection[Path]) -> None:
-        """Keep the descriptions of these journals, and close them."""
+        """Close journals, and keep the descriptions of their processes."""
         for path in done:
             journal = self._journals.pop(path)
             process = journal.process
@@ -261,12 +261,12 @@ class Journals:
             journal.reader.close()
 
     def delete(self, done: Collection[Path]) -> None:
-        """Delete their files: shared memory belongs to the living."""
+        """Delete the files of closed journals."""
         for path in set(done) - self._kept:
             files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
 
     def forget_ended(self, linger_s: float) -> None:
-        """Drop the series of the processes that ended long ago."""
+        """Drop the series of processes that ended long ago."""
         now = time.monotonic()
         old = [each for each in self._ended if now - each.ended_at >= linger_s]
         self._ended = [each for each in self._ended if now - each.ended_at < linger_s]
@@ -277,37 +277,37 @@ class Journals:
                     self._ledger.drop(each.labels)
                     self._summaries.pop(each.labels, None)
 
-    # -- questions
+    # -- queries
 
     def exports(self) -> Collection[Exports]:
-        """What leaves of each process whose journal is open."""
+        """The exports of open journals."""
         return self._journals.values()
 
     def processes(self) -> list[Process]:
-        """Those whose journals are open."""
-        # The endpoint's threads ask while the loop goes on.
+        """The processes of open journals."""
+        # A copy: threads of the endpoint call this too.
         return [each.process for each in list(self._journals.values())]
 
     def labels(self) -> set[Labels]:
-        """The labels of each process that has series."""
+        """The labels of each process with series."""
         return {labels for labels, _ in self._all_labels()}
 
     def ended_runs(self) -> set[str]:
-        """The runs of which a process has ended, and still has series."""
+        """The runs with an ended process that still has series."""
         ended = [each.labels for each in self._ended]
         ended += [each.labels for each in self.processes() if not each.is_at_work]
         return {dict(labels).get("run", "") for labels in ended if labels}
 
     def any_alive(self) -> bool:
-        """Whether a process of this node is still at work."""
+        """Whether a process of this node lives."""
         return any(each.is_at_work for each in self.processes())
 
     def is_empty(self) -> bool:
-        """Whether nothing is left to read, to export or to show."""
+        """Whether no process is left to read or show."""
         return not self._journals and not self._ended
 
     def ranks(self) -> list[Rank]:
-        """The ranks that are at work."""
+        """The living ranks."""
         return [
             Rank(each.labels, each.pid, each.reader.start_ticks, each.reader.facts)
             for each in self.processes()
@@ -315,17 +315,17 @@ class Journals:
         ]
 
     def pids(self) -> set[int]:
-        """The processes that have a journal, also those that live on after the end of their run."""
+        """The pids of processes with a journal, also of those that outlive their run."""
         return {each.pid for each in self.processes()} - {0}
 
     def environments(self) -> set[str]:
-        """Digests of the agent's variables with which the living processes were started."""
+        """Digests of the OTEL_* variables of living processes."""
         return {str(each.fact("terms") or "") for each in self.processes() if each.is_at_work}
 
-    # -- for people
+    # -- for `status`
 
     def unreadable(self) -> list[str]:
-        """One sentence for each journal that cannot be read."""
+        """A sentence on each unreadable journal."""
         return [str(each) for each in self._unread.values()]
 
     def describe(self) -> list[ProcessState]:
@@ -334,7 +334,7 @@ class Journals:
         return table(self.describe_ended(), living)
 
     def describe_ended(self) -> list[ProcessState]:
-        """The processes whose journals are deleted."""
+        """The processes whose journals are closed."""
         ended = [each.process for each in self._ended[-_MOST_ENDED:]]
         older, newer = ended[:-_MOST_LONG_TEXTS], ended[-_MOST_LONG_TEXTS:]
         return [*(replace(each, **_NO_TEXTS) for each in older), *newer]
@@ -346,7 +346,7 @@ _MOST_RUNS = 200
 
 
 class NodeNames:
-    """Keeps the names in a file, so that an agent that starts again gives the same names."""
+    """The names of nodes, stored in a file for the next agent."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class NodeNames:
         own_name: str,
         living: Callable[[], Iterable[Mapping[str, Any]]] = lambda: (),
     ) -> None:
-        """*living*: the identities of all living processes, including the one to name."""
+        """*living*: the identities of all living processes, also the one to name."""
         self._file = file
         self._own_name = own_name
         self._living = living
@@ -368,12 +368,12 @@ class NodeNames:
         if rank is None:
             return host
         names = self._runs.setdefault(_run(identity), {})
-        # A launcher is one node, whatever node rank its workers get after a restart.
+        # A launcher is one node, also if its workers get another node rank after a restart.
         key = f"{host}/{rank}"
         launcher = f"by {identity.get('launched_by') or key}"
         if launcher not in names:
-            # A new launcher with a node rank that was here before is that node again. A launcher
-            # whose ranks are in several groups is one node in all of them.
+            # A new launcher with a known node rank is that node again. A launcher with ranks in
+            # several groups is one node in all of them.
             elsewhere = (run[launcher] for run in self._runs.values() if launcher in run)
             again = names.get(key) or next(
                 (name for name in elsewhere if name not in names.values()), None
@@ -383,7 +383,7 @@ class NodeNames:
         return names[launcher]
 
     def _fresh(self, identity: Mapping[str, Any], taken: Collection[str]) -> str:
-        """The host's own name is that of its first node, whichever is read first."""
+        """A new name: the first node of a host gets the host's name, in any order of reading."""
         host, rank = self._host(identity), identity["node_rank"]
         before = any(
             each.get("node_rank") is not None and each["node_rank"] < rank
@@ -398,11 +398,11 @@ class NodeNames:
     def _write(self) -> None:
         for run in list(self._runs)[:-_MOST_RUNS]:
             del self._runs[run]
-        # A full tmpfs: the names hold until the agent is started again.
+        # With a full tmpfs, the names are valid until the agent restarts.
         with contextlib.suppress(OSError):
             files.replace(self._file, json.dumps(self._runs))
 
 
 def _run(identity: Mapping[str, Any]) -> str:
-    """The run, as a key of JSON."""
+    """Group and run as a key of JSON."""
     return json.dumps([str(identity.get("group") or ""), str(identity.get("run"))])

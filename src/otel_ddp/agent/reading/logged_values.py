@@ -1,4 +1,4 @@
-"""The values that one process logs: their series, and the lowest and highest of each name."""
+"""The logged values of one process: series, and lowest and highest value of each name."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.values import Extremes, Point, chosen_directions, direction, extremes_of
 from otel_ddp.vocabulary import catalog
 
-# Beyond it a name has no summary: the agent's document has all of them, and is written each second.
+# Limit of names with a summary: all are in the agent's file, which is written each second.
 MOST_NAMES = 200
 
 
 class Summary:
-    """The extremes of one rank, over all its attempts."""
+    """The extremes of one rank over all attempts."""
 
     def __init__(self, extremes: dict[Name, Extremes] | None = None) -> None:
-        """*extremes*: those that an earlier agent has found."""
+        """*extremes*: of an earlier agent."""
         self.extremes = extremes or {}
-        """In the order in which the names came."""
+        """In the order of the names' first values."""
 
     def feed(self, name: Name, value: float, step: int | None, time_ns: int) -> None:
-        """Take a value into account; one that comes again changes nothing."""
+        """Update with a value; idempotent."""
         known = self.extremes.get(name)
-        # Most values end here. NaN does as well, if the name is known.
+        # The usual case, also for NaN if the name is known.
         if known is not None and not (value < known.lowest.value or value > known.highest.value):
             return
         if not isfinite(value) or (known is None and len(self.extremes) >= MOST_NAMES):
@@ -42,12 +42,12 @@ class Summary:
             self.extremes[name] = known._replace(highest=point)
 
 
-# Those of all ranks of a node: a rank that is started again goes on with its summary.
+# Of all ranks of a node: a restarted rank continues its summary.
 Summaries = dict[Labels, Summary]
 
 
 def summaries_of(processes: Iterable[ProcessState]) -> Summaries:
-    """Those that an agent has written into its document."""
+    """The summaries in an agent's file."""
     return {
         rank_labels({**vars(each), "global_rank": each.rank}, each.node, each.pid): Summary(found)
         for each in processes
@@ -65,19 +65,19 @@ class _Entry(NamedTuple):
 
 
 class LoggedValues:
-    """One a process. The caller of every method holds the ledger's lock."""
+    """One per process. Callers hold the ledger's lock."""
 
     def __init__(self, reader: Journal, ledger: Ledger, summaries: Summaries) -> None:
         self.too_fast = 0
-        """How many records were left out because they came too fast: points are a millisecond apart
-        at least, and late by a minute at most."""
+        """Records with values that came too fast to be exported: points are at least a millisecond
+        apart, and at most a minute late."""
         self._summaries = summaries
-        # Of rank 0 alone: 2 series a name are little for one rank, and much for thousands.
+        # Only for rank 0: two series per name would be too many for thousands of ranks.
         self._summary: Summary | None = None
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
-        # By the number of the name.
+        # By number of the name.
         self._entries: dict[int, _Entry] = {}
         self._restored = False
 
@@ -86,7 +86,7 @@ class LoggedValues:
         return bool(self._reader.identity.get("exported"))
 
     def relabel(self, labels: Labels) -> None:
-        """Go on with new series, under these labels."""
+        """Continue with new series under these labels."""
         self._labels = labels
         is_first = self._exported and self._reader.identity.get("global_rank") == 0
         self._summary = self._summaries.setdefault(labels, Summary()) if is_first else None
@@ -94,7 +94,7 @@ class LoggedValues:
         self._restored = False
 
     def restore(self, position: int) -> None:
-        """Show the values before this, as an earlier agent has exported, and send none again."""
+        """Set the latest values before this offset, which an earlier agent has exported."""
         if self._restored:
             return
         self._restored = True
@@ -121,7 +121,7 @@ class LoggedValues:
         step, epoch, time_ns = record.step, record.epoch, record.time_ns
         if not self._exported:
             return
-        # This runs for every value of every rank.
+        # Hot path: runs for each value of each rank.
         too_fast, entries, summary = False, self._entries, self._summary
         log = self._ledger.log
         counted = None if step is None else float(step)
@@ -134,7 +134,7 @@ class LoggedValues:
                 summary.feed(name, value, step, time_ns)
             at = log(of_value, value, time_ns)
             if at is None:
-                # Values come too fast: there is no new point.
+                # Too fast: no new point.
                 too_fast = True
                 if counted is not None:
                     of_step.value = counted
@@ -149,11 +149,11 @@ class LoggedValues:
 
     @property
     def extremes(self) -> Mapping[Name, Extremes]:
-        """Those of its rank, over all attempts; none but of rank 0."""
+        """The extremes of its rank over all attempts; only for rank 0."""
         return {} if self._summary is None else self._summary.extremes
 
     def best(self) -> Iterator[tuple[Name, str, Point]]:
-        """The best value of each name, and which way that is."""
+        """The best value of each name, with its direction."""
         chosen = chosen_directions(self._reader)
         for name, extremes in self.extremes.items():
             if way := direction(name.text, chosen):
@@ -162,7 +162,7 @@ class LoggedValues:
     def _make_entry(self, number: int) -> _Entry | None:
         name = self._reader.names.get(number)
         if name is None:
-            return None  # its definition was not readable: no value without a name
+            return None  # its definition is unreadable
         labels = (*self._labels, ("name", name.text), ("split", name.split))
         start_ns = self._reader.created_ns
         project = str(self._reader.identity.get("project") or "")
@@ -176,9 +176,8 @@ class LoggedValues:
         )
         nonfinite = self._ledger.series(catalog.TRAINING_NONFINITE, labels, start_ns, project)
         if nonfinite.value is None:
-            # So that the first event is an increase, for every name although few ever need it.
-            # A 0 that is made together with the first event may never be scraped, and without a 0
-            # before it Prometheus' increase() does not see that event.
+            # Begins at 0 for each name, so that Prometheus' increase() sees the first event: a 0
+            # that is made together with it may never be scraped.
             nonfinite.value = 0.0
         entry = self._entries[number] = _Entry(value, step, epoch, name)
         return entry

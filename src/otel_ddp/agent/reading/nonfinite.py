@@ -1,4 +1,4 @@
-"""The logged values of a process that were finite once, and no longer are."""
+"""Finds logged values of a process that were finite, and no longer are."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.journal.parser import Name, Scalars
 
-# A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
-# without a successor for so long.
+# A single infinite gradient norm belongs to the search for a loss scale; two in a row do not, nor
+# one that is the last for so long.
 _WITHOUT_SUCCESSOR_NS = 60 * 10**9
 
 
 class _Lost(NamedTuple):
-    """The first value of a name that was not finite, after one that was."""
+    """The first non-finite value of a name, after a finite one."""
 
     value: float
     record: Scalars
@@ -25,15 +25,15 @@ class _Lost(NamedTuple):
 
 
 class NonfiniteValues:
-    """The values of one process that were finite once, and no longer are."""
+    """The names of one process whose values are no longer finite."""
 
     def __init__(self) -> None:
-        # By name: the step of its last finite value.
+        # By name: the step of the last finite value.
         self._finite: dict[int, int | None] = {}
         self._lost: dict[int, _Lost] = {}
 
     def feed(self, records: Iterable[Scalars], now_ns: int) -> None:
-        """Those that are new."""
+        """Add new records."""
         finite, lost, isfinite = self._finite, self._lost, math.isfinite
         for record in records:
             step = record.step
@@ -50,7 +50,7 @@ class NonfiniteValues:
     def find(
         self, names: Mapping[int, Name], now_ns: int, ended: bool = False
     ) -> list[NonfiniteValue]:
-        """What is known of the names whose values are lost for sure."""
+        """The names whose values are certainly lost."""
         return [
             NonfiniteValue(
                 named.text,

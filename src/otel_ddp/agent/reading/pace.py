@@ -1,15 +1,15 @@
-"""How fast one rank goes now, and how much of its time it waits for others."""
+"""The current step time of one rank, and the share in which it waits for others."""
 
 from __future__ import annotations
 
 from otel_ddp.diagnosis.detector import Observation
 
-# The steps of the last one or two of these; of a slower rank its last two steps.
+# The window covers the last one or two of these, or the last two steps of a slower rank.
 _WINDOW_NS = 5_000_000_000
 
 
 class _Window:
-    """The last few seconds: how many steps, their time, and a part of that."""
+    """Sums over the last few seconds: steps, their time, and a part of that time."""
 
     def __init__(self) -> None:
         self._sums = self._before = (0, 0, 0)
@@ -26,16 +26,15 @@ class _Window:
 
 
 class Pace:
-    """Fed with what the judge is fed with. Other threads may read it meanwhile."""
+    """Fed by the judge; other threads may read it."""
 
     def __init__(self) -> None:
         self._steps, self._waits = _Window(), _Window()
 
     def feed(self, seen: Observation) -> None:
-        """What is new of the rank."""
-        # The pace is by the host's clock, which every rank has, and over all steps. The waits are
-        # by the clock that has them, and not those for a rank that compiles or saves,
-        # nor of steps whose phases were not measured.
+        """Add an observation."""
+        # The step time is by the host's clock, which each rank has, over all steps. The waits are
+        # by the clock that has them, over measured steps without phases such as compilation.
         ended = [each for each in seen.steps if each.number is not None]
         if ended:
             self._steps.add(len(ended), sum([each.ended_ns - each.began_ns for each in ended]))
@@ -46,12 +45,12 @@ class Pace:
 
     @property
     def step_s(self) -> float | None:
-        """How long a step takes; None: not known."""
+        """Seconds per step; None if unknown."""
         steps, took_ns, _ = self._steps.total()
         return float(f"{took_ns / steps / 1e9:.3g}") if steps else None
 
     @property
     def wait_ratio(self) -> float | None:
-        """The share of that which is spent waiting; None: not known."""
+        """The share of the step time spent waiting; None if unknown."""
         _, all_ns, waits_ns = self._waits.total()
         return round(waits_ns / all_ns, 3) if all_ns else None

@@ -1,4 +1,4 @@
-"""Shares out the time of steps that were not measured among the phases of those that were."""
+"""Estimates the phases of unmeasured steps from those of recent measured ones."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES
 
-# The number of recent measured steps that show how a usual step is divided.
+# Measured steps that are averaged.
 _LAST = 16
-# The most steps in a row that a device does not time. Beyond it its words were lost.
+# Limit of consecutive steps without a device time; beyond it, records were lost.
 _LONGEST_GAP = 1000
 _OTHER, _EVAL = PHASES["other"], PHASES["eval"]
-# These are always measured.
+# Always measured.
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 _ALONE = bytes([UNMEASURED])
 
 _Spans = Sequence[tuple[int, int]]
-"""Codes of phases, each with its nanoseconds."""
+"""Phase codes with nanoseconds."""
 
 
 class _Shares(NamedTuple):
-    """What time consists of; without any phase it is none of them."""
+    """The shares of phases; by default all is `other`."""
 
     codes: bytes = bytes([_OTHER])
     shares: Sequence[float] = (1.0,)
@@ -37,30 +37,28 @@ class _Shares(NamedTuple):
         return cls(bytes(spent_ns), [ns / whole_ns for ns in spent_ns.values()])
 
     def spans_ns(self, ns: int) -> list[int]:
-        """So much time by phase: none of it is lost."""
+        """Divide a time by phase, exactly."""
         found = [int(ns * share) for share in self.shares]
         found[-1] += ns - sum(found)
         return found
 
 
 class PhaseShares:
-    """Estimates the phases of a process's unmeasured steps, by one clock. Durations are true."""
+    """Estimates the phases of a process's unmeasured steps by one clock; durations are exact."""
 
     def __init__(self, *, on_device: bool = False) -> None:
-        """*on_device*: the clock gives only the end of the last of several unmeasured steps.
-
-        They are assumed to be equally long.
-        """
+        """*on_device*: the clock has only the end of the last of several unmeasured steps, which
+        are assumed to be equally long."""
         self._on_device = on_device
         self._last: Step | None = None
         self._measured: deque[Step] = deque(maxlen=_LAST)
-        # Worked out where they are needed.
+        # Computed when needed.
         self._spent_ns: Mapping[int, float] = {}
         self._usual: _Shares | None = _Shares()
 
     def fill(self, steps: Iterable[Step]) -> list[Step]:
-        """The same steps in order; those that were not measured get estimated phases."""
-        # This runs for every step of every rank.
+        """The steps in order, with estimated phases if they were not measured."""
+        # Hot path: runs for each step of each rank.
         found = []
         for step in steps:
             if step.measured:
@@ -80,7 +78,7 @@ class PhaseShares:
             self._usual = _Shares.of(self._spent_ns)
         usual, began_ns = self._usual, step.began_ns
         if step.parts.codes == _ALONE and not step.rest:
-            # As nearly all are.
+            # The usual case.
             parts = Parts(began_ns, usual.codes, usual.spans_ns(step.ended_ns - began_ns))
             return step._replace(parts=parts)
         known = step.spans()
@@ -91,7 +89,7 @@ class PhaseShares:
         return step._replace(parts=Parts(began_ns, bytes(codes), spans_ns), rest=rest)
 
     def _left(self, known: _Spans) -> _Shares:
-        """What the rest of a step consists of, in which a person's own phase was measured."""
+        """The shares of the unmeasured rest of a step in which a user's phase was measured."""
         here_ns = _by_phase(known)
         each = sum(here_ns.values()) / (sum(self._spent_ns.values()) or 1)
         return _Shares.of(
@@ -100,7 +98,7 @@ class PhaseShares:
 
 
 def _since(before: Step | None, step: Step) -> Iterator[Step]:
-    """All that came after the step *before*, up to this one."""
+    """The steps after *before* up to this one."""
     if before is None or before.number is None or step.number is None:
         return
     since_ns, count = before.ended_ns, step.number - before.number

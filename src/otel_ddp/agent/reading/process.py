@@ -1,4 +1,4 @@
-"""One process: its records, what is seen of it, and the questions that it is asked."""
+"""One process: its records, state, position and end, for all who look at it."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from otel_ddp.journal.survey import with_texts
 from otel_ddp.journal.values import Extremes, described
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
-# Does not export a process without a final identity, such as its rank, for this long.
+# A process without a final identity, such as its rank, is not exported for so long.
 _UNSETTLED_S = 60.0
-# An agent that has not looked for so long does not know when a process died.
+# After a longer time without a poll, the time of a death is unknown.
 _PAUSED_NS = 5_000_000_000
 
 
 class News(NamedTuple):
-    """What the last poll has read of a process."""
+    """The records of the last poll."""
 
     scalars: list[Scalars]
     steps: list[Step]
     device_steps: list[Step]
-    """The same on the device's clock, which lags behind the host's."""
+    """Steps on the device's clock, which lags behind the host's."""
     estimated: list[Step]
     device_estimated: list[Step]
-    """Both, with estimates of what was not measured."""
+    """The same steps, with estimated phases if they were not measured."""
     events: list[Document]
     spans: list[Document]
-    """Both of processes whose series leave the node."""
+    """Events and spans, only of exported processes."""
     overwritten: list[tuple[int, int]]
-    """Times between which records were overwritten before they were read."""
+    """Intervals in which records were overwritten before they were read."""
 
     @property
     def size(self) -> int:
-        """How many records and steps."""
+        """The number of records and steps."""
         steps = len(self.steps) + len(self.device_steps)
         return steps + len(self.scalars) + len(self.events)
 
@@ -63,67 +63,67 @@ def _nothing() -> News:
 
 
 class Host:
-    """What only the node of a process knows of it. This one knows its journal alone."""
+    """What only the node of a process knows of it. This base class knows its journal only."""
 
     is_here = True
-    """Whether it is the node of this agent."""
+    """Whether the process is on this node."""
     is_kept = True
     """Whether this agent writes its history."""
     heard_ns = 0
-    """When its node was last heard; 0: it is this one."""
+    """When its node sent the last report; 0 on this node."""
     silent_since_ns = 0
-    """When its node was last heard, where that is too long ago; 0: it is heard."""
+    """When a silent node sent its last report; 0 if it is not silent."""
     clock_uncertainty_ns = 0
-    """How far its clock may be from what is believed of it."""
+    """The largest error of its clock offset."""
     logged_step: int | None = None
-    """The last step of the logged values that were read there alone."""
+    """The last step of logged values that only its node reads."""
     reader: Journal
 
     def __init__(self, reader: JournalReader) -> None:
         self.reader = reader
-        # The process id as the agent sees it, which differs if only the process is in a container.
-        # 0 if the agent cannot see it: the process's own number may be another process here.
+        # The pid in the agent's namespace, which differs if only the process is in a container; 0
+        # if unknown, since the process's own pid may be another process here.
         holder = files.lock_holder(reader.path)
         self.pid = reader.pid if holder is None else holder
 
     def started_ns(self) -> int:
-        """When it started; 0: not known."""
+        """The start of the process; 0 if unknown."""
         ticks = self.reader.start_ticks
         booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK") if ticks else 0
 
     def ended_well(self) -> bool | None:
-        """Whether it had done its work as it died without a last record; None: not known yet."""
+        """Whether it ended well, although it recorded no end; None if not known yet."""
         return ended_by_parent(self.reader)
 
     def update(self, life: Life, now_ns: int, alive: bool) -> None:
-        """Look how it is."""
+        """Update its state."""
         life.update(self, now_ns, alive)
 
     def nonfinite(self) -> Sequence[NonfiniteValue] | None:
-        """As its node has found them; None: look for yourself."""
+        """Those that its node has found; None if they have to be found here."""
         return None
 
     def watch(self) -> None:
-        """Note what can only be read while it lives."""
+        """Sample facts that vanish with the process."""
 
     def ask(self, question: Question, now_ns: int) -> None:
-        """Ask it a question, where it can receive one."""
+        """Send a question, if the process can receive it."""
 
     def evidence(self, now_ns: int) -> Evidence:
-        """What it has answered, and what the kernel says of it now."""
+        """Its last answer, and its current kernel state."""
         return Evidence()
 
     def cause(self) -> Mapping[str, Any]:
-        """What the kernel and its launcher say of its end by now."""
+        """Evidence of kernel and launcher on its end so far."""
         return {}
 
     def present_ns(self) -> int:
-        """When it was last surely there, even if it has reported its end; 0: not known."""
+        """When it certainly still existed, even after it reported its end; 0 if unknown."""
         return 0
 
     def forget(self) -> None:
-        """Nothing more is asked of its end."""
+        """Stop looking for the cause of its end."""
 
 
 class Life:
@@ -136,17 +136,17 @@ class Life:
         self.gone_ns = 0
         """When the process was first found dead; 0 while it lives."""
         self.ended_ns = 0
-        """When it ended: as it recorded, else when it was found dead; 0 until then. Where no agent
-        looked for a while, maybe for hours: when it wrote last."""
+        """When it ended: as recorded, else when it was found dead, or when it wrote last if no
+        agent ran for a while. 0 before."""
         self._has_ended_well: bool | None = None
 
     def update(self, host: Host, now_ns: int, alive: bool) -> None:
-        """What its last record, the lock on its journal and its node say now."""
+        """Update from its progress, the lock on its journal, and its node."""
         reader = host.reader
         if alive:
             self.seen_alive_ns = now_ns
         elif not self.gone_ns:
-            # It was alive at the last poll and is dead now: it died in between.
+            # It died since the last poll.
             self.gone_ns = time.time_ns()
         progress = reader.progress()
         recorded = None if progress is None else progress.state
@@ -159,7 +159,7 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
-                # Also where no agent was there.
+                # Also if no agent ran.
                 self.seen_alive_ns = max(self.seen_alive_ns, self.ended_ns)
             elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
@@ -170,21 +170,18 @@ class Life:
                 self.ended_ns = self.gone_ns
 
     def _was_unseen(self, reader: Journal) -> bool:
-        """Whether no agent has seen it alive, or none has looked for long."""
+        """Whether no agent has seen it alive, or none for a while."""
         unseen_ns = self.gone_ns - self.seen_alive_ns
         return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
 
 
 class Process:
-    """One a journal, for as long as its labels stay the same. Read by all who look at what is new.
-
-    Those who compare ranks know one with other labels as another one.
-    """
+    """A process of any node. One per journal and labels: new labels make it another process."""
 
     has_news = True
-    """Whether anything of it may be new since the last poll."""
+    """Whether the last poll may have read records."""
     is_left_out = False
-    """Whether it is of a node that is not heard, while the others go on: not compared here."""
+    """Whether it is excluded from comparison, because its node is silent while others go on."""
 
     def __init__(
         self,
@@ -192,42 +189,42 @@ class Process:
         name_node: Callable[[Mapping[str, Any]], str],
         devices: Devices = dict,
     ) -> None:
-        """*devices*: what is known of the devices of its node."""
+        """*devices*: describes the devices of its node."""
         self.reader = host.reader
         self.pid = host.pid
         self.labels: Labels = ()
         self.life = Life(self.reader.created_ns)
         self.new = _nothing()
         self.extremes: Mapping[Name, Extremes] = {}
-        """Of the values that its rank has logged, where this node keeps them."""
+        """The extremes of its logged values, if this node has them."""
         self.mark_first = self.mark_before = self.reader.bookmark()
-        """How far its journal was read before this agent, and before the last poll."""
+        """The read offsets at the start of this agent, and before the last poll."""
         self._devices = devices
         self.host = host
-        """What only its node knows of it."""
+        """Access to its node."""
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
         self._logged_step: int | None = None
-        # By the clock of the host, and by the device's.
+        # By the host's clock, and by the device's.
         created_ns = self.reader.created_ns
         self._streams = StepStream(created_ns, self.reader.names), StepStream(created_ns)
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
         self._nonfinite = NonfiniteValues()
         self.pace = Pace()
-        """As the judge feeds it, by the clock that its waits are on."""
-        # When it was read last.
+        """Fed by the judge, by the clock of its waits."""
+        # The time of the last poll.
         self._read_ns = created_ns
 
     @cached_property
     def description(self) -> RunDescription:
-        """What its run says of itself."""
+        """The description of its run."""
         return RunDescription(self.reader, self._devices)
 
     # -- its identity
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this node. Those of others are fed where they have news."""
+        """Whether it is on this node."""
         return self.host.is_here
 
     @property
@@ -236,13 +233,13 @@ class Process:
 
     @property
     def journal(self) -> str:
-        """The name of its journal, another one for each process of a run."""
+        """The name of its journal, unique among the processes of a run."""
         node = "" if self.is_here else f"{dict(self.labels).get('node', '')}/"
         return f"{node}{self.reader.name}"
 
     @property
     def began_ns(self) -> int:
-        """When the process began: of two with the same labels, the newer one counts."""
+        """The creation of its journal: of two processes with equal labels, the newer counts."""
         return self.reader.created_ns
 
     @property
@@ -252,10 +249,9 @@ class Process:
 
     @property
     def started_ns(self) -> int:
-        """When the process started, if a launcher has started it for this run; else its journal.
+        """The start of the process if a launcher started it for this run, else of its journal.
 
-        A notebook and a pool's worker have been there for longer than their run, and so has
-        whatever had another run before.
+        Notebooks, pool workers and processes with an earlier run are older than their run.
         """
         launched = self.identity.get("launcher") not in ("", None, "lone", "pool", "spawn")
         launched = launched and not self.fact("had_run")
@@ -268,17 +264,17 @@ class Process:
 
     @property
     def world_size(self) -> int | None:
-        """How many ranks train together with this one; None if unknown."""
+        """The number of ranks that train together; None if unknown."""
         return _whole(self.identity.get("world_size"))
 
     @property
     def trains(self) -> bool:
-        """Whether it will train, as far as that is known before its first step."""
+        """Whether it is known to train before its first step."""
         return bool(self.identity.get("restarts"))
 
     @property
     def exported(self) -> bool:
-        """Whether the strategy lets this process's series leave the node."""
+        """Whether its series are exported."""
         return bool(self.identity.get("exported"))
 
     @property
@@ -286,11 +282,11 @@ class Process:
         return str(self.identity.get("project") or "")
 
     def fact(self, name: str) -> Any:
-        """What the process has said of itself; None: nothing."""
+        """A fact that the process recorded; None if it did not."""
         return self.reader.facts.get(name)
 
     def settled(self) -> bool:
-        """Whether its identity is final, or will not become final any more."""
+        """Whether its identity is final, or will stay incomplete."""
         if self.identity.get("settled") or not self.is_here:
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
@@ -317,7 +313,7 @@ class Process:
         return self.host.logged_step if self._logged_step is None else self._logged_step
 
     def describe(self) -> ProcessState:
-        """What is known of this process now."""
+        """The current state."""
         found = ProcessState.read(
             self.reader,
             self.life.state,
@@ -328,7 +324,7 @@ class Process:
         silent_since_ns = self.host.silent_since_ns
         if not silent_since_ns or not self.is_at_work:
             return found
-        # The step and phase are those of then.
+        # Step and phase are those of the last report.
         return replace(found, state=NOT_HEARD, phase_since_ns=silent_since_ns)
 
     def summary(self) -> list[dict[str, Any]]:
@@ -336,11 +332,11 @@ class Process:
         return described(self.reader, self.extremes)
 
     def describe_now(self) -> ProcessState:
-        """The same with its pace, which nothing but the status shows."""
+        """The state with its pace, which only `status` shows."""
         found, pace = self.describe(), self.pace
         if found.ended:
             return found
-        # Waits inside forward and backward are in no phase of their own.
+        # Waits inside forward and backward are not in the phase of waits.
         known = self.state().waits_known is not False
         return replace(
             found,
@@ -350,13 +346,13 @@ class Process:
         )
 
     def describe_in_full(self) -> ProcessState:
-        """That with its long texts."""
+        """The state with its pace and long texts."""
         return with_texts(self.describe_now(), self.reader, self.extremes)
 
     # -- its records
 
     def poll(self, now_ns: int, alive: bool) -> Process:
-        """Read what is new; the process to go on with: another one where it has other labels."""
+        """Read new records. Returns the process to continue with: a new one after new labels."""
         self.new = _nothing()
         self.reader.read_definitions()
         self.host.update(self.life, now_ns, alive)
@@ -367,7 +363,7 @@ class Process:
         return process
 
     def forget_news(self) -> None:
-        """All have seen what is new."""
+        """Drop the records of the last poll."""
         self.new, self.has_news = _nothing(), False
 
     def _named(self) -> Process:
@@ -384,14 +380,14 @@ class Process:
         return process
 
     def _begin(self) -> None:
-        """An agent may have read of it before."""
+        """Restore state from the latest values, if an earlier agent has read some."""
         reader = self.reader
         before = [each for each in reader.latest() if each.position < reader.position]
         for record in before:
             if record.step is not None:
                 self._logged_step = record.step
         self._nonfinite = NonfiniteValues()
-        # The names whose last value was finite may lose it from here on.
+        # Names whose last value was finite.
         self._nonfinite.feed(before, 0)
         if self.is_at_work:
             self.host.watch()
@@ -406,7 +402,7 @@ class Process:
             elif isinstance(record, Steps):
                 self._read_steps(record)
             elif record.kind == END:
-                # It may have ended after its progress was read.
+                # It may have ended after its state was updated.
                 self.host.update(self.life, now_ns, alive)
             elif self.exported:
                 (new.events if record.kind == EVENT else new.spans).append(record)
@@ -416,7 +412,7 @@ class Process:
             self._nonfinite.feed(new.scalars, now_ns)
 
     def _new_records(self, now_ns: int) -> list[Record]:
-        """The records that are new; those that were overwritten before are rescued, or counted."""
+        """New records. Overwritten ones are restored from latest values, or counted."""
         reader = self.reader
         before, lost = reader.position, reader.lost
         records = reader.read()
@@ -437,7 +433,7 @@ class Process:
         return records
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:
-        """Of the records that were overwritten, the last of each name, which has a copy."""
+        """The last overwritten record of each name, from its copy among the latest values."""
         reader = self.reader
         first = records[0].position if records else reader.position
         found: list[Record] = [
@@ -458,13 +454,13 @@ class Process:
         estimated = self._shares[on_device].fill(steps)
         (new.device_estimated if on_device else new.estimated).extend(estimated)
 
-    # -- as the judge sees it
+    # -- for the judge
 
     def state(self) -> RankState:
-        """What is known of its rank, but for the ranks beside it."""
+        """The state of its rank, without the world size that the judge finds."""
         reader = self.reader
         found = reader.facts.get("capability")
-        # By what a process cannot do: why it cannot, or nothing.
+        # By capability: why it is missing; empty if it is there.
         missing: Mapping[str, Any] = found if isinstance(found, dict) else {}
         own = reader.facts.get("own_collectives")
         return RankState(
@@ -474,7 +470,7 @@ class Process:
             own_collectives=tuple(each for each in own if isinstance(each, str) and each in PHASES)
             if isinstance(own, list)
             else (),
-            # Replica groups of torchft wait for each other in calls that torch does not see.
+            # Replica groups of torchft wait for each other in calls that hooks do not see.
             calls_noted=missing.get("calls") == "" and missing.get("comm_wait") != "replica_groups",
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
             under_nccl="nccl" in str(reader.facts.get("backend")),
@@ -483,7 +479,7 @@ class Process:
         )
 
     def position(self, origin_ns: int) -> Position | None:
-        """Where it is in its training; *origin_ns*: when the monotonic clock was 0."""
+        """Its position in the training. *origin_ns*: when the monotonic clock was 0."""
         reader = self.reader
         progress = reader.progress()
         if progress is None:
@@ -508,7 +504,7 @@ class Process:
         )
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
-        """Its logged values that were finite once, and no longer are."""
+        """Its logged values that were finite, and no longer are."""
         told = self.host.nonfinite()
         if told is not None:
             return told
@@ -518,7 +514,7 @@ class Process:
 
     @property
     def ended_ns(self) -> int:
-        """When it ended, by its own report if there is one."""
+        """When it ended, as recorded, else when it was found dead."""
         return self._reported_end_ns() or self.life.gone_ns
 
     def _reported_end_ns(self) -> int:
@@ -526,12 +522,12 @@ class Process:
         return 0 if progress is None or progress.state not in ENDED else progress.state_since_ns
 
     def end(self) -> EndedProcess:
-        """How it ended, as far as that is known at once."""
+        """Its end, as far as known at once."""
         described = self.describe()
         alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
         if reported_ns := self._reported_end_ns():
             alive_ns = ended_ns = reported_ns
-        # Ends on several nodes are put in order.
+        # Ends on several nodes are ordered by time.
         uncertain_ns = self.host.clock_uncertainty_ns
         return EndedProcess(
             labels=self.labels,
@@ -558,7 +554,7 @@ def rank_labels(identity: Mapping[str, Any], node: str, pid: int) -> Labels:
         ("run", str(identity.get("run") or "")),
         ("job_type", str(identity.get("job_type") or "")),
         ("node", node),
-        # Without a rank the process id tells two processes apart, and is plainly no rank.
+        # Without a rank, the pid distinguishes processes.
         ("rank", f"p{pid}" if rank is None else str(rank)),
         ("local_rank", "" if local_rank is None else str(local_rank)),
     )

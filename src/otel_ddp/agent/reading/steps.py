@@ -1,6 +1,6 @@
-"""Rebuilds the steps of a process from the 64-bit words that its journal holds of them.
+"""Decodes the steps of a process from 64-bit words in its journal.
 
-The host's steps and the device's have the same words, and a stream for each.
+Steps on the host's clock and on the device's have the same format, and one stream each.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
-# Parts beyond this are only summed: no person looks at a step with more.
+# More parts of a step are only summed.
 _MOST_PARTS = 2000
-# Threads may record times in another order than they read the clock. A time further back than this
-# is from another clock than the time before it.
+# Threads may record times out of order. A time that is further back is from another clock.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
 _CALL = bytes([layout.STEP_CALL])
 
 
 class StepStream:
-    """The steps of one process, fed record by record; damaged content never raises."""
+    """The steps of one process by one clock. Damaged records never raise."""
 
     def __init__(self, created_ns: int, names: Mapping[int, Name] = MappingProxyType({})) -> None:
-        """*names*: of the journal, by their numbers."""
+        """*names*: the journal's, by number."""
         self._created_ns, self._call_names = created_ns, CallNames(names)
         self._expected = 0
         self._forget()
 
     def set_clock(self, created_ns: int) -> None:
-        """When the journal was made, where that is known anew: the open step moves along."""
+        """Set the creation time of the journal after a new clock offset; shifts the open step."""
         moved_ns, self._created_ns = created_ns - self._created_ns, created_ns
         if moved_ns and self._began_ns is not None:
             self._began_ns += moved_ns
@@ -45,29 +44,29 @@ class StepStream:
             self._ends[:] = [each + moved_ns for each in self._ends]
 
     def _forget(self) -> None:
-        """The current step is unknown: the next step begins at the next end of one."""
+        """Drop the current step: the next one begins at the next end of a step."""
         self._code = _OTHER
         self._start(None)
-        # The words of the calls since the last end of a step.
+        # The words of calls since the last end of a step.
         self._calls = b""
 
     def _start(self, now_ns: int | None) -> None:
         self._began_ns = now_ns
-        # The end of what is known of the step.
+        # The end of the last part.
         self._until_ns = now_ns or 0
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        # The numbers that the journal tells of it, by their codes.
+        # Numbers of the step, by code.
         self._told: dict[int, list[int]] = {}
 
     def feed(self, record: Steps) -> list[Step]:
-        """The steps that end in this record."""
+        """Decode a record; returns the steps that end in it."""
         if record.offset != self._expected:
             self._forget()
         count = len(record.words) // 8
         self._expected = record.offset + count
-        # The codes of all words at once, then all values.
+        # Split all words at once into codes and values.
         whole = bytearray(record.words)
         codes = bytes(whole[7::8])
         whole[7::8] = bytes(count)
@@ -78,7 +77,7 @@ class StepStream:
             call = codes.find(_CALL, first)
             end = count if call < 0 else call
             self._feed_words(codes[first:end], values[first:end], steps)
-            # Calls come one behind the other. There may be hundreds, in many orders.
+            # Calls are consecutive. There may be hundreds, in many orders.
             first = count - len(codes[end:].lstrip(_CALL))
             self._calls += record.words[8 * end : 8 * first]
         return steps
@@ -87,7 +86,7 @@ class StepStream:
         created_ns = self._created_ns
         for code, value in zip(codes, values, strict=True):
             if code < layout.STEPS_BEGAN:
-                # A phase of a later version keeps its unknown code.
+                # An unknown code is a phase of a later version.
                 if code != self._code:
                     self._spend(created_ns + value)
                     self._code = code
@@ -95,7 +94,7 @@ class StepStream:
                 self._spend(created_ns + value)
                 if self._began_ns is not None:
                     steps.append(self._finished(self._began_ns))
-                # If times went back a little, the next step begins at the end of this one.
+                # Even if times went back a little, the next step begins at the end of this one.
                 self._start(max(created_ns + value, self._until_ns))
                 self._calls = b""
             elif code == layout.STEPS_BEGAN:
@@ -115,7 +114,7 @@ class StepStream:
         code = self._code
         ends = self._ends
         if ends and self._codes[-1] == code and ends[-1] == until_ns:
-            # A phase that took no time lay between two stretches of this one.
+            # Another phase without duration was in between: extend the part.
             ends[-1] = now_ns
         elif len(ends) < _MOST_PARTS:
             self._codes.append(code)
@@ -128,7 +127,7 @@ class StepStream:
         told = self._told
         words, self._calls = self._calls, b""
         calls = None
-        # If all of them are here.
+        # Only if all calls of the step are here.
         idle, count = divmod(told.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
         if 8 * count == len(words):
             calls = self._call_names.read(words, idle & 0xFF, began_ns)
@@ -156,36 +155,35 @@ class StepStream:
 
 # -- the calls to process groups of a step
 
-# Of a word's eight bytes, the lowest are the time. One has the share that is idle, and two have the
-# number of the name.
+# Bytes of a word: the lowest are the time, one is the idle share, two are the number of the name.
 _IDLE, _LOW = layout.CALL_IDLE_SHIFT // 8, layout.CALL_SHIFT // 8
 _HIGH = _LOW + 1
 # Most programs repeat one sequence of calls, or a few.
 _MOST_SEQUENCES = 64
-# The kinds of the fields of a Call, in their order.
+# The types of the fields of a Call.
 _KINDS = [str, str, str, int, str, str]
 
 
 class CallNames:
-    """What the names of one journal say of calls. One a process."""
+    """Decodes calls of one process, which are described in its journal's names."""
 
     def __init__(self, names: Mapping[int, Name]) -> None:
         self._names = names
-        # By the numbers of the names, byte by byte.
+        # By sequence of name numbers: low bytes, then high bytes.
         self._sequences: dict[bytes, tuple[Call, ...]] = {}
 
     def read(self, words: bytes, rest_idle: int, began_ns: int) -> Calls | None:
-        """The calls of a step that began then; None: a name is not there.
+        """The calls of a step; None if a name is missing.
 
-        *rest_idle*: as in the words, for what came behind the last one.
+        *rest_idle*: the idle share after the last call.
         """
-        # This runs for each measured step of each rank: all words at once.
+        # Hot path: runs for each measured step of each rank, so all words at once.
         whole = bytearray(words)
         low, high = whole[_LOW::8], whole[_HIGH::8]
         each = self._sequences.get(bytes(low + high)) or self._sequence(low, high)
         if each is None:
             return None
-        # Each word has the idle share of the time before it.
+        # Each word has the idle share before its call.
         idle = bytes(whole[_IDLE + 8 :: 8]) + bytes([rest_idle] if words else [])
         for at in range(_IDLE, 8):
             whole[at::8] = bytes(len(low))
@@ -221,7 +219,7 @@ class CallNames:
 
 @lru_cache(1024)
 def _shared(each: tuple[Call, ...]) -> tuple[Call, ...]:
-    """One object for the ranks that call the same groups."""
+    """The same object for all ranks with the same sequence."""
     return each
 
 
