@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tools.metrics_page import metrics_page
+from tools.tables import metrics_page
 
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import METRICS, Kind, Metric

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tools.settings_page import settings_page
+from tools.tables import settings_page
 
 import otel_ddp
 from conftest import Here
