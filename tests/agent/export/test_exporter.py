@@ -161,11 +161,6 @@ def test_what_neither_collector_nor_disk_takes_keeps_the_agent_and_holds_up_no_j
     assert not exporter.busy()
 
 
-@pytest.fixture(autouse=True)
-def forget_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "failures", {})
-
-
 def test_the_users_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=own,team=vision%20lab")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
