@@ -12,7 +12,7 @@ from otel_ddp import errors
 
 
 class KeptThread:
-    """The agent's loop calls `keep_running` every second."""
+    """A daemon thread. The agent's loop calls `keep_running` every second."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         """*work*: returns when the thread should end."""

@@ -155,7 +155,7 @@ class Waiting:
         self.memory_bytes += len(request.body)
 
     def write(self, lane: str) -> None:
-        """Write the requests in memory to disk, as far as there is one with room."""
+        """Write the requests in memory to disk; those that fail stay in memory."""
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
         """Remove a request if it is still queued. *cause*: for the log."""

@@ -1,1 +1,1 @@
-"""Feeds the detectors of each run with what was read, and reports their verdicts."""
+"""Judges the runs: feeds the detectors, and reports their verdicts."""

@@ -144,7 +144,7 @@ class Exits:
 
     def __init__(self) -> None:
         self.new: list[Labels] = []
-        """The labels of those that ended in the last poll."""
+        """The labels of processes that ended in the last poll."""
         self._ended: set[Labels] = set()
         self._exits: dict[Process, _Exit] = {}
 
@@ -205,7 +205,7 @@ class RunCase:
         self._ras = Ras(env)
         self.reports = RunReports(run)
         self.judgement: Judgement | None = None
-        """That of the agent on another node that leads the run; None if this agent judges."""
+        """The lead's judgement; None if this agent judges the run."""
         self._begin()
 
     def _begin(self) -> None:
@@ -308,9 +308,9 @@ class RunCase:
         return _node(labels) in self._processes.nodes_here
 
     def poll(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
-        """Poll the detectors. *judgement*: that of the agent that leads the run, if another does.
+        """Poll the detectors. *judgement*: the lead's, if another agent leads the run.
 
-        While that agent judges, the detectors here rest; afterwards they start afresh.
+        While another agent leads, the detectors here rest; afterwards they start afresh.
         """
         if judgement is None and self.judgement is not None:
             self._processes.forget()

@@ -65,7 +65,7 @@ class VerdictSeries:
         for (metric, labels), stays_at in self._shown.items():
             if (metric, labels) in shown:
                 continue
-            # Also those of open verdicts: another agent may judge now, with other findings.
+            # Also series of open verdicts: another agent may judge now, with other findings.
             if stays_at is None:
                 self._ledger.forget(self._ledger.series(metric, labels))
             else:

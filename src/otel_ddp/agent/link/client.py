@@ -76,7 +76,7 @@ class LinkClient:
         self._thread.add(self._follow)
 
     def stop(self) -> None:
-        """Close the link once the lead has acknowledged what was sent; waits a second at most."""
+        """Close the link once the lead has acknowledged all reports; waits a second at most."""
         until = time.monotonic() + _CONFIRMED_WITHIN_S
         while self._link is not None and self._answered_reports < self._sent:
             if time.monotonic() > until:

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 NAME = "run.otel-ddp.invalid"
-"""In all certificates: the key tells runs apart, and addresses say nothing."""
+"""The same name in all certificates: runs are distinguished by their keys."""
 
-# Always: the clock of a node may be wrong. A secret ends with its run.
+# Always valid: a node's clock may be wrong, and a secret is used by one run only.
 _FROM = datetime.datetime(1970, 1, 1)
 _TO = datetime.datetime(9999, 12, 31)
 
@@ -27,7 +27,7 @@ _TO = datetime.datetime(9999, 12, 31)
 def certificate(secret: bytes) -> tuple[bytes, bytes]:
     """A private key and its self-signed certificate, as PEM: equal on all nodes of the run."""
     drawn = HKDF(hashes.SHA256(), 32, salt=None, info=b"otel_ddp link, Ed25519, 1").derive(secret)
-    # Its signatures are not random, unlike those of other kinds.
+    # Ed25519 signatures are deterministic, so all nodes make the same certificate.
     key = Ed25519PrivateKey.from_private_bytes(drawn)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     signed = (
@@ -55,9 +55,9 @@ def context(secret: bytes, *, leads: bool) -> ssl.SSLContext:
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=own.decode())
     if leads:
-        # Links last: there is nothing to resume.
+        # No session tickets: links are long-lived.
         made.num_tickets = 0
-    # Only by a path, so it gets one that leads to no disk.
+    # load_cert_chain takes a path only: use one that is not on a disk.
     with open(os.memfd_create("certificate"), "wb") as file:
         file.write(key + own)
         file.flush()

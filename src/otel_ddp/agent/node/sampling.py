@@ -50,7 +50,7 @@ class Sampling:
             sampler.stop(_STOP_S)
 
     def _rank_pids(self) -> Collection[int | str]:
-        """Processes whose cgroups limit the node: the agent's own may be that of a service."""
+        """Processes whose cgroups limit the node: not the agent, which may be in a service's."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
 
     # -- series

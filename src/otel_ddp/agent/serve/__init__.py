@@ -1,1 +1,1 @@
-"""Serves the ledger to Prometheus."""
+"""Serves /metrics and the page over HTTP."""
