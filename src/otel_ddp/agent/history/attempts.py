@@ -202,7 +202,7 @@ class Attempts:
             self._hear(rank, held)
 
     def _listens_to(self, rank: str) -> bool:
-        """Whether the numbers of this rank count: only one rank's do, if possible the last one's."""
+        """Whether this rank's numbers count: only one rank's do, if possible the last one's."""
         numbers = self._numbers
         if numbers.teller:
             return rank == numbers.teller
