@@ -24,17 +24,13 @@ class Both:
         self.reader = JournalReader(self.rank.writer.path)
         self.logged = 0
         self.sent = self.sent_from(self.reader.bookmark())
-        self.received = self.new_received()
+        self.received = ReceivedJournal("a.journal", self.sent.head(), 0)
 
     def sent_from(self, mark: tuple[int, int, int]) -> SentJournal:
         """As an agent sends it that has read it from there."""
         made = SentJournal(self.reader, mark)
         made.sends_values = True
         return made
-
-    def new_received(self) -> ReceivedJournal:
-        """As a lead has it that knows nothing yet."""
-        return ReceivedJournal("a.journal", self.sent.head(), 0)
 
     def log(self, count: int) -> None:
         for _ in range(count):
@@ -59,43 +55,6 @@ def both(tmp_path: Path) -> Iterator[Both]:
     made = Both(tmp_path)
     yield made
     made.close()
-
-
-@pytest.mark.parametrize("known", [550, 0])
-def test_a_new_lead_gets_what_its_history_lacks(both: Both, known: int) -> None:
-    both.log(known)
-    both.come()
-    kept = both.received.position
-    both.log(600 - known)
-    both.come()
-    both.received = both.new_received()
-    both.received.resume(kept)
-    assert not both.received.add(both.sent.records(ALL), both.sent.lost)
-
-    both.sent.go_back(0, both.received.position)
-
-    found = both.come()
-    # Some more, in which a step may have begun.
-    assert 600 - known <= len(found) < 1000 - known
-    assert found == [*range(601 - len(found), 601)]
-    assert both.received.lost == 0
-
-
-def test_what_a_history_has_already_may_be_overwritten(both: Both) -> None:
-    both.log(400)
-    both.come()
-    kept = both.received.position
-    while both.rank.writer.position < kept + both.rank.writer.ring_bytes - 8192:
-        both.log(1)
-    both.come()
-    both.received = both.new_received()
-    both.received.resume(kept)
-    both.sent.go_back(0, both.received.position)
-
-    found = both.come()
-    assert found == [*range(both.logged + 1 - len(found), both.logged + 1)]
-    assert 401 in found
-    assert both.received.lost == 0
 
 
 def test_what_is_overwritten_when_the_lead_asks_for_it_is_counted(both: Both) -> None:
@@ -135,16 +94,6 @@ def test_the_next_agent_of_the_node_sends_what_the_last_one_has_lost(
         assert both.received.lost > 0
     else:
         assert (found[0], both.received.lost) == (11, 0)
-
-
-def test_what_comes_once_more_with_what_is_new_is_taken_once(both: Both) -> None:
-    both.log(10)
-    assert both.come() == [*range(1, 11)]
-    both.log(10)
-
-    both.sent.go_back(1, 0)
-
-    assert both.come() == [*range(11, 21)]
 
 
 def test_checkpoints_are_the_only_spans_that_are_sent(both: Both) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import otel_ddp
-from conftest import Here
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
 
@@ -265,19 +261,3 @@ def test_no_text_keeps_the_search_busy(piece: str) -> None:
 
     without_secrets(text)
     is_secret(text, text)
-
-
-def test_an_environment_as_configuration_and_an_error_tell_no_address(place: Here) -> None:
-    os.environ["OTEL_DDP_NOTIFY"] = "https://example.org/canary7x slack://canary7x/b/c"
-    os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "x-team=canary7x"
-    os.environ["ALERTS"] = "https://hooks.slack.com/services/T01/B01/canary7x"
-
-    run = otel_ddp.init(run="r", config=dict(os.environ))
-    run.alert("refused", "by url: /services/T0123456/B0123456/canary7x")
-    with pytest.raises(OSError, match="canary7x"), run.phase("notify"):
-        raise OSError("404 for url: https://discord.com/api/webhooks/1/canary7x")
-    run.finish("failed", reason="no way to feishu://canary7x")
-
-    (path,) = place.journals()
-    assert b"canary7x" not in path.read_bytes()
-    assert b"OTEL_DDP_NOTIFY" in path.read_bytes()

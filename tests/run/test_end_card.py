@@ -13,11 +13,9 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from node import Node, until
-from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.survey import Survey, told_by_agent
+from otel_ddp.journal.survey import Survey
 from otel_ddp.run import end_card
 
 
@@ -188,38 +186,3 @@ def test_a_full_pipe_does_not_hold_the_process(place: Here, shown: None) -> None
         run.finish()
 
     os.close(reading)
-
-
-def best_is_known(node: Node) -> bool:
-    rows = [row for each in told_by_agent(node.place).processes for row in each.summary or ()]
-    return any(row["min"]["value"] == 0.0 for row in rows)
-
-
-def test_a_real_run_has_its_best_values_and_loads_no_database() -> None:
-    program = """
-import sys
-import otel_ddp
-
-run = otel_ddp.init(run="r", group="g")
-for step in range(50):
-    run.log({"loss": (step - 20) ** 2}, step=step)
-input()
-run.finish()
-print("loaded", "sqlite3" in sys.modules)
-"""
-    with Node(OTEL_DDP_SAY="all") as node:
-        process = node.python(program)
-        # An agent is there by now, and has read the best value.
-        until(lambda: best_is_known(node), "the best value")
-        page = addresses.page(node.place)
-        said, _ = process.communicate("\n", timeout=300)
-
-    assert "otel_ddp: run g/r finished after " in said
-    assert "  loss               best 0 at step 20, last 841\n" in said
-    looks = [line.removeprefix("  look") for line in said.splitlines() if "  look" in line]
-    assert [each.strip() for each in looks] == [
-        addresses.page_of_run(page, "r"),
-        "otel-ddp open g/r",
-        "otel-ddp report g/r",
-    ]
-    assert "loaded False" in said

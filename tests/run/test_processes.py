@@ -594,21 +594,6 @@ def test_a_training_that_was_started_for_an_agent_starts_none_and_has_none_start
     assert not place.agent_log.exists()
 
 
-def test_names_that_the_locale_has_no_letters_for_are_recorded_as_they_are(
-    place: Here, tmp_path: Path
-) -> None:
-    code = (
-        "import os, otel_ddp\notel_ddp.init(run='\\u5b9e\\u9a8c').finish()\n"
-        "assert os.environ['OTEL_DDP_INHERITED_RUN'].isascii()"
-    )
-    c = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
-    status, _, err = run(code, tmp_path, **c)
-
-    assert (status, err) == (0, "")
-    assert place.only().identity["run"] == "\u5b9e\u9a8c"
-
-
 def _spoil(place: Here, how: str) -> None:
     if how == "removed":
         shutil.rmtree(place.directory)

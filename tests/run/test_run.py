@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -21,10 +20,7 @@ import pytest
 import otel_ddp
 from conftest import Here, group_of_one
 from otel_ddp import ConfigError, errors
-from otel_ddp.cli import main
 from otel_ddp.journal import place as places
-from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.survey import Survey
 from otel_ddp.recording import agent_start
 from otel_ddp.vocabulary import catalog
 
@@ -469,23 +465,6 @@ def test_without_a_writable_directory_one_warning_gives_advice(
 
     (said,) = caplog.messages
     assert said.endswith("is not recorded; name a writable directory in OTEL_DDP_DIR.")
-
-
-def test_a_directory_that_others_may_only_read_is_used_by_runs_and_commands_as_it_is(
-    place: Here, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place.directory.chmod(0o755)
-
-    otel_ddp.init(run="r").log({"loss": 1.0})
-    told = Survey(processes=[ProcessState(run="r", state="finished")])
-    place.agent_file.write_text(json.dumps(told.to_json()))
-    assert main(["status", "--json"]) == 0
-
-    said = json.loads(capsys.readouterr().out)
-    assert caplog.messages == []
-    assert place.only().points == [("loss", 1.0)]
-    assert ([each["run"] for each in said["processes"]], said["unreadable"]) == (["r"], [])
-    assert place.directory.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_it(

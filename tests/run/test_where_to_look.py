@@ -73,11 +73,26 @@ def test_the_first_rank_says_it_once_and_the_command_goes_there(node: Node) -> N
     assert finished(opened).splitlines() == [of_group, f"opened {of_group}"]
 
 
-def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(node: Node) -> None:
+def test_a_short_run_says_it_at_its_end_if_anybody_can_hear_it(node: Node) -> None:
+    # The agent may not be up before this one is over.
     finished(node.python(SHORT))
     node.agent()
+    unheard = ["import sys; sys.stderr = None", "import os; os.close(2)"]
+    without = [node.python(f"{each}\n{SHORT}\nprint('done')") for each in unheard]
 
     assert len(said(finished(node.python(SHORT)))) == 1
+    assert said(finished(node.python(SHORT, OTEL_DDP_SAY="nothing"))) == []
+    assert ["done" in finished(each) for each in without] == [True, True]
+    ends = f"{SHORT}; otel_ddp.finish(); import sys; print('database', 'sqlite3' in sys.modules)"
+    card = finished(node.python(ends, OTEL_DDP_SAY="all"))
+    assert "finished after" in card
+    assert "database False" in card
+    assert addresses.page(node.place)
+
+    node.kill_agent()
+
+    until(lambda: addresses.page(node.place) == "", "no address")
+    assert addresses.page(Place(Path("/nowhere"))) == ""
 
 
 def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node) -> None:
@@ -91,23 +106,6 @@ def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node
 
     assert line.startswith("otel_ddp: run silent · http://localhost:")
     assert said(finished(training)) == []
-
-
-def test_it_can_be_silenced(node: Node) -> None:
-    finished(node.python(SHORT))
-    node.agent()
-
-    assert said(finished(node.python(SHORT, OTEL_DDP_SAY="nothing"))) == []
-
-
-@pytest.mark.parametrize("before", ["sys.stderr = None", "import os; os.close(2)"])
-def test_a_program_without_stderr_goes_on(node: Node, before: str) -> None:
-    finished(node.python(SHORT))
-    node.agent()
-
-    output = finished(node.python(f"import sys; {before}\n{SHORT}\nprint('done')"))
-
-    assert "done" in output
 
 
 def test_the_tunnel_is_for_those_who_came_by_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,17 +122,6 @@ def test_the_tunnel_is_for_those_who_came_by_ssh(monkeypatch: pytest.MonkeyPatch
     # A job has the variable of the machine on which it was submitted.
     job = {**ssh, "SLURM_JOB_ID": "7"}
     assert addresses.tunnel(BASE, job) == "ssh -L 9464:localhost:9464 -J ada@10.0.0.1 ada@gpu-7"
-
-
-def test_the_address_of_an_agent_that_has_gone_is_none(node: Node) -> None:
-    finished(node.python(SHORT))
-    node.agent()
-    assert addresses.page(node.place)
-
-    node.kill_agent()
-
-    until(lambda: addresses.page(node.place) == "", "no address")
-    assert addresses.page(Place(Path("/nowhere"))) == ""
 
 
 def test_a_name_that_controls_a_terminal_is_written_out(
