@@ -254,33 +254,21 @@ def _has_room(directory: Path, size: int) -> bool:
 
 
 def _remove_dead_journals(directory: Path, size: int) -> None:
-    """Make room: remove journals of dead processes, those that were read first."""
-    dead: list[tuple[bool, float, Path]] = []
+    """Make room: remove journals of dead processes, the oldest first.
+
+    An agent removes those that it has read, so these wait for one that may never come.
+    """
+    dead: list[tuple[float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
         # Not our own: opening and closing a file drops our lock on it.
         if path in open_journals or files.lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
-            dead.append((not _is_read(path), path.stat().st_mtime, path))
-    for _, _, path in sorted(dead):
+            dead.append((path.stat().st_mtime, path))
+    for _, path in sorted(dead):
         if _has_room(directory, size):
             return
         files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
-
-
-def _is_read(path: Path) -> bool:
-    # Imported here, as most starts find no dead journals.
-    from otel_ddp.journal.parser import Unreadable
-    from otel_ddp.journal.reader import JournalReader
-
-    try:
-        reader = JournalReader(path)
-    except Unreadable:
-        return True
-    try:
-        return reader.drained()
-    finally:
-        reader.close()
 
 
 # -- the agent's variables
