@@ -354,7 +354,7 @@ def of_verdicts(seen: Seen) -> Iterator[tuple[str, Figure]]:
         **seen.written("# +waiting for a late rank", "goodput"),
         **seen.exported(catalog.OTEL_DDP_RUN_TIME, cause="late_rank"),
         **{f"verdict's {face}": each for face, each in seen.exported(_LOST, rank="1").items()},
-        "page time": dict(said["page"]["time"]["late"])[LATE_RANK],
+        "page time": said["page"]["time"]["late"][LATE_RANK],
     }
     slept_s = sum(each.seconds.get("late", 0.0) for each in own)
     yield "cost of the late rank", Figure(slept_s, cost, within=0.25)
@@ -368,7 +368,6 @@ def of_verdicts(seen: Seen) -> Iterator[tuple[str, Figure]]:
 
 def of_time(seen: Seen) -> Iterator[tuple[str, Figure]]:
     said, goodputs, page = seen.said, seen.goodputs, seen.said["page"]["time"]
-    causes = {each["name"]: each for each in page["causes"]}
     report, columns = said["report.json"]["time"], said["page steps"]["columns"]
     of_page = zip(columns["steps"], columns["step_s"], strict=True)
     means = {
@@ -391,7 +390,7 @@ def of_time(seen: Seen) -> Iterator[tuple[str, Figure]]:
             **{face: each["seconds"][cause] for face, each in goodputs.items()},
             **seen.written(f"# +{text}", "goodput"),
             **seen.exported(catalog.OTEL_DDP_RUN_TIME, cause=cause),
-            "page": causes[cause]["spent_s"],
+            "page": page["seconds"][cause],
             "report": 2 * report["phases_s"][word],
         }
         slept_s = sum(each.seconds.get(word, 0.0) for steps in seen.did.values() for each in steps)
@@ -409,10 +408,10 @@ def of_time(seen: Seen) -> Iterator[tuple[str, Figure]]:
         **seen.written("known: # of", "goodput"),
         **seen.written("goodput +# of", "report card"),
         **seen.exported(catalog.OTEL_DDP_RUN_TIME, page["rank_s"], cause="productive"),
-        "page": causes["productive"]["share"],
+        "page": page["share"],
     }
     # All of it is held against the clock by the rows above.
-    yield "productive share", Figure(causes["productive"]["spent_s"] / page["rank_s"], share)
+    yield "productive share", Figure(page["seconds"]["productive"] / page["rank_s"], share)
 
 
 def mean_of(steps: Sequence[Step]) -> float:

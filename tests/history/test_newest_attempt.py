@@ -13,7 +13,7 @@ from histories import S, value_rows
 from otel_ddp.history import report
 from otel_ddp.history.buckets import step_row
 from otel_ddp.history.directory import file_name, find_run
-from otel_ddp.history.newest_attempt import OfNode, are_told_by_others, newest_attempt
+from otel_ddp.history.newest_attempt import OfNode, are_redundant, newest_attempt
 from otel_ddp.history.page import columns, runs
 from otel_ddp.history.page.answers import ANSWERS
 from otel_ddp.history.page.http import Question
@@ -269,4 +269,4 @@ def of_node(node: str, began_s: int, led_by: str = "", **others_s: int) -> OfNod
 def test_a_file_is_passed_over_if_another_has_all_of_it(
     nodes: list[OfNode], twice: list[bool]
 ) -> None:
-    assert are_told_by_others(nodes) == twice
+    assert are_redundant(nodes) == twice

@@ -64,9 +64,9 @@ def _with_rank(expr: str) -> str:
 
 
 def _few(series: str, most: str = "topk", share_of: str = "") -> str:
-    """Of many GPUs those with most or least in this time; the others are in no line."""
+    """The GPUs with the highest or lowest values in this time."""
     chosen = f"{most}($shown, max by (node, hw_id) (avg_over_time({series}[$__range] @ end())))"
-    # Chosen first: to aggregate thousands, moment by moment, is what would be dear.
+    # Selected first: aggregating thousands of series at each point would be expensive.
     parts = (_each(f"{each} and on (node, hw_id) {chosen}") for each in (series, share_of) if each)
     return _with_rank(" / ".join(parts))
 

@@ -352,7 +352,7 @@ def _hanging() -> list[panels.Panel]:
     phase = metric("training.phase", RANKS_OF_RUN)
     beat = metric("training.heartbeat.timestamp", RANKS_OF_RUN)
     holding = recorded("rank:training_holds_up:last", RANKS_OF_RUN)
-    # Of thousands, who holds them up need not be among those that have stood longest.
+    # With thousands of ranks, the culprit may not be among those that have stalled longest.
     named = f"topk({_LISTED}, max by ({by}) ({holding}))"
     there = f"max by ({by}) ({metric('training.state', RANKS_OF_RUN)}) < 2"
     longest = f"({named} or bottomk({_LISTED}, max by ({by}) ({progress}) and on ({by}) ({there})))"

@@ -16,7 +16,6 @@ from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import TIME_CAUSES
 
 SCHEMA = 2
-"""It rises with every change of the keys."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,16 +55,16 @@ def _title(of: Mapping[str, Any]) -> str:
     return "/".join(filter(None, (of["group"], of["run"])))
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     """The document for a terminal."""
-    found = told["goodput"]
+    found = answer["goodput"]
     total_s = found["rank_s"]
     yield (
-        f"{cell(_title(told))}: {shown.share(found['share'])} of {shown.seconds(total_s)} of all "
+        f"{cell(_title(answer))}: {shown.share(found['share'])} of {shown.seconds(total_s)} of all "
         f"its ranks together moved it on"
     )
-    if told["look"]:
-        yield told["look"]
+    if answer["look"]:
+        yield answer["look"]
     yield ""
     rows = [("share", "time", "what")]
     for cause, spent_s in found["seconds"].items():
@@ -86,13 +85,13 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
 _HEADS = ("attempt", "began", "back after", "from step", "to step", "done twice", "ended", "why")
 
 
-def _attempt(told: Mapping[str, Any], no_end: str) -> tuple[str, ...]:
+def _attempt(answer: Mapping[str, Any], no_end: str) -> tuple[str, ...]:
     now_ns = time.time_ns()
-    words = [cell(told.get(key), "-") for key in ("first_step", "last_step")]
-    twice = str(told["repeated_steps"] or "-")
-    began = shown_time(told["began_ns"], now_ns)
-    ended = cell(told.get("state"), no_end)
-    if "ended_ns" in told:
-        ended += f" {shown_time(told['ended_ns'], now_ns)}"
-    back = shown.seconds(told.get("back_s"))
-    return str(told["attempt"]), began, back, *words, twice, ended, cell(told.get("why"))
+    words = [cell(answer.get(key), "-") for key in ("first_step", "last_step")]
+    twice = str(answer["repeated_steps"] or "-")
+    began = shown_time(answer["began_ns"], now_ns)
+    ended = cell(answer.get("state"), no_end)
+    if "ended_ns" in answer:
+        ended += f" {shown_time(answer['ended_ns'], now_ns)}"
+    back = shown.seconds(answer.get("back_s"))
+    return str(answer["attempt"]), began, back, *words, twice, ended, cell(answer.get("why"))

@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if not 0 <= options.port < 1 << 16:
+        raise ConfigError(f"--port must be 0 to 65535, got {options.port}.")
     _, places, _ = find_places(options.dir)
     served = {place: base for place in places if (base := addresses.page(place))}
     try:
@@ -91,7 +93,7 @@ def _serve(folder: Path, group: str, name: str, port: int) -> int:
 
     try:
         server = bind(_HOST, port, answer)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:
         print(f"This command serves {folder}, as no agent does. Ctrl-C ends it.", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from otel_ddp import shown
 from otel_ddp.cli.text import cell, dated, marked
 from otel_ddp.history.terminal import aligned
-from otel_ddp.history.troubles import named_ranks
+from otel_ddp.history.verdicts import named_ranks
 from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, NOT_HEARD
@@ -218,7 +218,7 @@ def _values(processes: Iterable[ProcessState]) -> str:
         name = shown.name(cell(each.get("name"), "?"), cell(each.get("split")))
         words.append(f"{name} {shown.logged(each.get('last'))}")
     more = len(words) - _MOST_VALUES
-    return "  ".join([*words[:_MOST_VALUES], *([f"and {more} more"] if more > 0 else [])])
+    return "  ".join(words[:_MOST_VALUES] + [f"and {more} more"] * (more > 0))
 
 
 # -- ranks

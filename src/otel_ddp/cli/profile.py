@@ -15,7 +15,7 @@ from otel_ddp import files, plain
 from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError, OtelDdpError
-from otel_ddp.history.troubles import named_ranks
+from otel_ddp.history.verdicts import named_ranks
 from otel_ddp.journal.layout import ASK_SUFFIX, MOST_PROFILED_STEPS, PROFILE_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a healthy rank: two traces to open side by side."
     )
     parser.add_argument(
-        *("--rank", "-r"),
+        "--rank",
         type=int,
         help="this rank (default: the one that a verdict names), and one that no verdict names",
     )
@@ -113,10 +113,10 @@ def _record(windows: Sequence[Window], steps: int) -> None:
                 each.refuse("its steps did not end")
         time.sleep(_POLL_S)
     for each in windows:
-        print(f"  rank {each.rank.rank}: {_said(each)}")
+        print(f"  rank {each.rank.rank}: {_outcome(each)}")
 
 
-def _said(window: Window) -> str:
+def _outcome(window: Window) -> str:
     if window.state == "written":
         return f"{window.steps} steps from step {window.first_step} on"
     return f"{'failed' if window.state == 'failed' else 'not profiled'}: {window.why}"
@@ -141,12 +141,8 @@ def _report(folder: Path, windows: Sequence[Window]) -> int:
 class Candidate(NamedTuple):
     """A living rank of this node."""
 
-    place: Place
+    journal: Path
     process: ProcessState
-
-    @property
-    def journal(self) -> Path:
-        return self.place.directory / self.process.journal
 
     @property
     def rank(self) -> int:
@@ -169,8 +165,8 @@ def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[C
         for each in here.processes:
             if each.ended or each.rank is None or run not in ("", each.run):
                 continue
-            if (place.directory / each.journal).exists():
-                found.append(Candidate(place, each))
+            if (journal := place.directory / each.journal).exists():
+                found.append(Candidate(journal, each))
             elif each.rank == rank:
                 looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
     # The last one is chosen: of processes with the same rank, the one that trains, not an

@@ -50,19 +50,19 @@ def run(options: argparse.Namespace) -> int:
     # Inside of `with`, which reports a damaged history.
     with find_run(options.which, history_directory()) as run:
         postmortems = postmortems_of(run)
-        told = report.gather(run, postmortems)
+        document = report.gather(run, postmortems)
         if options.json:
-            return print_json(told)
+            return print_json(document)
         if options.card:
-            return print_answer("\n".join(lines(report.card_of(told))))
+            return print_answer("\n".join(lines(report.card_of(document))))
         name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
         out = options.out or Path(f"report-{name}")
         html = out / "report.html"
-        shown = "\n".join(lines(report.card_of(told, [str(html.absolute())])))
+        shown = "\n".join(lines(report.card_of(document, [str(html.absolute())])))
         content = answers.saved(run, postmortems)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "report.json").write_bytes(as_json(200, told).body)
+        (out / "report.json").write_bytes(as_json(200, document).body)
         html.write_text(content, encoding="utf-8")
     except OSError as error:
         print(f"otel-ddp report: {error.filename}: {error.strerror}", file=sys.stderr)

@@ -15,7 +15,6 @@ from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import ENDED_STATES
 
 SCHEMA = 2
-"""The version of the JSON; docs/json.md describes each key."""
 _OF_RUN = ("group", "run", "job_type", "project", "name", "tags", "state", "silent")
 _HEADS = ("run", "state", "began", "ended", "nodes", "world", "step", "last values")
 _MOST_VALUES = 3

@@ -28,7 +28,6 @@ _ELSEWHERE_S = 15.0
 _MOST_BYTES = 64 * 1024 * 1024
 
 SCHEMA = 1
-"""The version of the JSON; docs/json.md describes each key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from otel_ddp.diagnosis.detector import Detector, RankState
-from otel_ddp.diagnosis.medians import lower_median, median
+from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, percent, rounded
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler.host_pace import LaunchNeed
@@ -168,7 +169,7 @@ class Bounds(Detector):
         ranks = list(map(_spent_ns, zip(*self._steps, strict=True)))
         by_rank = [{word: each[word] / each["took"] for word in _OWN} for each in ranks]
         # The lower median: if one of two ranks waits for data it is a straggler, not a bound.
-        shares = {word: lower_median([each[word] for each in by_rank]) for word in _OWN}
+        shares = {word: median_low([each[word] for each in by_rank]) for word in _OWN}
         # If all loaders are slow, or all hosts launch slowly, a device whose host happens to be
         # ahead does not run dry. So the host's own times count as well.
         steps_ns = [each["took"] / _STEPS for each in ranks]
@@ -179,7 +180,7 @@ class Bounds(Detector):
         loads = [each["data on host"] / each["took"] for each in ranks]
         for word, on_host in (("data", loads), ("launch", launches)):
             most = max(each[word] for each in by_rank)
-            shares[word] = max(shares[word], min(lower_median(on_host), most))
+            shares[word] = max(shares[word], min(median_low(on_host), most))
         own = {word for each in self._ranks for word in each.own_collectives}
         for word in own & shares.keys() if not self._waits_show else ():
             # The minimum: a late rank waits least in its collectives.
@@ -202,7 +203,7 @@ class Bounds(Detector):
         slow = [stage for stage, each in more.items() if each >= _LIMITS["stage"]]
         self._slow_stages = " and ".join(map(str, sorted(slow))) or self._slow_stages
         return {
-            "bubble": lower_median(
+            "bubble": median_low(
                 [ns / each["took"] for each, ns in zip(ranks, bubbles_ns, strict=True)]
             ),
             "stage": max(more.values()),
@@ -217,7 +218,7 @@ class Bounds(Detector):
         for_all_ns = sum([min([each.wait_ns for each in step]) for step in self._steps])
         # Time in which some rank collects garbage.
         in_turn_ns = sum([max([each.garbage_ns for each in step]) for step in self._steps])
-        typical_ns = lower_median([each[GARBAGE] for each in ranks])
+        typical_ns = median_low([each[GARBAGE] for each in ranks])
         return {
             "comm_wait": for_all_ns / took_ns,
             "late_in_turn": (min(summed_ns) - for_all_ns) / took_ns,

@@ -25,12 +25,10 @@ class RankState(NamedTuple):
     own_collectives: tuple[str, ...] = ()
     """The phases in which the user's code calls collectives; the same on all ranks."""
     calls_noted: bool = False
-    """Whether measured steps have `StepFacts.calls`."""
     device_clock: bool | None = None
     """Whether the rank's device has a clock; None if it uses no device."""
     under_nccl: bool = False
     began_ns: int = 0
-    """When the process began, on the clock of its steps."""
     clock_shift_ns: int = 0
     """Offset from the clock of its steps to the host's clock."""
 
@@ -57,7 +55,6 @@ class NonfiniteValue(NamedTuple):
     step: int | None
     time_ns: int
     finite_step: int | None = None
-    """The step of its last finite value."""
 
     @property
     def order(self) -> tuple[bool, int, bool, int]:

@@ -66,10 +66,7 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
         for each in gpus
         if "rank" in each["labels"] and each["labels"].get("run") == late.get("run")
     ]
-    if is_rank:
-        mine = [each for each in gpus if each["labels"] == late]
-    else:
-        mine = [each for each in of_run if each["labels"].get("node") == late.get("node")]
+    mine = [each for each in of_run if late.items() <= each["labels"].items()]
     if not mine or (is_rank and len(mine) > 1):
         return verdict
     others = [each for each in of_run if each not in mine]
@@ -79,7 +76,7 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
         if any(name in each for each in mine)
     }
     if any("throttled" in each for each in mine):
-        times = Counter(reason for each in mine for reason in _throttled(each))
+        times = Counter(reason for each in mine for reason in each.get("throttled", ()))
         evidence["throttled"] = list(times) if is_rank else dict(sorted(times.items()))
     whose = "Most of its GPUs"
     if is_rank:
@@ -95,11 +92,14 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
 def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
     """The reasons for which most of these GPUs are throttled."""
     # A reason that most of the others have too, such as a power cap, does not make a rank late.
+    own, usual = (
+        Counter(reason for each in some for reason in each.get("throttled", ()))
+        for some in (gpus, others)
+    )
     reasons = [
         reason
-        for reason in dict.fromkeys(reason for each in gpus for reason in _throttled(each))
-        if sum(reason in _throttled(each) for each in gpus) * 2 > len(gpus)
-        and (not others or sum(reason in _throttled(each) for each in others) * 2 < len(others))
+        for reason, times in own.items()
+        if 2 * times > len(gpus) and (not others or 2 * usual[reason] < len(others))
     ]
     be = "is" if len(gpus) == 1 else "are"
     return [f"{be} held back ({', '.join(reasons)})"] if reasons else []
@@ -114,8 +114,3 @@ def _slow(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
     return [
         f"{run} at {median(own) / 1e6:.0f} MHz, those of the others at {median(clocks) / 1e6:.0f}"
     ]
-
-
-def _throttled(gpu: Gpu) -> Sequence[str]:
-    reasons: Sequence[str] = gpu.get("throttled", ())
-    return reasons

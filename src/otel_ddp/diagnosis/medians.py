@@ -14,22 +14,6 @@ def median(values: Sequence[float]) -> float:
     return (ordered[half - 1] + ordered[half]) / 2
 
 
-def spread(values: Sequence[float]) -> float:
-    """The median absolute deviation."""
-    middle = median(values)
-    return median([abs(each - middle) for each in values])
-
-
-def lower_median(values: Sequence[float]) -> float:
-    """The median; the lower of the two middle values if their number is even."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
-def without(values: Sequence[float], i: int) -> list[float]:
-    """All values but the one at *i*."""
-    return [*values[:i], *values[i + 1 :]]
-
-
 def excesses(values: Sequence[float]) -> list[float]:
     """By how much each value exceeds the median of the others.
 

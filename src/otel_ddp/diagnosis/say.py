@@ -61,6 +61,8 @@ def rank_names(several: Iterable[Labels]) -> str:
     numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
     if len(numbers) == 1:
         return _process(numbers[0])
+    if (more := len(numbers) - _MOST_RANKS) > 0:
+        return f"ranks {', '.join(numbers[:_MOST_RANKS])} and {more} more"
     return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 

@@ -30,7 +30,6 @@ class StepFacts(NamedTuple):
     ended_ns: int
     took_ns: int
     wait_ns: int
-    """All waiting for other ranks."""
     phases_ns: tuple[int, ...]
     """Time in each of WORK_PHASES, without waits for other ranks."""
     unusual_ns: Mapping[str, int]

@@ -107,9 +107,7 @@ class Step(NamedTuple):
     lag_ns: int | None = None
     """On the device's clock: the least time by which it ended the step after the host."""
     profiled: bool = False
-    """Recorded by torch's profiler."""
     calls: Calls | None = None
-    """The calls to process groups; None if calls are not recorded."""
     collectives: Mapping[Collective, Sequence[int]] = MappingProxyType({})
     """How often each was called, and its bytes; empty of a step in which that is not added up."""
 

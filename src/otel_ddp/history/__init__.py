@@ -1,1 +1,1 @@
-"""What is kept of each run on its node's disk: a file a run, its writer and its readers."""
+"""The history of each run on disk: its file, its writer and its readers."""

@@ -44,7 +44,6 @@ class Card(NamedTuple):
     duration_s: float | None
     reason: str = ""
     where: str = ""
-    """The number of ranks and nodes."""
     steps: int = 0
     last_step: int | None = None
     """The program's number, which may exceed `steps` after a restart."""
@@ -55,11 +54,9 @@ class Card(NamedTuple):
     """The rank of `phases_s`; empty if it is the mean of all."""
     values: Sequence[CardValue] = ()
     sentences: Sequence[str] = ()
-    """Those of verdicts."""
     gpus: Sequence[str] = ()
     cost: str = ""
     look: Sequence[str] = ()
-    """Hints where to look next."""
 
 
 def lines(card: Card) -> Iterator[str]:

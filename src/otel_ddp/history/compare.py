@@ -17,7 +17,6 @@ from otel_ddp.history.whole_run import Cell, WholeRun
 from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
 SCHEMA = 5
-"""The version of the JSON."""
 _SIGNIFICANT_P = 0.01
 # A smaller change is not reported, however certain it is.
 _LEAST_CHANGE = 0.01
@@ -47,7 +46,6 @@ class Value(NamedTuple):
     direction: str
     """`min` or `max`, whichever is best; else empty."""
     means: dict[int, float]
-    """The mean of each bucket, by its first step."""
     last: float | None
     best: float | None
 
@@ -73,8 +71,8 @@ def load(words: str, folder: Path, *, paths: bool = True) -> Side:
 
 def of_run(run: WholeRun) -> Side:
     cells = run.cells()
-    config = {str(key): str(value) for key, value in sorted(run.told("config").items())}
-    environment = run.told("environment")
+    config = {str(key): str(value) for key, value in sorted(run.section("config").items())}
+    environment = run.section("environment")
     work = sorted(each.work for each in cells if each.work)
     conditions = {
         "ranks": str(run.world_size or len(run.ranks)),
@@ -113,7 +111,6 @@ class Row(NamedTuple):
     name: str
     unit: str
     better: str
-    """`min`, `max`, or empty."""
     before: float | None = None
     after: float | None = None
     p: float | None = None
@@ -289,7 +286,6 @@ class Comparison(NamedTuple):
     conditions: list[Differing]
     """Differences that affect the steps by themselves."""
     config: list[Differing]
-    """Other settings that differ."""
 
     @property
     def conclusion(self) -> str:

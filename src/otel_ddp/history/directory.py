@@ -91,7 +91,8 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
         log.info(
             "the history %s was deleted: all of them together may take %d bytes "
             "(OTEL_DDP_HISTORY_BYTES)",
-            *(path, most_bytes),
+            path,
+            most_bytes,
         )
         total -= size
 
@@ -142,11 +143,16 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     known = {} if why else _known(folder)
     found = {key: each for key, each in known.items() if words in ("", key[1], "/".join(key))}
     path = _path(words) if paths and not found else None
+    if path is not None and path.is_file():
+        return open_run([path.resolve()])
     if path is not None:
-        return open_run([path.resolve()]) if path.is_file() else _run_of(path)
+        why, folder, found = "", path, _known(path)
+        for each in () if found else histories(path):
+            # Raises Unreadable with the reason.
+            History(each).close()
     if why:
         raise NotFound(f"no history is read: {why}")
-    if words and not found:
+    if words and path is None and not found:
         has = _few({run for _, run in known})
         neither = "is no file and no folder, and " if paths else "is no run: "
         raise NotFound(
@@ -157,32 +163,17 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
         raise NotFound(f"{folder} has no history of a run.")
     if len(found) > 1 and words:
         titles = _few(map("/".join, found))
+        if path is not None:
+            raise NotFound(f"{folder} has several runs: {titles}. Name the file of one.")
         raise NotFound(f"Several runs are called {words!r}: {titles}. Give one of these.")
-    return open_run(_newest(found))
+    newest = max(found.values(), key=lambda each: max(each.values()))
+    return open_run(newest)
 
 
 def _path(words: str) -> Path | None:
     """The existing file or folder of this name, or None."""
     path = os.path.expanduser(words)
     return Path(path) if words and os.path.exists(path) else None
-
-
-def _run_of(folder: Path) -> WholeRun:
-    """The only run of a folder."""
-    found = _known(folder)
-    if not found:
-        for each in histories(folder):
-            # Raises Unreadable with the reason.
-            History(each).close()
-        raise NotFound(f"{folder} has no history of a run.")
-    if len(found) > 1:
-        titles = _few(map("/".join, found))
-        raise NotFound(f"{folder} has several runs: {titles}. Name the file of one.")
-    return open_run(_newest(found))
-
-
-def _newest(found: Mapping[RunKey, Mapping[Path, int]]) -> Collection[Path]:
-    return max(found.values(), key=lambda each: max(each.values()))
 
 
 def open_run(paths: Collection[Path]) -> WholeRun:

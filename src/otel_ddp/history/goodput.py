@@ -60,14 +60,14 @@ def goodput_of(run: WholeRun) -> Goodput | None:
     return Goodput(ordered, late, [*map(_plain, attempts, before)])
 
 
-def _total_s(told: Mapping[str, Any]) -> float:
-    return sum(float(s) for s in plain.mapping(told.get("seconds")).values())
+def _total_s(counted: Mapping[str, Any]) -> float:
+    return sum(float(s) for s in plain.mapping(counted.get("seconds")).values())
 
 
 def _summed(of_nodes: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
     found: dict[str, float] = {}
-    for told in of_nodes:
-        for each, s in plain.mapping(told.get(key)).items():
+    for counted in of_nodes:
+        for each, s in plain.mapping(counted.get(key)).items():
             found[each] = found.get(each, 0.0) + float(s)
     return found
 
@@ -84,10 +84,10 @@ def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
     return {**found, "repeated_steps": plain.whole(attempt.get("repeated_steps")) or 0}
 
 
-def in_words(told: Mapping[str, Any]) -> str:
+def in_words(counted: Mapping[str, Any]) -> str:
     """One line for a card, from `to_json`: goodput, and the largest other causes."""
-    total_s, many = told["rank_s"], len(told["attempts"])
-    shares = {each: s / total_s for each, s in told["seconds"].items() if each != "productive"}
+    total_s, many = counted["rank_s"], len(counted["attempts"])
+    shares = {each: s / total_s for each, s in counted["seconds"].items() if each != "productive"}
     most = sorted(shares, key=lambda each: -shares[each])[:_MOST_SHOWN]
     lost = [
         f"{e.replace('_', ' ')} {shown.share(shares[e])}"
@@ -95,4 +95,4 @@ def in_words(told: Mapping[str, Any]) -> str:
         if shares[e] >= _FEWEST_SHOWN
     ]
     of = f"of {shown.seconds(total_s)} of all ranks" + (f" in {many} attempts" if many > 1 else "")
-    return ", ".join([f"{shown.share(told['share'])} {of}", *lost])
+    return ", ".join([f"{shown.share(counted['share'])} {of}", *lost])

@@ -29,9 +29,7 @@ class OfNode(NamedTuple):
     """A run as one node's agent knows it."""
 
     ranks: Mapping[str, Rank]
-    """The newest process of each rank."""
     seen_ns: int
-    """When it was last written."""
     began_ns: int = 0
     """The start of its newest attempt; 0 if it knows only one."""
     node: str = ""
@@ -69,7 +67,7 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
     )
 
 
-def are_told_by_others(nodes: Sequence[OfNode]) -> list[bool]:
+def are_redundant(nodes: Sequence[OfNode]) -> list[bool]:
     """For each history, whether the lead's history includes it: nodes may share one folder.
 
     The lead has all ranks while they are linked. A history with ranks of other nodes is never

@@ -16,19 +16,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from otel_ddp import errors, files, plain
-from otel_ddp.history import tables
-from otel_ddp.history.buckets import (
-    FAR,
-    FIRST,
-    FIRST_NS,
-    LAST_NS,
-    UNTIL,
-    VALUES,
-    Bucket,
-    Form,
-    Row,
-    form_of,
-)
+from otel_ddp.history import buckets, tables
+from otel_ddp.history.buckets import FAR, FIRST, Bucket, Form, Row
 from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, rank_order
 from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES
@@ -58,7 +47,7 @@ class Series(NamedTuple):
 
     @property
     def form(self) -> Form:
-        return form_of(self.key.kind)
+        return buckets.form_of(self.key.kind)
 
 
 class History:
@@ -73,7 +62,7 @@ class History:
             if version != tables.VERSION:
                 read = f"this otel-ddp reads version {tables.VERSION}"
                 raise Unreadable(f"{path} is of another version ({version}): {read}")
-            with self._told():
+            with self._readable():
                 if not tables.is_as_we_made_it(self._db):
                     raise Unreadable(f"{path} is no history of a run: it has other tables")
         except Unreadable:
@@ -113,11 +102,11 @@ class History:
         self._db.close()
 
     def _rows(self, query: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        with self._told():
+        with self._readable():
             return self._db.execute(query, arguments).fetchall()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _readable(self) -> Iterator[None]:
         """Convert errors of SQLite to Unreadable."""
         try:
             yield
@@ -186,7 +175,7 @@ class History:
 
         *only*: the indices of the wanted columns, beginning with the first column.
         """
-        with self._told():
+        with self._readable():
             key = series.id, series.width
             found = series.form.load(self._db, key, first, until, only)
         begin = bisect_left(found[FIRST], first - first % series.width)
@@ -208,10 +197,10 @@ class History:
         *before*: only buckets that end before this step.
         """
         found = self.columns(series, first, until)
-        end = bisect_left(found[UNTIL], before)
+        end = bisect_left(found[buckets.UNTIL], before)
         found = [column[:end] for column in found]
         many = math.ceil(len(found[FIRST]) / most)
-        return [*map(Bucket.of, VALUES.in_pieces(found, many))]
+        return [*map(Bucket.of, buckets.VALUES.in_pieces(found, many))]
 
     def newest(self, series: Series) -> Bucket | None:
         """The last bucket of a series; reads one block."""
@@ -227,7 +216,7 @@ class History:
     def step_range(self, series: Series) -> tuple[int, int] | None:
         """The first and the last step of a series."""
         first, last = (self._block(series, f"ORDER BY start {way}") for way in ("ASC", "DESC"))
-        return (first[0][FIRST], last[-1][UNTIL]) if first else None
+        return (first[0][FIRST], last[-1][buckets.UNTIL]) if first else None
 
     @cached_property
     def step_series(self) -> dict[str, Series]:
@@ -279,11 +268,11 @@ class History:
         if series is None:
             return None
         began = self._block(series, "AND first_ns < ? ORDER BY start DESC", time_ns)
-        began = [row for row in began if row[FIRST_NS] < time_ns]
+        began = [row for row in began if row[buckets.FIRST_NS] < time_ns]
         rows = began[-1:] or self._block(series, "ORDER BY start")
         if not rows:
             return None
-        first, until, first_ns, last_ns = map(int, rows[0][: LAST_NS + 1])
+        first, until, first_ns, last_ns = map(int, rows[0][: buckets.LAST_NS + 1])
         # Interpolate within a bucket of several steps.
         share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
         step = min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)

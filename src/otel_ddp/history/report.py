@@ -15,7 +15,6 @@ from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, MEASURED_PHASES, is_taken_back
 
 FORMAT, SCHEMA = "otel_ddp report", 8
-"""The format and version of report.json."""
 _MOST_FILES = 5
 _GPU = {
     catalog.HW_GPU_UTILIZATION.name: "busy_ratio",
@@ -35,7 +34,7 @@ def gather(run: WholeRun, postmortems: Sequence[Any] = ()) -> dict[str, Any]:
         "otel_ddp": run.word("version"),
         "written_ns": time.time_ns(),
         "run": _run(run, cells),
-        **{key: run.told(key) for key in ("texts", "environment", "config")},
+        **{key: run.section(key) for key in ("texts", "environment", "config")},
         "ranks": [_rank(rank, each) for rank, each in run.ranks.items()],
         "values": [{**row, "best": row.get(str(row.get("direction")))} for row in run.summary],
         "time": _time(cells),

@@ -123,33 +123,21 @@ class RunFile:
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
-    def gaps(self) -> list[dict[str, Any]]:
-        """Times without recording."""
-        return list(self._about("gaps") or [])
-
-    def began_ns(self) -> int:
-        """When its first process began; 0 if there is none."""
-        found = self._about("began_ns")
-        return found if isinstance(found, int) else 0
-
-    def kept_nodes(self) -> dict[str, int]:
-        """The other nodes with ranks in it, and when the first process of each began."""
-        return dict(self._about("nodes") or {})
-
-    def kept_time(self) -> dict[str, Any]:
+    def time(self) -> dict[str, Any]:
         """The attempts, and the time by cause."""
-        return {key: self._about(key) for key in ("time", "attempts")}
+        return {key: self.about(key) for key in ("time", "attempts")}
 
-    def kept_ranks(self) -> list[dict[str, Any]]:
+    def ranks(self) -> list[dict[str, Any]]:
         """The last process of each rank."""
         rows = self._db.execute("SELECT about FROM ranks").fetchall()
         return [files.parse_json(text) for (text,) in rows]
 
     def change(self, texts: Mapping[str, str]) -> None:
         """Store texts of a user separately: an agent may write the program's again."""
-        self.write(about={"changed": {**(self._about("changed") or {}), **texts}})
+        self.write(about={"changed": {**(self.about("changed") or {}), **texts}})
 
-    def _about(self, key: str) -> Any:
+    def about(self, key: str) -> Any:
+        """A property of the run; None if there is none."""
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         return files.parse_json(row[0]) if row else None
 
@@ -305,13 +293,11 @@ class RunFile:
     def _put_verdict(self, verdict: Mapping[str, Any]) -> None:
         who = verdict.get("who") or {}
         id = f"{verdict['kind']} {json.dumps(who, sort_keys=True)} {verdict['since_ns']}"
+        when = verdict["step"], verdict["since_ns"], verdict.get("until_ns")
+        row = id, verdict["kind"], str(who.get("rank", "")), verdict["phase"], *when
         self._db.execute(
             "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(id, verdict["kind"], str(who.get("rank", "")), verdict["phase"]),
-                *(verdict["step"], verdict["since_ns"], verdict.get("until_ns")),
-                *(verdict["sentence"], json.dumps(verdict)),
-            ),
+            (*row, verdict["sentence"], json.dumps(verdict)),
         )
 
 

@@ -90,8 +90,8 @@ def _own_schema() -> list[tuple[Any, ...]]:
         database.close()
 
 
+# Group and name of a run.
 RunKey = tuple[str, str]
-"""Group and name of a run."""
 
 
 class SeriesKey(NamedTuple):

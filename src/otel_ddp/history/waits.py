@@ -12,7 +12,7 @@ from otel_ddp import plain
 from otel_ddp.history.buckets import FAR, STEPS, Columns, StepBucket
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.reader import History, Series
-from otel_ddp.history.troubles import is_late, named_ranks, shown_first
+from otel_ddp.history.verdicts import is_late, named_ranks, shown_first
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT, TRAINING_COLLECTIVE_STEP_WAIT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES

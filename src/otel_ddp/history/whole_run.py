@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from otel_ddp import plain
 from otel_ddp.history.buckets import FAR, FIRST, STEPS, Bucket, Row, StepBucket
 from otel_ddp.history.newest_attempt import (
-    are_told_by_others,
+    are_redundant,
     first_rank,
     newest_attempt,
     of_node,
@@ -49,7 +49,7 @@ class WholeRun:
 
     def __init__(self, histories: Sequence[History]) -> None:
         found = [of_node(each.about, each.ranks) for each in histories]
-        twice = are_told_by_others(found)
+        twice = are_redundant(found)
         nodes = {
             each: of for each, of, more in zip(histories, found, twice, strict=True) if not more
         }
@@ -96,7 +96,7 @@ class WholeRun:
         """A text of `about`, such as `project`; empty if unknown."""
         return str(self.about.get(key) or "")
 
-    def told(self, key: str) -> Mapping[str, Any]:
+    def section(self, key: str) -> Mapping[str, Any]:
         """`config`, `texts` or `environment`; texts that a user changed replace the program's."""
         changed = plain.mapping(self.about.get("changed")) if key == "texts" else {}
         return {**plain.mapping(self.about.get(key)), **changed}
@@ -148,7 +148,7 @@ class WholeRun:
     @property
     def world_size(self) -> Any:
         """None if unknown."""
-        known = [self.told("environment"), *self.ranks.values()]
+        known = [self.section("environment"), *self.ranks.values()]
         return next(filter(None, (each.get("world_size") for each in known)), None)
 
     @property

@@ -1,1 +1,1 @@
-"""What has a name here: phases, states and verdicts, and each metric."""
+"""The public names: phases, states, kinds of verdicts, metrics."""

@@ -11,7 +11,7 @@ from otel_ddp.vocabulary import words
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 
-# The widest set a series of that kind may carry; docs/metrics.md says when a label is left out.
+# All labels that a series of each kind may have; docs/metrics.md says when one is absent.
 LABELS: Mapping[LabelSet, tuple[str, ...]] = {
     "rank": words.RANK_LABELS,
     "run": words.RANK_LABELS,
@@ -43,9 +43,8 @@ class Metric(NamedTuple):
     prometheus: str
 
 
-# What the names of units are in Prometheus; {annotations} have none. The rules below are those of
-# github.com/prometheus/otlptranslator with its default strategy, which both the collector and
-# Prometheus' own OTLP receiver use.
+# Units in names of Prometheus; {annotations} have none. The rules below are the default strategy of
+# github.com/prometheus/otlptranslator, which the collector and Prometheus' OTLP receiver use.
 _UNITS = {
     "": "",
     "1": "",
@@ -64,35 +63,34 @@ def prometheus_name(name: str, kind: Kind, unit: str) -> str:
     tokens = re.split(r"[._]+", name)
     main, _, per = unit.partition("/")
     for suffix in ("" if main.startswith("{") else _UNITS[main], _PER_UNITS[per]):
-        # A name that has the word anywhere, not only at its end, does not get it again.
+        # Not again if the name contains the word anywhere.
         if suffix and suffix not in tokens:
             tokens.append(suffix)
 
     if kind is Kind.COUNTER:
         tokens = [token for token in tokens if token != "total"] + ["total"]
-    # Up-down counters arrive as gauges too, but the translation gives them no ratio.
+    # Not for up-down counters, although they arrive as gauges.
     if kind is Kind.GAUGE and unit == "1":
         tokens = [token for token in tokens if token != "ratio"] + ["ratio"]
     return "_".join(tokens)
 
 
-# What the labels of training.run.info hold of a run's configuration: Prometheus has no limit, but
-# stores that speak its language refuse a series with more labels or longer ones than they like.
-# 200 characters are 800 bytes at most, below the 1,024 of the strictest.
+# Limits of the configuration in labels of training.run.info. Prometheus has none, but compatible
+# stores do: 200 characters are at most 800 bytes, below the lowest limit of 1,024.
 MOST_CONFIG_LABELS = 100
 LONGEST_LABEL = 200
-# That of each phase `checkpoint` that ends.
+# The event at the end of each phase `checkpoint`.
 CHECKPOINT_EVENT = "training.checkpoint"
-# That of each call of `run.alert`.
+# The event of each call of `run.alert`.
 ALERT_EVENT = "training.alert"
 
 
 def prometheus_label(attribute: str) -> str:
     """Return the label name under which Prometheus knows an OpenTelemetry attribute."""
-    # Prometheus' OTLP receiver keeps runs of underscores by default, unlike in metric names.
+    # Unlike in metric names, Prometheus' OTLP receiver keeps consecutive underscores.
     label = re.sub(r"[^A-Za-z0-9_]", "_", attribute)
     if not label.strip("_"):
-        # The translation refuses such a name, and with it the point; a scrape must say something.
+        # Prometheus' OTLP receiver rejects such a name with its point, but a scrape needs a name.
         return "key_"
     if label[0].isdigit():
         return f"key_{label}"
@@ -101,7 +99,7 @@ def prometheus_label(attribute: str) -> str:
     return label
 
 
-# A row of the catalog is its name, unit and attributes; then comes its sentence.
+# A row of the catalogue: name, unit and attributes, then the description.
 _Described = Callable[[str], Metric]
 
 
@@ -150,7 +148,7 @@ def _codes(codes: Mapping[str, int]) -> str:
 
 _declared: list[Metric] = []
 
-# In seconds: from a toy model's step to a large one's, and from a small file to a slow store.
+# Seconds: from a toy model's step to a large one's, from a small file to a slow store.
 _STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _CHECKPOINT_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
 
@@ -321,7 +319,7 @@ TRAINING_NONFINITE = _learning.counter("training.nonfinite", "{value}")(
 
 # --- Summary -----------------------------------------------------------------------------------
 
-# What a user may say of a name: its lowest or its highest value is the best one, or neither is.
+# The direction of a logged value that a user may set.
 BEST = ("min", "max", "none")
 
 _summary = Section("Summary", "run", ("name", "split", "direction"))
@@ -335,7 +333,7 @@ TRAINING_SCALAR_BEST_STEP = _summary.gauge("training.scalar.best.step", "{step}"
 
 # --- Artifacts ---------------------------------------------------------------------------------
 
-# The log record when it is named, and once more when it is read.
+# The log record of `run.artifact`, and another one when the file has been read.
 ARTIFACT_EVENT = "training.artifact"
 
 _artifacts = Section("Artifacts", "rank", ("name", "type", "direction", "digest", "uri"))

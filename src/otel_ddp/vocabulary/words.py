@@ -18,41 +18,30 @@ class Phase(NamedTuple):
     """On boards and on the page. If one rank hangs, all others turn grey: the colour of waiting."""
     shown: str = ""
     """The name in tables and sentences, if the word is not clear."""
-    advice: str = ""
-    """For a rank that is late in it."""
 
 
 _PHASES = (
-    Phase(
-        *("other", 0, "work", "#C0A080", "the time between the phases"),
-        "Look at what this rank alone does between the phases: copies, losses, logging.",
-    ),
-    Phase(
-        *("data", 1, "work", "#FF9830", "waiting for data"),
-        "Look at this rank's data loader and storage.",
-    ),
-    Phase(
-        *("forward", 2, "compute", "#5794F2"),
-        advice="Look at what this rank does in forward that the others do not.",
-    ),
-    Phase(
-        *("backward", 3, "compute", "#B877D9"),
-        advice="Look at what this rank does in backward that the others do not.",
-    ),
+    Phase("other", 0, "work", "#C0A080", "the time between the phases"),
+    Phase("data", 1, "work", "#FF9830", "waiting for data"),
+    Phase("forward", 2, "compute", "#5794F2"),
+    Phase("backward", 3, "compute", "#B877D9"),
     Phase("comm_wait", 4, "wait", "#8E8E8E", "waiting for other ranks"),
-    Phase(
-        *("optimizer", 5, "compute", "#73BF69", "the optimizer"),
-        "Look at what this rank's optimizer has to do.",
-    ),
+    Phase("optimizer", 5, "compute", "#73BF69", "the optimizer"),
     Phase("checkpoint", 6, "unusual", "#FADE2A"),
     Phase("eval", 7, "unusual", "#37CAD3"),
     Phase("compile", 8, "unusual", "#9AA02C"),
     Phase("unmeasured", 9, "unmeasured", "#D8D8D8", "steps that were not measured"),
-    Phase(
-        *("graph", 10, "compute", "#3D71D9", "replaying a CUDA graph"),
-        "Look at what this rank's graph contains that the others' do not.",
-    ),
+    Phase("graph", 10, "compute", "#3D71D9", "replaying a CUDA graph"),
 )
+# For a rank that is late in a phase.
+ADVICE: Mapping[str, str] = {
+    "other": "Look at what this rank alone does between the phases: copies, losses, logging.",
+    "data": "Look at this rank's data loader and storage.",
+    "forward": "Look at what this rank does in forward that the others do not.",
+    "backward": "Look at what this rank does in backward that the others do not.",
+    "optimizer": "Look at what this rank's optimizer has to do.",
+    "graph": "Look at what this rank's graph contains that the others' do not.",
+}
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
 PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
 # In a word of a journal, the upper bits have details of the phase.

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import errors, files
+from otel_ddp import errors, files, plain
 from otel_ddp.agent.history.attempts import Placed
 from otel_ddp.agent.history.run_time import ProcessTime, RunTime
 from otel_ddp.agent.reading.process import News
@@ -143,9 +143,9 @@ class KeptRun:
         file = RunFile(self.path)
         try:
             self._positions = file.read_positions()
-            self._gaps = [*file.gaps(), *self._gaps]
-            self._began_ns = file.began_ns()
-            errors.attempt(lambda: self.time.restore(file.kept_time()), None)
+            self._gaps = [*(file.about("gaps") or []), *self._gaps]
+            self._began_ns = plain.whole(file.about("began_ns")) or 0
+            errors.attempt(lambda: self.time.restore(file.time()), None)
             errors.attempt(lambda: self._restore(file), None)
         except BaseException:
             file.close()
@@ -158,8 +158,8 @@ class KeptRun:
         self.written = {journal: position for journal, (position, *_) in self._positions.items()}
 
     def _restore(self, file: RunFile) -> None:
-        self._nodes = file.kept_nodes() | self._nodes
-        known = [each for each in file.kept_ranks() if "journal" in each]
+        self._nodes = (file.about("nodes") or {}) | self._nodes
+        known = [each for each in file.ranks() if "journal" in each]
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
     def close(self) -> None:

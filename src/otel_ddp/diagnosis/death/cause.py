@@ -59,14 +59,12 @@ class EndedProcess(NamedTuple):
     ended_ns: int
     """It died between `seen_alive_ns` and `ended_ns`; both are the time of its report, if any."""
     reason: str = ""
-    """The reason that it reported."""
     cause: Mapping[str, Any] = {}
     """Facts from the kernel and the launcher."""
     world_size: int | None = None
     last_present_ns: int = 0
     """When the process last existed after its report: the interpreter takes a while to exit."""
     known_for_s: float = 0.0
-    """How long the agent has known of the end."""
 
 
 def manner(process: EndedProcess) -> Manner:

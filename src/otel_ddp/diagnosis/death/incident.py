@@ -27,7 +27,6 @@ _KILL_TAKES_S = 2.0
 _INTERRUPT_TAKES_S = 1.0
 
 _Order = Literal["only", "time", "evidence", "unknown"]
-"""How the order of the ends was determined."""
 
 
 class _Incident:
@@ -268,8 +267,9 @@ def _verdict_of(
     if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
         # Some lost a peer and the launcher ended the others: the cause is elsewhere.
         first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
-        other_end = _other_end(first, [*finished, *left], incident.unheard)
-        sentence, word = f"{_lost_peers(first)}. {other_end}", "lost_peer"
+        names, word = say.rank_names(each.labels for each in first), "lost_peer"
+        sentence = f"{names} failed {_where(first)}, because of lost connections: {_causes(first)}"
+        sentence += f". {_other_end(first, [*finished, *left], incident.unheard)}"
     elif order == "unknown":
         sentence, word = _together(first)
     else:
@@ -319,12 +319,6 @@ def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
     words = {cause.cause_word(each) for each in first}
     reported = all(each.state != "killed" for each in first)
     return sentence, words.pop() if reported and len(words) == 1 else "unknown"
-
-
-def _lost_peers(lost: Sequence[EndedProcess]) -> str:
-    """The sentence on processes that lost connections."""
-    names = say.rank_names(each.labels for each in lost)
-    return f"{names} failed {_where(lost)}, because of lost connections: {_causes(lost)}"
 
 
 def _other_end(

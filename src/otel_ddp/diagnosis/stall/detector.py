@@ -67,7 +67,9 @@ class _Movement:
         assert position is not None
         if position.expect_s is not None:
             return max(floor_s, _ANNOUNCED * position.expect_s)
-        patience = _LONG if position.phase in UNUSUAL_PHASES or self._at_start() else 1.0
+        # Before the end of the first step, models are loaded and kernels compiled.
+        starts = position.step is None and not self.seen_steps
+        patience = _LONG if position.phase in UNUSUAL_PHASES or starts else 1.0
         usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,
@@ -75,14 +77,6 @@ class _Movement:
             _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
             _STRETCHES * self.longest_s.get(position.phase, 0.0),
         )
-
-    def _at_start(self) -> bool:
-        # Before the end of the first step, models are loaded and kernels compiled.
-        return self.position is not None and self.position.step is None and not self.seen_steps
-
-    def succeeded_by(self, position: Position) -> bool:
-        """Whether this position is of a new process with the labels of an ended one."""
-        return position.alive and self.position is not None and not self.position.alive
 
     def update(self, position: Position, now_ns: int) -> None:
         """Set the rank's position."""
@@ -179,9 +173,7 @@ class Stalls(Detector):
         self.remark = ""
         """Appended to the cause in the sentence."""
         self.ended: frozenset[Labels] = frozenset()
-        """The ranks that have ended since the stall."""
         self.limits_s: dict[Labels, float] = {}
-        """The present limit of each living rank."""
         self.questions: dict[Labels, Question] = {}
         """The requests to send to ranks now; replaced by each poll."""
 
@@ -274,7 +266,9 @@ class Stalls(Detector):
         fresh = {}
         for labels, (position, known, *_) in found.items():
             rank = self._ranks.get(labels)
-            if rank is None or rank.succeeded_by(position):
+            before = rank.position if rank is not None else None
+            # Also for a new process with the labels of an ended one.
+            if rank is None or (before is not None and position.alive and not before.alive):
                 rank = self._ranks[labels] = _Movement()
             if paused:
                 rank.pause(spent_ns)

@@ -143,15 +143,11 @@ class Position(NamedTuple):
     step: int | None
     phase: str
     since_ns: int
-    """When the phase began."""
     name: str = ""
-    """The user's name for the phase."""
     expect_s: float | None = None
     """The duration that the user announced for the phase."""
     written: int = 0
-    """The bytes written to its journal so far."""
     world: int | None = None
-    """The world size on all nodes."""
     in_mark: bool = False
     """It is recording one of our device events, which blocks if the launch queue is full."""
     waits_in: frozenset[str] | None = frozenset()

@@ -38,17 +38,13 @@ class _Rank:
         position = self.position
         if position is None or not self.steps_ns or position.phase in _OWN_AFFAIRS:
             return False
-        if position.phase == "other" and not self._may_wait_in_other(position):
+        # Waits in `other` are in the user's own collectives, or for a device that waits. A rank may
+        # also upload its model there after the others have finished.
+        may_wait = self.has_device or position.waits_in is None or "other" in position.waits_in
+        if position.phase == "other" and (position.name or not may_wait):
             return False
         stands_ns = max(_STANDS_NS, int(_STEPS * max(self.steps_ns)))
         return now_ns - self.moved_ns >= stands_ns
-
-    def _may_wait_in_other(self, position: Position) -> bool:
-        # Waits in `other` are in the user's own collectives, or for a device that waits. A rank
-        # may also upload its model there after the others have finished.
-        if position.name:
-            return False
-        return self.has_device or position.waits_in is None or "other" in position.waits_in
 
 
 class Silence(Detector):
@@ -59,7 +55,6 @@ class Silence(Detector):
         self._polled_ns = 0
         self._open: dict[Labels, Verdict] = {}
         self.unheard: Mapping[Labels, int] = {}
-        """The silent nodes, and since when."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
         if rank.is_beside or seen.ended is not None:
@@ -110,9 +105,12 @@ class Silence(Detector):
         changes = [Change(self._open.pop(node), False) for node in over]
         for node, ranks in silent.items() if wait else ():
             known, verdict = self._open.get(node), self._verdict(node, ranks, now_ns)
-            self._open[node] = verdict if known is None else _again(known, verdict)
             if known is None:
                 changes.append(Change(verdict, True))
+            # The figures are updated once a second.
+            unheard_s = -1.0 if known is None else known.evidence["unheard_s"]
+            if verdict.evidence["unheard_s"] - unheard_s >= 1.0:
+                self._open[node] = verdict
         return changes
 
     def _verdict(self, node: Labels, ranks: Sequence[Labels], now_ns: int) -> Verdict:
@@ -142,9 +140,3 @@ class Silence(Detector):
 
     def present(self) -> list[Verdict]:
         return [*self._open.values()]
-
-
-def _again(known: Verdict, now: Verdict) -> Verdict:
-    """The new verdict if its figures have changed by a second, else the known one."""
-    longer_s = now.evidence["unheard_s"] - known.evidence["unheard_s"]
-    return now if longer_s >= 1.0 else known

@@ -143,16 +143,11 @@ class Cases:
             self._nodes.append(works_ns, step.step_ns)
         self._steps_since_look += 1
         self._ns_since_look += step.steps * step.step_ns
-        if self._is_time_to_look:
+        is_due = self.ranks.is_at_stride and self._ns_since_look >= limits.LOOK_NS
+        if is_due or self.ranks.is_any_far_above or self._nodes.is_any_far_above:
             self._judge()
             self._steps_since_look, self._ns_since_look = 0, 0.0
         return excesses_ns
-
-    @property
-    def _is_time_to_look(self) -> bool:
-        if self.ranks.is_at_stride and self._ns_since_look >= limits.LOOK_NS:
-            return True
-        return self.ranks.is_any_far_above or self._nodes.is_any_far_above
 
     def poll(self) -> list[Change]:
         """The changes since the last poll."""

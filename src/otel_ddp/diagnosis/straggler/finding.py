@@ -6,25 +6,17 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.say import (
-    cost,
-    duration,
-    percent,
-    phase_in_words,
-    rank_number,
-    rounded,
-    unit_name,
-)
+from otel_ddp.diagnosis import say
 from otel_ddp.diagnosis.steps import Collective
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.window import Late
 from otel_ddp.diagnosis.verdict import Labels, Verdict, node_of
-from otel_ddp.vocabulary.words import COMPUTE_PHASES, PHASE, WORK_PHASES, Kind
+from otel_ddp.vocabulary.words import ADVICE, COMPUTE_PHASES, WORK_PHASES, Kind
 
 _CORES = "Look at this rank's cores: what else runs on them, how it is bound to them, their clocks."
 _ADVICE = {
-    **{word: PHASE[word].advice for word in WORK_PHASES},
+    **ADVICE,
     "compute": _CORES,
     "mixed": _CORES,
     "imbalance": "Look at how batches are divided among the ranks.",
@@ -46,7 +38,7 @@ def side_of(verdict: Verdict) -> str:
 def is_about(verdict: Verdict, rank: Labels) -> bool:
     """Whether a verdict is on this rank or on its node."""
     ranks = verdict.evidence.get("ranks", ())
-    of_node = verdict.labels == node_of(rank) and rank_number(rank) in ranks
+    of_node = verdict.labels == node_of(rank) and say.rank_number(rank) in ranks
     return of_node or verdict.labels == rank
 
 
@@ -73,7 +65,7 @@ def evidence_of(
         "excess": round(late.excess_s() / step_s, 4),
         "step_s": round(step_s, 6),
         "work_s": round(table.work_s(i), 6),
-        "excess_by_phase": rounded(shares),
+        "excess_by_phase": say.rounded(shares),
         "steps": length,
         "steps_above_others": round(history.share_above(i, length), 3),
         "lost_per_s": round(wait_s / step_s * others, 4),
@@ -83,7 +75,7 @@ def evidence_of(
     if (one_of := window.one_of(length)) > 1:
         evidence["one_of"] = one_of
     if len(ranks) > 1:
-        evidence["ranks"] = list(map(rank_number, ranks))
+        evidence["ranks"] = list(map(say.rank_number, ranks))
     if side:
         evidence["side"] = side
     if window.left_out:
@@ -97,7 +89,7 @@ def sentence_of(verdict: Verdict, advice: str = "") -> str:
     """The sentence. *advice* replaces the usual advice."""
     evidence = verdict.evidence
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
-    lost = cost(evidence["others"], evidence["lost_per_s"])
+    lost = say.cost(evidence["others"], evidence["lost_per_s"])
     if one_of := evidence.get("one_of"):
         lost += f" (from 1 of {one_of} steps)"
     where, waits_in = "", evidence.get("waits_in", "")
@@ -112,29 +104,31 @@ def _what_if(verdict: Verdict) -> str:
     step_s, without_s = evidence["step_s"], evidence["step_without_s"]
     if step_s - without_s < limits.WHAT_IF * step_s:
         return ""
-    without, step = duration(without_s), duration(step_s)
+    without, step = say.duration(without_s), say.duration(step_s)
     return f" If no rank were late, a step would take {without} instead of {step}."
 
 
 def _advice(verdict: Verdict) -> str:
     word = "imbalance" if verdict.kind == "imbalance" else verdict.phase
     side = side_of(verdict) if word in _KERNELS else ""
-    advice = _ADVICE_BY_SIDE[side] if side else _ADVICE[word]
+    advice = _ADVICE_BY_SIDE[side] if side else _ADVICE.get(word, "")
     return advice.replace("this rank", "this node") if "ranks" in verdict.evidence else advice
 
 
 def _size(verdict: Verdict) -> str:
     step_s = verdict.evidence["step_s"]
-    return f"{percent(verdict.evidence['excess_s'] / step_s)} of a step of {duration(step_s)}"
+    return (
+        f"{say.percent(verdict.evidence['excess_s'] / step_s)} of a step of {say.duration(step_s)}"
+    )
 
 
 def _unequal_work(verdict: Verdict) -> str:
-    who, evidence = unit_name(verdict.labels), verdict.evidence
+    who, evidence = say.unit_name(verdict.labels), verdict.evidence
     if ranks := evidence.get("ranks"):
         who = f"each of the {len(ranks)} ranks of {who}"
     return (
-        f"work is unequal: {who} has {percent(evidence['more_to_do'])} more tokens "
-        f"or samples than the others and needs {duration(evidence['excess_s'])} longer, "
+        f"work is unequal: {who} has {say.percent(evidence['more_to_do'])} more tokens "
+        f"or samples than the others and needs {say.duration(evidence['excess_s'])} longer, "
         f"{_size(verdict)}"
     )
 
@@ -144,9 +138,9 @@ def _lateness(verdict: Verdict) -> str:
     if ranks := verdict.evidence.get("ranks"):
         need, late = f"its {len(ranks)} ranks need", "they are late"
     return (
-        f"{unit_name(verdict.labels)} keeps the others waiting: {need} "
-        f"{duration(_longer_s(verdict))} longer in {phase_in_words(verdict.phase)}; in total "
-        f"{late} by {_size(verdict)}"
+        f"{say.unit_name(verdict.labels)} keeps the others waiting: {need} "
+        f"{say.duration(_longer_s(verdict))} longer in {say.phase_in_words(verdict.phase)}; in "
+        f"total {late} by {_size(verdict)}"
     )
 
 
@@ -169,7 +163,6 @@ class RankReport(NamedTuple):
     lost_s: float
     """How long the other ranks of the job have waited for it during verdicts on it."""
     work_s: float | None = None
-    """Its work in a step; None if it is not compared."""
     waits_s: Mapping[Collective, float] = MappingProxyType({})
     """Its waits in a step, by collective; empty if they are unknown."""
 

@@ -270,18 +270,15 @@ class HostNeed:
             return self._usual_ns
         return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
 
-    @property
-    def began_as_it_is(self) -> bool:
-        """Whether it waited for the first batches about as long as now."""
-        return self._shown_first_ns <= limits.NEED_STARTS_SLOWLY * self._usual_ns[_DATA]
-
     def loads_ns(self, rank: HostNeed) -> float:
         """How long this loader may take for a batch.
 
         While batches are ready, that may be as long as the other *rank*'s, if it has shown half.
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
-        most_ns = max(shown_ns, self._shown_first_ns if rank.began_as_it_is else 0)
+        # If first batches took longer than later ones on that rank too, they do not count.
+        starts_slowly = rank._shown_first_ns > limits.NEED_STARTS_SLOWLY * theirs_ns
+        most_ns = max(shown_ns, 0 if starts_slowly else self._shown_first_ns)
         if usual_ns < limits.NEED_READY * most_ns:
             return max(most_ns, theirs_ns) if 2 * most_ns >= theirs_ns else most_ns
         return shown_ns if usual_ns < limits.NEED_AHEAD * shown_ns else usual_ns

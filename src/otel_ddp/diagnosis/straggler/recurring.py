@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.medians import excesses, median, without
+from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.say import COLLECT_TOGETHER, cost, duration, phase_in_words, rank_name
 from otel_ddp.diagnosis.step_facts import StepFacts, columns_of
 from otel_ddp.diagnosis.straggler import limits
@@ -179,7 +179,7 @@ class RecurringStalls:
 
 def _waited_ns(i: int, facts: Sequence[StepFacts]) -> float:
     """How long the typical rank other than *i* waited in this step."""
-    return median(without([each.wait_ns for each in facts], i))
+    return median([each.wait_ns for each in (*facts[:i], *facts[i + 1 :])])
 
 
 def _phase(facts: Sequence[StepFacts], i: int, excess_ns: float, left_out: Sequence[int]) -> str:

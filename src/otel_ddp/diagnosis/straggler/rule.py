@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from otel_ddp.diagnosis.medians import median, spread
+from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, some_of
 from otel_ddp.diagnosis.straggler.window import ExcessHistory
@@ -90,7 +90,7 @@ def least_excess_ns(step_ns: float) -> float:
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
     """The lengths over which chance cannot explain the excess. Cheap, and nearly always empty."""
-    counts, found = history.above_counts(i), []
+    counts, found = history.above[i], []
     if (far := history.far_above(i)) >= limits.SOON_FEWEST and far >= (soon := history.soon):
         found = [soon] if _is_far_out(history, i, soon) else []
     return found + [
@@ -118,7 +118,8 @@ def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
     """Whether unit *i* is above the others by several of its own standard deviations."""
     excess_ns = history.excess_ns(i, limits.LENGTHS[0])
     # In a normal distribution, the median absolute deviation is 0.674 standard deviations.
-    deviation_ns = spread(excess_ns) / 0.674
+    middle_ns = median(excess_ns)
+    deviation_ns = median([abs(ns - middle_ns) for ns in excess_ns]) / 0.674
     return min(_window_medians(excess_ns[-length:])) > limits.SOON_SIGMAS * deviation_ns
 
 

@@ -209,7 +209,6 @@ class Taken(NamedTuple):
     stages: tuple[int, ...]
     """The pipeline stage of each rank; empty if no rank sends or receives."""
     bubble_ns: Sequence[int]
-    """How long each rank waited in receives."""
 
 
 class _Step(NamedTuple):

@@ -162,16 +162,13 @@ class Compared(NamedTuple):
     steps: int
     """How many steps it represents: itself and the unmeasured ones before it."""
     step_ns: float
-    """The typical duration of these."""
     first_ended_ns: int
     last_ended_ns: int
     took_ns: int
-    """On the first rank."""
     works_ns: _Column
     """The work of each rank, without excluded phases."""
     waits_ns: _Column
     amounts: _Column
-    """Tokens, or samples."""
     phases_ns: Sequence[_Column]
     """One for each of WORK_PHASES, and so are the next two."""
     paced_ns: Sequence[_Column] | None
@@ -318,7 +315,7 @@ class ExcessHistory:
         # The steps since the last full stride.
         self._fresh: list[list[float]] = []
         # By unit and stride: in how many steps the unit was above the others.
-        self._above: list[list[int]] = [[] for _ in units]
+        self.above: list[list[int]] = [[] for _ in units]
         # By unit: the number of consecutive last steps in which it was far above the others. Empty
         # if steps are fast.
         self._in_a_row: Sequence[int] = ()
@@ -336,7 +333,7 @@ class ExcessHistory:
         del self._excesses_ns[:-_MOST_STEPS]
         self._fresh.append(found)
         if len(self._fresh) == limits.STRIDE:
-            for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
+            for counts, excess_ns in zip(self.above, zip(*self._fresh, strict=True), strict=True):
                 counts.append(_count_above(excess_ns))
                 del counts[: -_MOST_STEPS // limits.STRIDE]
             self._fresh.clear()
@@ -374,10 +371,6 @@ class ExcessHistory:
     def is_at_stride(self) -> bool:
         """Whether the last step completed a stride."""
         return not self._fresh and bool(self._excesses_ns)
-
-    def above_counts(self, i: int) -> Sequence[int]:
-        """By stride: the number of steps in which unit *i* was above the others."""
-        return self._above[i]
 
     def excess_ns(self, i: int, length: int) -> list[float]:
         """The excess of unit *i* in the last steps."""

@@ -14,15 +14,7 @@ from otel_ddp import errors, files
 from otel_ddp.history import compare, directory
 from otel_ddp.history.newest_attempt import is_silent
 from otel_ddp.history.page import answers, http, runs, static_files
-from otel_ddp.history.page.http import (
-    Answer,
-    Question,
-    Refused,
-    as_csv,
-    as_html,
-    as_json,
-    as_text,
-)
+from otel_ddp.history.page.http import Answer, Question, Refused
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.survey import Survey
@@ -59,7 +51,7 @@ class App:
         folder: Path,
         *,
         ours: bool = False,
-        disk_hangs: Callable[[], bool] | None = None,
+        disk_hangs: Callable[[], bool] = lambda: False,
         live: Callable[[], Survey] | None = None,
         ask_stacks: AskStacks | None = None,
     ) -> None:
@@ -76,16 +68,6 @@ class App:
 
     def answer(self, question: Question) -> Answer:
         """Never raises."""
-        path = question.path
-        of_disk = path.startswith("/api/") and path.removeprefix("/api/") not in _WITHOUT_DISK
-        # Do not block further threads while a disk hangs.
-        if of_disk and self._disk_hangs is not None and self._disk_hangs():
-            if path == "/api/runs":
-                return as_json(200, self._list([], []))
-            return as_json(503, {"error": "The disk of the histories does not answer."})
-        return self._timed_answer(question)
-
-    def _timed_answer(self, question: Question) -> Answer:
         began_s = time.thread_time()
         status, headers, body = self._answer(question)
         extra = {}
@@ -103,37 +85,44 @@ class App:
             try:
                 return self._api(path.removeprefix("/api/"), question)
             except Refused as why:
-                return as_json(why.status, {"error": str(why)})
+                return http.as_json(why.status, {"error": str(why)})
             except Unreadable as why:
-                return as_json(500, {"error": str(why)})
+                return http.as_json(500, {"error": str(why)})
         if _VIEWS.fullmatch(path):
             page, policy = static_files.served()
-            return as_html(page, policy)
-        return as_text(404, "try /, /metrics or /healthz\n")
+            return http.as_html(page, policy)
+        return http.as_text(404, "try /, /metrics or /healthz\n")
 
     # -- the API
 
     def _api(self, path: str, question: Question) -> Answer:
         if not question.is_private():
             raise Refused(403, HIDDEN)
-        if path == "stacks":
-            return as_json(200, self._stacks(question))
-        if path == "change":
-            return as_json(200, self._change(question))
-        if question.method not in ("GET", "HEAD"):
+        # With side effects: only our page and command may send these.
+        posts = {"stacks": self._stacks, "change": self._change}
+        if path in posts:
+            if question.method != "POST":
+                raise Refused(405, "this is asked with POST")
+            http.check_post(question.headers)
+        elif question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
-        name = path.removesuffix(".csv")
+        # Do not block further threads while a disk hangs.
+        hangs = path not in _WITHOUT_DISK and self._disk_hangs()
         if path == "runs":
-            return as_json(200, self._list(*self._runs.rows()))
+            rows, faults = ([], []) if hangs else self._runs.rows()
+            return http.as_json(200, self._list(rows, faults))
+        if hangs:
+            raise Refused(503, "The disk of the histories does not answer.")
         if path == "postmortem":
             name = question.text("name")
             text = directory.postmortem(self._runs.folder, name) if self._may_read() else None
             if text is None:
                 raise Refused(404, f"there is no post-mortem {name[:200]!r}")
-            return as_text(200, text)
-        own = {"now": self._now, "compare": self._compared}
-        if path in own:
-            return as_json(200, own[path](question))
+            return http.as_text(200, text)
+        documents = {**posts, "now": self._now, "compare": self._compared}
+        if path in documents:
+            return http.as_json(200, documents[path](question))
+        name = path.removesuffix(".csv")
         return self._of_run(name, question) if path == name else self._table(name, question)
 
     def _of_run(self, name: str, question: Question) -> Answer:
@@ -145,12 +134,11 @@ class App:
             elif name in answers.ANSWERS:
                 found = answers.ANSWERS[name](run, question)
             elif name == "postmortems":
-                may_read, folder = self._may_read(), self._runs.folder
-                written = directory.postmortems(folder, run.group, run.name) if may_read else []
-                found = {name: written}
+                where = self._runs.folder, run.group, run.name
+                found = {name: directory.postmortems(*where) if self._may_read() else []}
             else:
                 raise Refused(404, f"there is no {name[:100]!r}")
-        return as_json(200, found)
+        return http.as_json(200, found)
 
     def _table(self, name: str, question: Question) -> Answer:
         """CSV of one run, or of several with a column for the run."""
@@ -162,7 +150,7 @@ class App:
                 answer = answers.ANSWERS[name](opened, each)
             rows = [{"columns": answer["columns"]}] if name == "steps" else answer["series"]
             found += [{"run": run, **row} for row in rows] if len(questions) > 1 else rows
-        return as_csv(found)
+        return http.as_csv(found)
 
     def _compared(self, question: Question) -> dict[str, Any]:
         """The result of `otel-ddp compare` for two runs."""
@@ -200,14 +188,12 @@ class App:
         }
 
     def _stacks(self, question: Question) -> dict[str, Any]:
-        self._check_post(question)
         if self._ask_stacks is None:
             raise Refused(404, "no agent runs here, so no process can be asked")
         return {"processes": self._ask_stacks(*map(question.text, ("group", "run", "rank")))}
 
     def _change(self, question: Question) -> dict[str, Any]:
         """Rename, tag or delete a run that is over."""
-        self._check_post(question)
         if not question.has_token:
             raise Refused(403, NO_TOKEN)
         with self._runs.opened(question.group, question.text("run")) as run:
@@ -226,12 +212,6 @@ class App:
         except (OSError, sqlite3.Error) as error:
             raise Refused(500, f"it cannot be changed: {error}") from None
         return {}
-
-    def _check_post(self, question: Question) -> None:
-        """Refuse a request with side effects unless our page or command sent it."""
-        if question.method != "POST":
-            raise Refused(405, "this is asked with POST")
-        http.check_post(question.headers)
 
     @errors.contained(_NOTHING)
     def _now_known(self) -> Survey:

@@ -20,7 +20,6 @@ _MOST_COLUMNS = 4096
 _MOST_NAMES, _MOST_SERIES = 20, 200
 # Limit of ranks times steps.
 _MOST_CELLS = 60_000
-_METRICS = {metric.name: metric for metric in catalog.METRICS}
 # Colours and names of phases.
 SHOWN_PHASES = [
     {
@@ -45,7 +44,7 @@ def names(run: WholeRun, *kinds: str) -> list[str]:
 
 def described(name: str) -> dict[str, str]:
     """A metric with its unit and description."""
-    metric = _METRICS.get(name)
+    metric = catalog.BY_NAME.get(name)
     unit, text = (metric.unit, metric.description) if metric else ("", "")
     return {"name": name, "unit": unit, "text": text}
 

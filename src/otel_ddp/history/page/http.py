@@ -101,20 +101,16 @@ def as_json(status: int, content: Any) -> Answer:
     text = json_text(content, separators=(",", ":"))
     # A cut text may end with half a surrogate pair.
     body = text.encode("utf-8", "replace")
-    return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)
+    return Answer(status, {"Content-Type": JSON}, body)
 
 
 def as_text(status: int, text: str, headers: Mapping[str, str] | None = None) -> Answer:
-    always = {"Content-Type": TEXT, "Cache-Control": "no-store"}
-    return Answer(status, {**always, **(headers or {})}, text.encode("utf-8", "replace"))
+    body = text.encode("utf-8", "replace")
+    return Answer(status, {"Content-Type": TEXT, **(headers or {})}, body)
 
 
 def as_html(page: str, policy: str) -> Answer:
-    headers = {
-        "Content-Type": "text/html; charset=utf-8",
-        "Cache-Control": "no-store",
-        "Content-Security-Policy": policy,
-    }
+    headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy}
     return Answer(200, headers, page.encode())
 
 
@@ -134,7 +130,6 @@ def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:
     headers = {
         "Content-Type": "text/csv; charset=utf-8",
         "Content-Disposition": 'attachment; filename="otel_ddp.csv"',
-        "Cache-Control": "no-store",
     }
     return Answer(200, headers, out.getvalue().encode("utf-8", "replace"))
 
@@ -163,6 +158,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I
 # Required for POST: a form of another site cannot set it.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
     # The page replaces this one.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",

@@ -19,24 +19,17 @@ from otel_ddp.history.page.http import Refused
 from otel_ddp.history.reader import Unreadable
 from otel_ddp.history.report import cost_words
 from otel_ddp.history.tables import RunKey
-from otel_ddp.history.troubles import shown_first, worst_first
+from otel_ddp.history.verdicts import shown_first, worst_first
 from otel_ddp.history.whole_run import WholeRun, main_values
 from otel_ddp.journal.survey import Survey
 from otel_ddp.journal.survey import of_run as labelled
-from otel_ddp.vocabulary.words import (
-    HARMLESS_VERDICTS,
-    PHASE,
-    TIME_CAUSES,
-)
+from otel_ddp.vocabulary.words import ADVICE, HARMLESS_VERDICTS, TIME_CAUSES
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
 # Limits of a run in the list: points of its curve, settings.
 _CURVE, _MOST_SETTINGS = 40, 60
-_RANK = (
-    *("group", "run", "node", "rank", "state", "step", "phase", "phase_since_ns", "seen_alive_ns"),
-    *("reason", "measuring", "read_ns"),
-)
+_RANK = "group run node rank state step phase phase_since_ns seen_alive_ns reason measuring read_ns"
 
 
 _Signature = tuple[int, ...]
@@ -138,7 +131,7 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
         verdicts = worst_first(run.verdicts(), run.newest.began_ns)
         summary = run.own_summary[:_MOST_SUMMARY_IN_LIST]
         main, spent = main_values(summary), goodput_of(run)
-        ranks, texts, environment = run.ranks.values(), run.told("texts"), run.told("environment")
+        ranks, texts = run.ranks.values(), run.section("texts")
         row = {
             "group": run.group,
             "run": run.name,
@@ -150,7 +143,7 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "local_ranks": sorted({_label(each.get("local_rank")) for each in ranks}),
             "tags": texts.get("tags"),
             "name": texts.get("name"),
-            "script": environment.get("script"),
+            "script": run.section("environment").get("script"),
             "state": run.state,
             "silent": is_silent(run.state, run.seen_ns),
             "step": run.step,
@@ -160,7 +153,7 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "main": main,
             "curve": _curve(run, main[0]) if main else [],
             "share": spent and spent.share("productive"),
-            "config": dict([*run.told("config").items()][:_MOST_SETTINGS]),
+            "config": dict([*run.section("config").items()][:_MOST_SETTINGS]),
             "verdicts": [*map(_short, verdicts[:_MOST_SENTENCES])],
         }
     return parts, row
@@ -197,7 +190,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     summary = run.summary[:_MOST_SUMMARY]
     # Not for a run that is over: its ranks are no longer compared.
     goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
-    shown_verdicts = verdicts(run.verdicts())
+    shown_verdicts, time_spent = verdicts(run.verdicts()), goodput_of(run)
     return {
         "now_ns": now_ns,
         "group": run.group,
@@ -215,7 +208,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
             *(f"not measured: {each}" for each in _words_of(ranks, "not_measured")),
             *_words_of(ranks, "measuring"),
         ],
-        "time": _time_spent(run),
+        "time": time_spent and {**time_spent.to_json(), "shown": TIME_CAUSES},
         "verdicts": shown_verdicts,
         "first": shown_first(shown_verdicts, newest.began_ns),
         "gaps": [
@@ -227,7 +220,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
         "main": main_values(summary),
         "agent": bool(live.agents),
         "not_kept_since_ns": live.agent.get("history", {}).get("since_ns") or 0,
-        **{key: run.told(key) for key in ("config", "texts", "environment")},
+        **{key: run.section(key) for key in ("config", "texts", "environment")},
         "telemetry": cost_words(run.cost),
         "look": run.look,
         "insufficient": [
@@ -259,30 +252,9 @@ def ranks(run: WholeRun, live: Survey) -> dict[str, Any]:
     return {"now_ns": time.time_ns(), "ranks": [shown(e) | {"rank": rank} for rank, e in found]}
 
 
-def _time_spent(run: WholeRun) -> dict[str, Any] | None:
-    """The time by cause, and the attempts; None if nothing was counted."""
-    found = goodput_of(run)
-    if found is None:
-        return None
-    return {
-        "causes": [
-            {
-                "name": cause,
-                "shown": TIME_CAUSES[cause],
-                "spent_s": spent_s,
-                "share": found.share(cause),
-            }
-            for cause, spent_s in found.seconds.items()
-        ],
-        "late": sorted(found.late.items(), key=lambda each: -each[1]),
-        "rank_s": found.total_s,
-        "attempts": found.attempts,
-    }
-
-
 def shown(process: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a process that the page shows."""
-    return {key: process[key] for key in _RANK if key in process}
+    return {key: process[key] for key in _RANK.split() if key in process}
 
 
 def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -291,7 +263,7 @@ def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             **each,
             "harmless": each.get("kind") in HARMLESS_VERDICTS,
-            "advice": phase.advice if (phase := PHASE.get(str(each.get("phase")))) else "",
+            "advice": ADVICE.get(str(each.get("phase")), ""),
         }
         for each in found
     ]

@@ -113,7 +113,7 @@ export class Tiles {
 
 function tiles(head, waits) {
   const [loss, checked] = head.main.map((main) => head.summary.find((row) => row.name === main.name && (row.split || "") === main.split));
-  const productive = head.time?.causes.find((each) => each.name === "productive")?.share;
+  const productive = head.time?.share;
   const without = head.first.find((each) => each.evidence?.step_without_s && !each.until_ns)?.evidence.step_without_s;
   const found = [
     value(loss), value(checked),

@@ -12,14 +12,14 @@ const GREYS = ["var(--grey-1)", "var(--grey-2)", "var(--grey-3)", "var(--grey-4)
 /** Nothing of a run whose time was not counted. */
 export function timeSpent({ time: told, state }) {
   if (!told) return null;
-  const { causes, attempts } = told;
-  const productive = causes.find((each) => each.name === "productive")?.share || 0;
+  const { attempts } = told;
+  const causes = Object.entries(told.seconds).map(([name, spent_s]) => ({ name, shown: told.shown[name], spent_s, share: spent_s / told.rank_s }));
   const grey = causes.filter((each) => !COLOURS[each.name]);
   const coloured = causes.map((each) => ({ ...each, colour: COLOURS[each.name] || GREYS[grey.indexOf(each) % GREYS.length] }));
   const parts = causes.map((each) => `${each.shown}: ${percent(each.share)}`);
   return el(
     "section", { class: "card", "aria-labelledby": "spent" },
-    el("h2", { id: "spent" }, `Where ${seconds(told.rank_s)} of all ranks went`, el("span", { class: "quiet" }, `${percent(productive)} productive`)),
+    el("h2", { id: "spent" }, `Where ${seconds(told.rank_s)} of all ranks went`, el("span", { class: "quiet" }, `${percent(told.share)} productive`)),
     el("div", { class: "bar", role: "img", "aria-label": parts.join(". ") }, coloured.map(({ name, colour, share }) => el("span", { "data-cause": name, style: `width: ${100 * share}%; background: ${colour}` }))),
     el("ul", { class: "causes" }, coloured.map((each) => cause(each, told))),
     attempts.length > 1 ? attemptsTable(attempts, OVER.includes(state) ? state : "goes on") : null,
@@ -27,7 +27,7 @@ export function timeSpent({ time: told, state }) {
 }
 
 function cause({ name, shown, colour, spent_s, share }, told) {
-  const late = name === "late_rank" ? told.late : [];
+  const late = name === "late_rank" ? Object.entries(told.late).sort((one, other) => other[1] - one[1]) : [];
   const more = late.length > MOST_LATE ? [`and ${late.length - MOST_LATE} more`] : [];
   const whom = [...late.slice(0, MOST_LATE).map(([who, s]) => `${who} ${seconds(s)}`), ...more];
   return el(
