@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from otel_ddp.cli.options import add_directory_option
+from otel_ddp.cli.command import add_directory_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

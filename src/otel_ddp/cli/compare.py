@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import print_answer, print_json
+from otel_ddp.cli.command import history_directory, print_answer, print_json
 from otel_ddp.history import compare
 from otel_ddp.history.compare import Comparison, Differing
 from otel_ddp.history.directory import NotFound

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import settings
+from otel_ddp.cli.command import end_by_signals
 from otel_ddp.cli.picture import picture
-from otel_ddp.cli.text import end_by_signals
 from otel_ddp.errors import ConfigError, MissingDependency
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place

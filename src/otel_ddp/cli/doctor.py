@@ -20,9 +20,8 @@ from otel_ddp.agent.export.otlp.variables import (
     exported_signals,
     signals_with_endpoint,
 )
-from otel_ddp.cli.options import add_directory_option
+from otel_ddp.cli.command import add_directory_option, cell, print_answer
 from otel_ddp.cli.picture import NO_AGENT, unserved
-from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.journal import place

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp import shown
-from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import cell, print_answer, print_json
+from otel_ddp.cli.command import cell, history_directory, print_answer, print_json
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.terminal import aligned, shown_time

@@ -18,7 +18,7 @@ from typing import Any
 
 from otel_ddp import __version__
 from otel_ddp.cli import compare, goodput, runs, stacks
-from otel_ddp.cli.options import add_directory_option, find_places, history_directory
+from otel_ddp.cli.command import add_directory_option, find_places, history_directory
 from otel_ddp.cli.report import postmortems_of
 from otel_ddp.errors import OtelDdpError
 from otel_ddp.history import report

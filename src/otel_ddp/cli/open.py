@@ -11,7 +11,7 @@ from pathlib import Path
 
 from otel_ddp import settings
 from otel_ddp.agent.serve.server import Handler, NoToken, admits, bind, find_token
-from otel_ddp.cli.options import add_directory_option, find_places, history_directory
+from otel_ddp.cli.command import add_directory_option, find_places, history_directory
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.app import App

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import shown
-from otel_ddp.cli.text import cell, dated, marked
+from otel_ddp.cli.command import cell, dated, marked
 from otel_ddp.history.terminal import aligned
 from otel_ddp.history.verdicts import named_ranks
 from otel_ddp.journal.process_state import ProcessState, world_of

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files, plain
-from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.cli.text import cell, print_answer
+from otel_ddp.cli.command import add_directory_option, cell, find_places, print_answer
 from otel_ddp.errors import ConfigError, OtelDdpError
 from otel_ddp.history.verdicts import named_ranks
 from otel_ddp.journal.layout import ASK_SUFFIX, MOST_PROFILED_STEPS, PROFILE_SUFFIX

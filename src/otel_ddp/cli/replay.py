@@ -17,7 +17,7 @@ from otel_ddp.agent.export.delivery import Delivery, Send
 from otel_ddp.agent.export.exporter import OFFLINE_PREFIX
 from otel_ddp.agent.export.folder import LOCK, Request, Waiting, Why, list_requests
 from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS, signals_with_endpoint
-from otel_ddp.cli.text import cell
+from otel_ddp.cli.command import cell
 from otel_ddp.errors import ConfigError
 
 # A signal is abandoned after this many consecutive failures: a minute or two.

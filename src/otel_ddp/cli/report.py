@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import files
-from otel_ddp.cli.options import history_directory
-from otel_ddp.cli.text import print_answer, print_json
+from otel_ddp.cli.command import history_directory, print_answer, print_json
 from otel_ddp.history.whole_run import WholeRun
 
 

@@ -15,8 +15,7 @@ from urllib.parse import urlencode, urlsplit
 from otel_ddp import files, plain, settings
 from otel_ddp.agent.judge.answers import AskedProcess, ask
 from otel_ddp.agent.serve.server import NoToken, find_token
-from otel_ddp.cli.options import add_directory_option, find_places
-from otel_ddp.cli.text import cell, print_answer, print_json
+from otel_ddp.cli.command import add_directory_option, cell, find_places, print_answer, print_json
 from otel_ddp.history.page.http import ASKED
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place

@@ -9,9 +9,15 @@ import sys
 import time
 from collections.abc import Iterable
 
-from otel_ddp.cli.options import add_directory_option, find_places
+from otel_ddp.cli.command import (
+    add_directory_option,
+    encodable,
+    end_by_signals,
+    find_places,
+    print_answer,
+    print_json,
+)
 from otel_ddp.cli.picture import Line, picture
-from otel_ddp.cli.text import encodable, end_by_signals, print_answer, print_json
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.settings import Settings
