@@ -162,6 +162,9 @@ def test_ranks_wait_in_the_dimension_in_which_the_late_rank_is_their_member() ->
     # Works differ by chance, by up to 2 % of 85 ms.
     assert (max(tp[0], tp[1], tp[2]), tp[3]) == (pytest.approx(0, abs=2), pytest.approx(15, abs=2))
     assert dp == [pytest.approx(each, abs=2) for each in (15, 15, 0, 0)]
+    # They are those of the last steps.
+    run.steps(100)
+    assert max(ms for each in waits_ms(run) for ms in each.values()) < 2
 
 
 def test_ranks_of_a_pipeline_wait_in_receives_and_a_send_has_no_wait() -> None:

@@ -119,18 +119,23 @@ class GroupCalls:
 
     def step_ended(self, now: int) -> int:
         """Write the calls of the step that ends now; returns what noting them took."""
-        words, count, pending = self._words, len(self._words), self._progress.phases.pending
+        words, count = self._words, len(self._words)
+        took_ns = count * _EACH_NS
         if self._complete and now - self._began_ns < _LONGEST_NS:
+            pending = self._progress.phases.pending
             if not self.on_device:
                 pending += words
                 pending.append(_CALLS | self._idle(now) | count)
                 self._have_been, self._count = True, count
             if self._adds_up:
                 pending += self._sums()
+        if self._adds_up:
+            self._adds_up = False
+            self._bytes.clear()
+            took_ns += count * _SIZES_NS
         words.clear()
-        self._bytes.clear()
         self._complete, self._most = False, 0
-        return count * (_EACH_NS + _SIZES_NS * self._adds_up)
+        return took_ns
 
     def _sums(self) -> list[int]:
         """The words for how often each call was made in this step, and with how many bytes."""
@@ -273,10 +278,7 @@ class GroupCalls:
         if op in _PEERS and 0 <= call.root < len(ranks):
             peer = ranks[call.root]
         tensors = (*call.input_tensors, *call.output_tensors)
-        if not self.on_device and any(each.device.type != "cpu" for each in tensors):
-            # The calls before it are noted as on a host.
-            self.on_device, self._complete, self._most = True, False, 0
-            return 0
+        self.on_device |= any(each.device.type != "cpu" for each in tensors)
         key, dimension, label = of_group
         content = [key, dimension, op, peer, phase_word(code & PHASE_CODE), label]
         number = 0
