@@ -169,38 +169,31 @@ def train_on_the_module_of_meta(module: Any, monkeypatch: pytest.MonkeyPatch) ->
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("backend", "reasons"),
+    [
+        ("native", ("", "")),
+        ("cudaMallocAsync", ("", "no_counts")),
+        ("", ("no_statistics", "no_statistics")),
+    ],
+)
 def test_the_memory_of_any_type_of_device_is_recorded(
-    place: Here, module: FakeModule, monkeypatch: pytest.MonkeyPatch
+    place: Here,
+    module: FakeModule,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    reasons: tuple[str, str],
 ) -> None:
-    train_on_the_module_of_meta(module, monkeypatch)
+    module.backend = backend
+    train_on_the_module_of_meta(module if backend else None, monkeypatch)
 
     journal = place.only()
-    assert {metric: journal.total(metric) for metric in WHOLE} == WHOLE
     capability = journal.facts["capability"]
-    assert (capability["memory"], capability["out_of_memory"]) == ("", "")
-
-
-def test_a_device_without_statistics_is_named_once(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train_on_the_module_of_meta(None, monkeypatch)
-
-    facts = place.only().facts
-    assert (facts["capability"]["memory"], facts["capability"]["out_of_memory"]) == (
-        ("no_statistics",) * 2
-    )
+    assert (capability["memory"], capability["out_of_memory"]) == reasons
+    if reasons == ("", ""):
+        assert {metric: journal.total(metric) for metric in WHOLE} == WHOLE
     sentence = "memory, out_of_memory (torch tells no statistics of this device's allocator)"
-    assert facts["not_measured"].count(sentence) == 1
-
-
-def test_an_allocator_that_never_counts_is_named(
-    place: Here, module: FakeModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module.backend = "cudaMallocAsync"
-    train_on_the_module_of_meta(module, monkeypatch)
-
-    capability = place.only().facts["capability"]
-    assert (capability["memory"], capability["out_of_memory"]) == ("", "no_counts")
+    assert journal.facts["not_measured"].count(sentence) == (not backend)
 
 
 # -- peaks

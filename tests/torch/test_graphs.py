@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from conftest import Journal
 from device_sim.graph_hooks import NAMES, GraphHooks
 from measured import Measured, OneOf, Slow
-from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.journal.parser import Steps
-from otel_ddp.journal.reader import JournalReader
 from otel_ddp.torch import measure
 from otel_ddp.vocabulary.words import PHASES
 
@@ -64,10 +62,7 @@ class Training(Measured):
 
     def steps(self) -> list[Step]:
         self.progress.flush()
-        with closing(JournalReader(self.recorder.writer.path)) as reader:
-            stream = StepStream(0)
-            words = [each for each in reader.read() if isinstance(each, Steps)]
-            return [step for each in words for step in stream.feed(each)]
+        return Journal(self.recorder.writer.path).steps
 
     def samples(self) -> int:
         return self.progress.work.samples
@@ -110,24 +105,15 @@ def test_each_replay_is_a_step_and_the_capture_is_none(training: Training) -> No
     assert training.samples() == 9 * len(BATCH)
 
 
-def test_a_graph_of_two_steps_makes_two_with_each_replay(training: Training) -> None:
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_replay_makes_as_many_steps_as_its_graph_has(training: Training, each: int) -> None:
     training.step()
-    training.step()
-    graph = training.capture(training.step, training.step)
-    training.replay(graph)
-    training.replay(graph)
-
-    assert training.progress.steps.count == 6
-    assert training.samples() == 6 * len(BATCH)
-
-
-def test_replays_after_one_step_have_its_work(training: Training) -> None:
-    training.step()
-    graph = training.capture(training.step)
+    graph = training.capture(*[training.step] * each)
     for _ in range(3):
         training.replay(graph)
 
-    assert training.samples() == 4 * len(BATCH)
+    assert training.progress.steps.count == 1 + 3 * each
+    assert training.samples() == (1 + 3 * each) * len(BATCH)
 
 
 class Derived(SGD):

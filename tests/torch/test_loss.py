@@ -156,21 +156,6 @@ def test_slow_steps_show_their_loss_after_some_minutes(
     otel_ddp.finish()
 
 
-def test_of_several_batches_of_a_step_it_is_the_loss_of_the_first(place: Here) -> None:
-    model, optimizer = watched()
-
-    seen = {}
-    for step in range(1, 4):
-        for batch in range(3):
-            loss = model(INPUT * (batch + 1)).square().mean()
-            seen.setdefault(step, float(loss.detach()))
-            loss.backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    assert losses(place.only()) == only(seen, 2, 3)
-
-
 @pytest.mark.parametrize(
     ("ranks", "sharded", "found"), [(1, False, [2, 3, 5]), (2, True, [2, 3, 5]), (2, False, [])]
 )

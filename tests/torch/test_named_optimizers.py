@@ -12,7 +12,6 @@ from torch.optim import SGD, Optimizer
 import otel_ddp
 from conftest import Here
 from otel_ddp import errors
-from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.vocabulary import catalog
 
 INPUT = torch.ones(8, 4)
@@ -132,14 +131,3 @@ def test_what_is_no_scaler_gets_a_warning(place: Here, caplog: pytest.LogCapture
     otel_ddp.instrument(nn.Linear(4, 1), scaler=3)
 
     assert caplog.messages == ["scaler=int has no update(): it is ignored."]
-
-
-def test_an_optimizer_whose_own_step_calls_hooks_is_not_looked_into() -> None:
-    inner = SGD([torch.ones(1, requires_grad=True)], lr=0.1)
-
-    ahead = Ahead(inner)
-
-    assert optimizer_hooks.torchs_own(ahead) is ahead
-    assert optimizer_hooks.torchs_own(Light(Accelerated(ahead))) is ahead
-    assert optimizer_hooks.torchs_own(Accelerated(inner)) is inner
-    assert optimizer_hooks.torchs_own(None) is None

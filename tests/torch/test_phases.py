@@ -78,17 +78,6 @@ def test_time_in_a_loader_is_data(measured: Measured, model: Slow, optimizer: SG
     assert_seconds(measured, 4, data=8, forward=4, backward=8)
 
 
-def test_a_phase_of_the_users_own_takes_its_time_from_what_is_around(
-    measured: Measured, model: Slow, optimizer: SGD
-) -> None:
-    train(model, optimizer, 1)
-    saving = measured.progress.begin("checkpoint")
-    measured.spend(5)
-    measured.progress.end(saving, 5.0)
-
-    assert_seconds(measured, 1, forward=1, backward=2, checkpoint=5)
-
-
 def test_evaluation_is_recognised_by_grad_mode_and_by_eval_mode(
     measured: Measured, model: Slow, place: Here
 ) -> None:
@@ -209,17 +198,6 @@ def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(measured: 
         optimizer.step()
 
     assert_seconds(measured, 3, data=3, forward=3, backward=6)
-
-
-def test_the_time_of_a_device_is_told_beside_that_of_its_host(
-    measured: Measured, model: Slow, optimizer: SGD
-) -> None:
-    train(model, optimizer, 1)
-    measured.progress.device_times.add_device_time(PHASES["forward"], 0.25)
-
-    totals = measured.totals()
-
-    assert (totals["forward"], totals["forward/device"]) == (1.0, 0.25)
 
 
 def test_totals_that_find_no_room_are_written_nowhere(

@@ -22,7 +22,6 @@ from loops import train
 from node import Node, finished, until
 from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.torch import measure
 from otel_ddp.torch.profile_window import activities
 
 UNTIL_NS = 2**62
@@ -175,25 +174,6 @@ def test_the_steps_of_a_window_are_unusual_and_no_other_is(training: Training) -
     assert profiled == [9, 10, 11, 12]
     unusual = [each.number for each in facts_of(steps) if each.unusual]
     assert set(profiled) <= set(unusual)
-
-
-def test_while_nobody_asks_no_step_is_looked_at(training: Training) -> None:
-    training.step(10)
-    assert measure._current is not None
-    stepper = measure._current.stepper
-    sampled, steps = stepper.sampled, stepper.progress.steps
-
-    # The next step is not looked at, nor is it after a window.
-    assert (sampled._after_step, sampled.next_change > steps.count + 1) == (
-        None,
-        True,
-    )
-    training.ask(steps=1)
-    training.step(BEFORE + READY + 2)
-    assert (sampled._after_step, sampled.next_change > steps.count + 1) == (
-        None,
-        True,
-    )
 
 
 def test_a_second_question_is_not_heard_before_the_first_is_answered(training: Training) -> None:

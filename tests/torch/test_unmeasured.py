@@ -302,21 +302,6 @@ def test_no_step_is_lost_where_optimizers_that_stay_take_turns(tmp_path: Path, e
         assert training.progress.work.samples == len(BATCH) * (before + 500)
 
 
-def test_folds_of_models_that_nobody_named_are_counted_while_the_last_ones_live(
-    training: Training,
-) -> None:
-    training.begin(None)
-    folds = []
-    for _ in range(4):
-        training.model = Slow(training)
-        training.optimizer = SGD(training.model.parameters(), lr=0.01)
-        folds.append((training.model, training.optimizer))
-        training.step(FIRST + 20)
-
-    assert training.count == len(folds) * (FIRST + 20)
-    assert sum(not each.measured for each in training.steps()) > 20
-
-
 @pytest.mark.parametrize("trains", ["the model", "what is no model's"])
 def test_an_optimizer_made_in_each_step_does_not_have_each_measured(
     training: Training, trains: str
