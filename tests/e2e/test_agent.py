@@ -9,9 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -40,34 +39,17 @@ agent_start.wait_for_agent = partial(agent_start.wait_for_agent, limit_s=60.0)
 """
 
 
-class Trained(NamedTuple):
-    """A node on which TRAIN has ended; its port is taken."""
-
-    node: Node
-    port: int
-
-
-@pytest.fixture(scope="module")
-def trained() -> Iterator[Trained]:
+def test_an_agent_says_that_its_port_is_taken_and_a_second_one_that_there_is_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with Node(OTEL_EXPORTER_PROMETHEUS_PORT=str(port)) as node:
             node.run(TRAIN)
-            until(lambda: node.value("training_state") == 2.0, "the end to be seen")
-            yield Trained(node, port)
+            said = node.agent()
+            second = node.start(sys.executable, "-m", "otel_ddp", "agent")
+            output, _ = second.communicate(timeout=300)
 
-
-def test_a_port_that_is_taken_is_no_error_and_is_said(trained: Trained) -> None:
-    said = trained.node.agent()
-
-    assert f":{trained.port}/" not in said["scrape"]
-    assert f"port {trained.port} is taken" in said["remark"]
-
-
-def test_a_second_agent_says_that_there_is_one(trained: Trained) -> None:
-    second = trained.node.start(sys.executable, "-m", "otel_ddp", "agent")
-    output, _ = second.communicate(timeout=300)
-
+    assert f":{port}/" not in said["scrape"]
+    assert f"port {port} is taken" in said["remark"]
     assert second.returncode == 1
     assert "already runs" in output
 

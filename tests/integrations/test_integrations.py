@@ -31,15 +31,17 @@ def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frameworks]
 
 
 @pytest.mark.parametrize(
-    ("framework", "group"),
+    ("framework", "group", "phases"),
     [
-        ("trainer", "finetune"),
-        ("lightning", "mnist"),
-        ("accelerate", "vision"),
+        # Two while it trains, and the prediction.
+        ("trainer", "finetune", "eval checkpoint eval checkpoint eval"),
+        # Before it trains, Lightning tries the validation.
+        ("lightning", "mnist", "eval eval checkpoint eval checkpoint eval"),
+        ("accelerate", "vision", ""),
     ],
 )
 def test_every_rank_is_measured_and_one_logs(
-    request: pytest.FixtureRequest, framework: str, group: str
+    request: pytest.FixtureRequest, framework: str, group: str, phases: str
 ) -> None:
     ran: Ran = request.getfixturevalue(f"by_{framework}")
 
@@ -48,6 +50,7 @@ def test_every_rank_is_measured_and_one_logs(
     assert len({each.identity["run"] for each in ran.ranks}) == 1
     assert [each.total(catalog.TRAINING_STEPS) for each in ran.ranks] == [8, 8]
     assert [each.state for each in ran.ranks] == ["finished", "finished"]
+    assert [each.span_names for each in ran.ranks] == [phases.split()] * 2
     assert [ran.logged(1, split) for split in ("train", "val", "test")] == [[], [], []]
 
 
@@ -56,6 +59,57 @@ def test_no_integration_raises_whatever_its_framework_gives_it(frameworks: Frame
 
     assert "OtelDdpCallback.on_log failed; training goes on without it." in ran.printed
     assert [each.state for each in ran.ranks] == ["finished"]
+
+
+WITHOUT_A_LINE = {
+    "a trainer": (
+        *(programs.TRANSFORMERS + programs.TRANSFORMERS_WITHOUT_A_LINE, 1, 8, "eval"),
+        {"train": [2, 4, 6, 8, 8], "val": [8]},
+        *(("logging_steps", 2), ""),
+    ),
+    "lightning": (
+        *(programs.LIGHTNING + programs.LIGHTNING_WITHOUT_A_LINE, 1, 8),
+        *("eval eval checkpoint eval", {"train": [1, 3, 5, 7], "val": [7], "test": [8]}),
+        *(("width", 4), "train_loss batch"),
+    ),
+    "fabric": (
+        *(programs.LIGHTNING + programs.FABRIC_WITHOUT_A_LINE, 1, 8, ""),
+        {"train": [*range(1, 9)]},
+        *((), "train_loss"),
+    ),
+    "an accelerator": (
+        *(programs.ACCELERATE + programs.ACCELERATE_WITHOUT_A_LINE, 2, 4, ""),
+        {"train": [1, 2, 3, 4]},
+        *(("lr", 0.1), "loss epoch"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks", "steps", "phases", "logged", "setting", "names"),
+    WITHOUT_A_LINE.values(),
+    ids=WITHOUT_A_LINE,
+)
+def test_a_program_without_a_line_is_measured_and_its_values_are_logged_once(
+    frameworks: Frameworks,
+    program: str,
+    ranks: int,
+    steps: int,
+    phases: str,
+    logged: dict[str, list[int]],
+    setting: tuple[Any, ...],
+    names: str,
+) -> None:
+    ran = frameworks.run(programs.WITHOUT_A_LINE + program, ranks=ranks)
+
+    assert [each.total(catalog.TRAINING_STEPS) for each in ran.ranks] == [steps] * ranks
+    assert [each.span_names for each in ran.ranks] == [phases.split()] * ranks
+    found = {split: [each.step for each in ran.logged(0, split)] for split in logged}
+    assert found == logged
+    assert [ran.logged(rank) for rank in range(1, ranks)] == [[]] * (ranks - 1)
+    assert not setting or setting in ran.ranks[0].config.items()
+    found_names = {name for each in ran.logged(0) for name in each.values}
+    assert not names or found_names == {*names.split()}
 
 
 def test_what_an_accelerator_is_not_given_is_left_to_its_version(
@@ -181,12 +235,6 @@ def test_the_loss_of_a_trainer_is_its_mean_over_the_ranks_and_no_ranks_own(
     assert found == [logged, []]
 
 
-def test_the_trainers_evaluations_and_checkpoints_are_phases(by_trainer: Ran) -> None:
-    for rank in by_trainer.ranks:
-        # Two while it trains, and the prediction.
-        assert rank.span_names == ["eval", "checkpoint", "eval", "checkpoint", "eval"]
-
-
 def test_the_configuration_is_that_of_trainer_and_model(by_trainer: Ran) -> None:
     config = by_trainer.ranks[0].config
 
@@ -253,22 +301,6 @@ def test_each_trial_of_a_search_is_a_run_of_all_ranks_in_one_group(
     assert by_search["-trial-0"].ranks[0].config["layers"] == 2
 
 
-def test_a_trainer_without_a_line_is_measured_and_its_values_are_logged_once(
-    frameworks: Frameworks,
-) -> None:
-    ran = frameworks.run(
-        programs.WITHOUT_A_LINE + programs.TRANSFORMERS + programs.TRANSFORMERS_WITHOUT_A_LINE,
-        ranks=1,
-    )
-
-    (rank,) = ran.ranks
-    assert rank.total(catalog.TRAINING_STEPS) == 8
-    assert rank.span_names == ["eval"]
-    assert [each.step for each in ran.logged(0)] == [2, 4, 6, 8, 8]
-    assert [each.step for each in ran.logged(0, "val")] == [8]
-    assert rank.config["logging_steps"] == 2
-
-
 # -- Lightning
 
 
@@ -315,50 +347,16 @@ def test_the_values_of_rank_0_are_those_of_lightnings_own_logger(by_lightning: R
     assert len(written["test"]) == 1
 
 
-def test_lightnings_evaluations_and_checkpoints_are_phases(by_lightning: Ran) -> None:
-    for rank in by_lightning.ranks:
-        # Before it trains, Lightning tries the validation.
-        assert rank.span_names == ["eval", "eval", "checkpoint", "eval", "checkpoint", "eval"]
-
-
-def test_the_configuration_is_that_of_module_and_trainer(by_lightning: Ran) -> None:
-    config = by_lightning.ranks[0].config
+def test_module_and_trainer_configure_a_run_whose_name_the_folder_of_checkpoints_has(
+    by_lightning: Ran,
+) -> None:
+    rank = by_lightning.ranks[0]
+    config, identity = rank.config, rank.identity
 
     assert (config["width"], config["lr"]) == (4, 0.1)
     assert (config["trainer.max_epochs"], config["trainer.strategy"]) == (2, "DDPStrategy")
-    assert by_lightning.ranks[0].facts["model"] == "Tiny"
-
-
-def test_checkpoints_lie_in_a_folder_of_the_runs_name(by_lightning: Ran) -> None:
-    identity = by_lightning.ranks[0].identity
-
+    assert rank.facts["model"] == "Tiny"
     assert by_lightning.report["folder"].endswith(f"/mnist/{identity['run']}/checkpoints")
-
-
-def test_a_lightning_program_without_a_line_is_measured_and_its_values_are_logged_once(
-    frameworks: Frameworks,
-) -> None:
-    ran = frameworks.run(
-        programs.WITHOUT_A_LINE + programs.LIGHTNING + programs.LIGHTNING_WITHOUT_A_LINE, ranks=1
-    )
-
-    (rank,) = ran.ranks
-    assert rank.total(catalog.TRAINING_STEPS) == 8
-    assert rank.span_names == ["eval", "eval", "checkpoint", "eval"]
-    assert [each.step for each in ran.logged(0)] == [1, 3, 5, 7]
-    assert [len(ran.logged(0, split)) for split in ("val", "test")] == [1, 1]
-    assert rank.config["width"] == 4
-
-
-def test_what_a_fabric_without_a_line_logs_is_logged_here_too(frameworks: Frameworks) -> None:
-    ran = frameworks.run(
-        programs.WITHOUT_A_LINE + programs.LIGHTNING + programs.FABRIC_WITHOUT_A_LINE, ranks=1
-    )
-
-    (rank,) = ran.ranks
-    assert rank.total(catalog.TRAINING_STEPS) == 8
-    assert [each.step for each in ran.logged(0)] == list(range(1, 9))
-    assert {name for each in ran.logged(0) for name in each.values} == {"train_loss"}
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
@@ -414,18 +412,6 @@ def test_the_values_of_rank_0_are_those_of_another_tracker(by_accelerate: Ran) -
     assert len(given) == 8
     assert by_accelerate.logged(0) == given
     assert by_accelerate.ranks[0].config["lr"] == 0.1
-
-
-def test_what_an_accelerator_without_a_line_logs_is_logged_here_too(frameworks: Frameworks) -> None:
-    ran = frameworks.run(
-        programs.WITHOUT_A_LINE + programs.ACCELERATE + programs.ACCELERATE_WITHOUT_A_LINE
-    )
-
-    assert [each.total(catalog.TRAINING_STEPS) for each in ran.ranks] == [4, 4]
-    logged = [(each.step, list(each.values)) for each in ran.logged(0)]
-    assert logged == [(step, ["loss", "epoch"]) for step in (1, 2, 3, 4)]
-    assert ran.logged(1) == []
-    assert ran.ranks[0].config["lr"] == 0.1
 
 
 # -- DeepSpeed
