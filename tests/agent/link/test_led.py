@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.link.two_agents import RUN, TwoAgents
-from node import until
 from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link import messages
 from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.link.messages import Senseless
-from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Kernel
+from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel
 from otel_ddp.diagnosis.straggler.finding import Report
 
 VERDICT = {
@@ -197,24 +194,6 @@ def test_whatever_a_lead_asks_each_process_is_asked_once_a_second(
     agents.following.poll(agents.led.read(), agents.led.now_ns)
 
     assert [question for question, _ in asked] == ["where", "what"]
-
-
-def test_a_person_is_told_where_a_rank_of_another_node_is(
-    agents: TwoAgents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agents.train(25, late=-1)
-    host, asked = agents.led.ranks[1].process.host, []
-    answer = Evidence(answered=True, answered_ns=7, stack=(Frame("train.py", 9, "f"),))
-    monkeypatch.setattr(host, "ask", lambda question, _: asked.append(question))
-    monkeypatch.setattr(host, "evidence", lambda _: answer if asked else Evidence())
-    with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(agents.leading.ask_stacks, 3)
-        until(lambda: agents.poll() or told.done(), "the answer")
-
-    (row,) = told.result()
-    ((thread,),) = [row["threads"]]
-    assert (row["rank"], row["why"], set(asked)) == (3, "", {"where"})
-    assert thread["frames"] == [{"file": "train.py", "line": 9, "function": "f"}]
 
 
 @pytest.mark.parametrize(

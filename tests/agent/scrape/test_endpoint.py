@@ -139,12 +139,6 @@ def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.Monke
     assert (status, "log" in said) == (500, True)
 
 
-def test_a_port_that_is_taken_is_passed_over_also_where_another_agent_has_it() -> None:
-    with serving() as first, serving(port=first.port) as second:
-        assert first.port != second.port
-        assert get(second, "/healthz")[1] == "ok\n"
-
-
 def status(url: str, authorization: str = "") -> int:
     headers = {"Authorization": authorization} if authorization else {}
     try:

@@ -594,26 +594,6 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
 
 
-def test_of_a_stall_that_another_agent_finds_the_ranks_here_stand_and_hold_up(
-    bench: Bench,
-) -> None:
-    bench.join(2, 3)
-    bench.join(0, job_type="eval", world_size=1)
-    bench.train(25, ranks=bench.ranks[:2])
-    run = {"group": "g", "run": "r"}
-    evidence = {"cause": "not_reached", "culprits": ["0", "3"]}
-    found = {"kind": "stall", "who": run, "phase": "data", "evidence": evidence}
-    for verdicts, stands, culprits in (
-        ([found], 1.0, {("3", "not_reached"): 1.0}),
-        ([], 0.0, {}),
-    ):
-        bench.led[tuple(run.items())] = Judgement("node-0", verdicts, [], Report((), ""), 4)
-        bench.poll()
-
-        assert bench.series(catalog.TRAINING_STALLED) == {("2",): stands, ("3",): stands}
-        assert bench.series(catalog.TRAINING_STALL_CULPRIT) == culprits
-
-
 def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted(
     bench: Bench,
 ) -> None:

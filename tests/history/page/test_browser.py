@@ -414,7 +414,9 @@ def test_ten_thousand_ranks_are_drawn_as_far_as_one_scrolls_the_worst_first(
         rows = frame.locator("tbody tr")
         first, count = rows.first.inner_text(), rows.count()
         frame.evaluate("frame => frame.scrollTo(0, frame.scrollHeight)")
-        page.wait_for_function(f"document.querySelectorAll('#ranks tbody tr').length > {count}")
+        page.wait_for_function(
+            f"() => document.querySelectorAll('#ranks tbody tr').length > {count}"
+        )
         page.get_by_label("Ranks with").fill("7778")
         page.get_by_role("region", name="1 of 10000 ranks").wait_for()
         page.goto("about:blank")
