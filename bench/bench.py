@@ -199,7 +199,7 @@ def start_cost() -> list[Row]:
             f"{statistics.median(took):.0f} ms (worst {max(took):.0f})",
         ),
         (
-            "threads and sockets in the training process",
+            "threads at work, and sockets, in the training process",
             "none",
             f"{'/'.join(sorted(threads))} and {'/'.join(sorted(sockets))}",
         ),

@@ -93,7 +93,7 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
 
 def stat_fields(task: Path) -> list[str]:
     """The fields of a process or thread in /proc, from its state on; empty if it is gone."""
-    # Without flags that Windows lacks, where no such file exists.
+    # Not by `_read`: Windows lacks its flags, and has no such file.
     try:
         text = (task / "stat").read_text(errors="replace")
     except OSError:

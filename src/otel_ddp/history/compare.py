@@ -182,7 +182,7 @@ def _measures(cells: Sequence[Cell]) -> dict[str, list[float]]:
 
 
 def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
-    """A row for each measure that the runs have; of usual steps."""
+    """A row for each measure, over steps without compilation, checkpoint or evaluation."""
     rows, others = [], _measures(after)
     for name, first in _measures(before).items():
         second = others[name]

@@ -352,7 +352,7 @@ TRACKERS: dict[str, dict[str, tuple[str, _Record]]] = {
         "Config.setdefaults": ("config", _config_changed),
         "Config.__setitem__": ("config", _config_changed),
         "Config.__setattr__": ("config", _config_changed),
-        # The run of the mode "disabled".
+        # W&B's run in the mode "disabled".
         "sdk.lib.noop_run.NoopRun.log": ("run data step commit", _wandb_log),
         "sdk.lib.noop_run.NoopRun.alert": ("run title text level", _alert),
         "sdk.lib.noop_run.NoopRun.finish": ("run exit_code", _end),

@@ -104,7 +104,7 @@ class SentJournal:
             if kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED):
                 records.append((at, whole))
         if self._defined == since:
-            # Damaged: skip what the reader has skipped.
+            # The block is damaged: skip it, as the reader did.
             self._defined = end
         return Stretch.of(since, self._defined, records)
 

@@ -124,7 +124,7 @@ class Recorder:
                 refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
             ids.append(number)
-        # The names fit into a record, but two keys may be the same name.
+        # All names fit into one record, but several keys may map to one name.
         for at in range(0, len(ids), layout.MOST_VALUES):
             some = slice(at, at + layout.MOST_VALUES)
             self._write(tuple(ids[some]), numbers[some], when)

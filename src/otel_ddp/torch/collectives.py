@@ -238,9 +238,9 @@ class OwnCollectives:
         self._sends = []
 
     def end(self) -> list[str]:
-        """The phases that had such collectives in most of the counted steps; SENDS among them.
+        """The phases in which most counted steps had collectives that are not DDP's; and SENDS.
 
-        A phase stays in the answer until few steps had any: each change makes the agent begin anew.
+        A phase is removed once few steps have any: each change restarts the agent's comparison.
         """
         self.take_off()
         # A layer that waits for other ranks in forward often does so in backward as well, on the

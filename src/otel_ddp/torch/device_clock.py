@@ -90,7 +90,7 @@ class _DeviceTime:
                 # It was queried later than it was recorded.
                 not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
             if since is None:
-                # The device's timeline begins at the host's time.
+                # The first mark anchors the device's timeline at the host's time.
                 since, reached_ns, offset_ns = mark, recorded_ns, not_before_ns - recorded_ns
                 continue
             took_ms = since.event.elapsed_time(mark.event)

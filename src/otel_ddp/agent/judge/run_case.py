@@ -292,7 +292,7 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if due and source.is_at_work:
             source.host.watch()
-            # This reads files of /proc: only on suspicion, and not if the lead asks.
+            # Reads /proc, so only for suspects, and not while a lead judges this run.
             asked = self.judgement is None and labels in self.stalls.suspects
             evidence = source.host.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)

@@ -1,7 +1,7 @@
 """A follower's end of the link to the lead of a run: sends reports, receives answers.
 
-It reconnects in the link thread until it is stopped. A lying lead is as harmless as a silent one:
-answers are bounded, and questions are only those that our own agent asks too.
+It reconnects in the link thread until it is stopped. A malicious lead does no more harm than
+an unreachable one: its answers are bounded, and it requests only what our own agent requests.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class Journals:
             and not journal.unread_artifacts
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
-            # An ending process may still wait for the committed offset.
+            # A process that is ending may wait for the agent to commit its offset.
             and not reader.writer_is_alive()
         )
 

@@ -201,7 +201,7 @@ class Process:
         """The read offsets at the start of this agent, and before the last poll."""
         self._devices = devices
         self.host = host
-        """Access to its node."""
+        """Access to the node of the process."""
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
         self._logged_step: int | None = None

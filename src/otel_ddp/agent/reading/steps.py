@@ -192,7 +192,7 @@ class CallNames:
         return Calls(each, array("q", at_ns), idle)
 
     def sums(self, *sums: Sequence[int]) -> dict[Collective, list[int]]:
-        """Of each collective: the calls and the bytes of a step. *sums*: words of both."""
+        """Calls and bytes in a step, by collective. *sums*: words of calls, and of bytes."""
         found: dict[Collective, list[int]] = {}
         for at, words in enumerate(sums):
             for word in words:

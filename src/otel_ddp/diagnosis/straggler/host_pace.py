@@ -152,7 +152,7 @@ def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
 
 
 def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) -> dict[int, float]:
-    """The lateness of ranks whose devices idle, or would if they did not wait for others."""
+    """How late each rank is whose device idles, or would idle without waits for other ranks."""
     found = {i: min(ns, sum(hosts.more(i).needs_ns)) for i, ns in enumerate(idle_ns) if ns}
     latest = max(found, key=found.__getitem__)
     latest_ns = found[latest]

@@ -167,8 +167,8 @@ NEED_CHECK_EVERY = 10
 NEED_WAITS_STEPS = 60
 # The share of outliers to ignore.
 NEED_ODD = 0.1
-# It waits if its time between steps varies at most this much without the wait, and does not if it
-# varies as much as with it.
+# A host waits for its device if its time between steps varies less without the wait than with it,
+# by this factor at least. It does not wait if both vary alike.
 NEED_CLEARLY_LESS = 0.6
 # Less is no variation.
 NEED_TICK_NS = 50_000

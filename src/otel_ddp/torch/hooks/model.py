@@ -294,7 +294,7 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
         elif issubclass(kind, tuple):
             left.extend(islice(tuple.__iter__(value), _MOST_OF_ONE))
         elif value is output or inspection.maps(kind):
-            # A user's class: one level of its attributes.
+            # An object of a user's class: search one level of its attributes.
             left.extend(islice(inspection.attributes(value).values(), _MOST_OF_ONE))
 
 

@@ -43,8 +43,8 @@ _LONGEST_ACCUMULATION = 32 * _OFTEN
 # Longest run of steps that are only counted.
 _MOST_COUNTED = 64
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
-# If other optimizers make more steps than this within one training step, check whether its
-# optimizer is gone.
+# If other optimizers make more steps than this within one training step, check whether the
+# optimizer that ends training steps still exists.
 _MOST_OTHERS = 20
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident

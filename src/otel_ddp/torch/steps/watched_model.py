@@ -133,8 +133,8 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
         return False
     if not sharded:
         return True
-    # FSDP uses one dimension of the mesh, or two of which the first replicates. Any other dimension
-    # splits the products.
+    # FSDP shards over one dimension of the mesh, or over two of which the first replicates. Any
+    # other dimension splits matrix products.
     if mesh.ndim == 2:
         return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
     return bool(mesh.ndim > 2)
