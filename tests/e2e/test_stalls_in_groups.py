@@ -14,7 +14,7 @@ from node import Node, until
 # A rank that is given no core for two seconds hangs as well.
 pytestmark = [pytest.mark.timed, newer_torch("flight recorder of gloo")]
 
-LIMIT_S, STEPS = 2, 10
+LIMIT_S, STEPS = 2, 25
 
 TRAIN = """
 import os, signal, sys
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
 
-STEPS, RANKS, WIDTH = 10, 4, 8
+STEPS, RANKS, WIDTH = 25, 4, 8
 how, where, odd, init = sys.argv[1:]
 rank, step = int(os.environ["RANK"]), 0
 dist.init_process_group("gloo", init_method=init, rank=rank, world_size=RANKS)
