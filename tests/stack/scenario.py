@@ -193,6 +193,8 @@ class Scenario:
     def _heat(self) -> None:
         """The late rank's GPU grows too hot and loses a row."""
         node, gpu = NODES[LATE_RANK // RANKS_PER_NODE], LATE_RANK % RANKS_PER_NODE
+        # Only what was 0 before grows.
+        self.until(f'gpu:hw_errors_uncorrected:last{{node="{node}"}} == 0', "no error so far")
         for name in NODES:
             boards = self._healthy(name)
             if name == node:
