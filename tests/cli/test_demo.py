@@ -107,6 +107,15 @@ def test_an_injection_into_what_is_missing_is_refused_with_what_there_is(
     )
 
 
+@pytest.mark.parametrize("wrong", [("--ranks", "0"), ("--seconds", "-1"), ("--seconds", "nan")])
+def test_numbers_without_sense_are_refused(
+    wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *wrong]) == 2
+
+    assert capsys.readouterr().err == "otel-ddp demo: --ranks and --seconds must be positive.\n"
+
+
 @pytest.mark.parametrize(
     ("text", "meant"),
     [

@@ -120,17 +120,17 @@ class Ledger:
             values.append(value)
         return time_ns
 
-    def drop(self, labels: Labels) -> None:
-        """Remove all series whose attributes begin with these."""
-        length = len(labels)
-        self._remove(lambda key: key[:length] == labels)
+    def drop(self, labels: Labels, *metrics: Metric) -> None:
+        """Remove all series, or those of some *metrics*, whose attributes begin with these."""
+        length, names = len(labels), {each.name for each in metrics} or self._families.keys()
+        self._remove(lambda key: key[:length] == labels, names)
 
     def end_all(self, kept_runs: Collection[str]) -> None:
         """Remove all series except those of these runs, before the agent ends."""
-        self._remove(lambda key: dict(key).get("run") not in kept_runs)
+        self._remove(lambda key: dict(key).get("run") not in kept_runs, self._families)
 
-    def _remove(self, which: Callable[[Labels], bool]) -> None:
-        for family in self._families.values():
+    def _remove(self, which: Callable[[Labels], bool], names: Iterable[str]) -> None:
+        for family in (self._families.get(each, {}) for each in names):
             for key in [key for key in family if which(key)]:
                 self._end(family.pop(key))
 

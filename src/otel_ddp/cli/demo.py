@@ -92,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.ranks < 1 or not options.seconds > 0:
+        raise ConfigError("--ranks and --seconds must be positive.")
     injected = parse(options.inject)
     if injected.what and injected.rank >= options.ranks:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import NamedTuple
 
 from otel_ddp.vocabulary.words import PHASE_CODE, UNMEASURED
@@ -108,8 +107,8 @@ class Step(NamedTuple):
     """On the device's clock: the least time by which it ended the step after the host."""
     profiled: bool = False
     calls: Calls | None = None
-    collectives: Mapping[Collective, Sequence[int]] = MappingProxyType({})
-    """How often each was called, and its bytes; empty of a step in which that is not added up."""
+    collectives: Mapping[Collective, Sequence[int]] | None = None
+    """How often each was called, and its bytes; None if that is not added up in this step."""
 
     @property
     def took_ns(self) -> int:

@@ -20,7 +20,7 @@ def rank(tmp_path: Path) -> Iterator[Fed]:
     Fed.close_all()
 
 
-def read(rank: Fed, *told: Mapping[Collective, list[int]]) -> tuple[dict[str, float], ...]:
+def read(rank: Fed, *told: Mapping[Collective, list[int]] | None) -> tuple[dict[str, float], ...]:
     """Calls and bytes of a step, after steps that tell this."""
     rank.steps(*range(rank.rank.number + 1, rank.rank.number + 1 + len(told)))
     rank.process = rank.process.poll(0, True)
@@ -34,15 +34,29 @@ def read(rank: Fed, *told: Mapping[Collective, list[int]]) -> tuple[dict[str, fl
     )
 
 
+def test_the_next_attempt_has_no_series_of_the_one_before(rank: Fed, tmp_path: Path) -> None:
+    read(rank, {GATHER: [3, 900]})
+    (tmp_path / "next").mkdir()
+    again = Fed(tmp_path / "next")
+    again.read_by(rank.ledger, {})
+
+    calls, _ = read(again, {REDUCE: [1, 4]})
+
+    assert calls == {"world/all_reduce": 1}
+
+
 def test_calls_and_bytes_are_means_of_the_steps_that_tell_them(rank: Fed) -> None:
-    assert read(rank, {}, {}) == ({}, {})
+    assert read(rank, None, None) == ({}, {})
     # Every fourth of these steps logs something; that most steps tell nothing changes nothing.
-    found = read(rank, {}, *[{GATHER: [3, 900]}] * 3, {}, {GATHER: [3, 1300], REDUCE: [1, 4]})
+    found = read(rank, None, *[{GATHER: [3, 900]}] * 3, None, {GATHER: [3, 1300], REDUCE: [1, 4]})
 
     assert found == (
         {"shard/all_gather": 3, "world/all_reduce": 0.25},
         {"shard/all_gather": 1000, "world/all_reduce": 1},
     )
+    # Local steps have no collective at all, and count.
+    calls, _ = read(rank, {}, {}, {}, {})
+    assert calls == {"shard/all_gather": 1.5, "world/all_reduce": 0.125}
 
 
 def test_a_collective_that_is_no_longer_called_has_no_series(rank: Fed) -> None:

@@ -29,10 +29,17 @@ from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
 # The name of an exception class, which a user's own reason mostly does not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
-
-
 # So many steps whose collectives were added up show the usual one.
 _LAST_STEPS = 8
+# Their labels state facts of the newest process of a rank.
+_OF_ONE_PROCESS = (
+    catalog.TRAINING_RUN_INFO,
+    catalog.TRAINING_RUN_SETTING,
+    catalog.OTEL_DDP_CAPABILITY,
+    catalog.TRAINING_PHASE_STEP_TIME,
+    catalog.TRAINING_COLLECTIVE_STEP_CALLS,
+    catalog.TRAINING_COLLECTIVE_STEP_SIZE,
+)
 _OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
@@ -76,9 +83,13 @@ class Exports:
             if self._labels:
                 self._ledger.drop(self._labels)
             self._shown.clear()
+            # An earlier attempt of this rank had its own.
+            self._ledger.drop(labels, *_OF_ONE_PROCESS)
             self._values.relabel(labels)
             self._labels, process.extremes = labels, self._values.extremes
-        self._collectives += [each.collectives for each in new.steps if each.collectives]
+        self._collectives += [
+            each.collectives for each in new.steps if each.collectives is not None
+        ]
         self._values.restore(process.mark_before[0])
         for record in new.scalars:
             self._values.feed(record)

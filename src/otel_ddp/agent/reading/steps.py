@@ -148,8 +148,10 @@ class StepStream:
             profiled=layout.STEP_PROFILED in told,
             calls=calls,
             collectives=self._call_names.sums(
-                *(told.get(code, ()) for code in (layout.STEP_CALL_COUNT, layout.STEP_CALL_BYTES))
-            ),
+                told[layout.STEP_CALL_COUNT], told.get(layout.STEP_CALL_BYTES, ())
+            )
+            if layout.STEP_CALL_COUNT in told
+            else None,
         )
 
 

@@ -16,6 +16,7 @@ _STEPS_TO_KEEP_BACK = 200
 # Withheld no longer than this, as people look for a curve.
 _NS_TO_KEEP_BACK = 120 * 10**9
 _ADDED, _MULTIPLIED, _DIVIDED = "AddBackward", "MulBackward", "DivBackward"
+_SUMS = (_ADDED, "SubBackward")
 # These autograd nodes turn one number into one number; so does any node with a single input.
 _OTHERS = ("CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward")
 _ONE_TO_ONE = {_ADDED, _MULTIPLIED, _DIVIDED, *_OTHERS}
@@ -140,11 +141,11 @@ def _kind(node: Any) -> str:
 
 
 def _adds_quotients(node: Any, most: int) -> bool:
-    """Whether all inputs of a sum are quotients, as in `ce / 4 + aux / 4`."""
+    """Whether a sum or difference has a quotient, as in `ce / 4 + 0.1 * aux`."""
     before = [each for each, _ in node.next_functions if each is not None]
-    if not most or _kind(node) != _ADDED or not before:
+    if not most or _kind(node) not in _SUMS:
         return False
-    return all(_kind(each) == _DIVIDED or _adds_quotients(each, most - 1) for each in before)
+    return any(_kind(each) == _DIVIDED or _adds_quotients(each, most - 1) for each in before)
 
 
 def _kept(loss: torch.Tensor) -> Any:

@@ -139,7 +139,8 @@ class GroupCalls:
 
     def _sums(self) -> list[int]:
         """The words for how often each call was made in this step, and with how many bytes."""
-        found = []
+        # Of no name: a step without calls counts as well.
+        found = [_COUNT]
         for call, count in Counter(word >> _SHIFT << _SHIFT for word in self._words).items():
             name, left = call - _CALL, self._bytes[call]
             found.append(_COUNT | name | count)
