@@ -41,8 +41,8 @@ _PRODUCTIVE = 'cause="productive"'
 _COLUMNS = {
     "start": ("Start", 75),
     "data": ("Data", 75),
-    "checkpoint": ("Saving", 85),
-    "late_rank": ("Late rank", 105),
+    "checkpoint": ("Saving", 80),
+    "late_rank": ("Late rank", 100),
     "hang": ("Hang", 75),
     "repeated": ("Done twice", 110),
     "between_attempts": ("No process", 115),
@@ -225,7 +225,7 @@ def _tables() -> list[panels.Panel]:
             [panels.rows(runs, "runs"), panels.rows(f"sum by (group) ({_attempts()})", "attempts")],
             [
                 panels.Column("group", width=110),
-                panels.Column("Value #runs", "Runs", decimals=0, width=80),
+                panels.Column("Value #runs", "Runs", decimals=0, width=75),
             ],
         ),
         _table(
@@ -237,7 +237,7 @@ def _tables() -> list[panels.Panel]:
             BY_RUN,
             [panels.rows(_attempts(), "attempts"), *lifetime()],
             [
-                panels.Column("group", width=100),
+                panels.Column("group", width=90),
                 panels.Column("run", width=110, links=[of_table_lifetime("Run"), of_table("Run")]),
                 panels.Column("Value #start", "Started", out_of_sight=True),
                 panels.Column("Value #until", "Until", out_of_sight=True),
@@ -270,16 +270,16 @@ def _table(
         panels.rows(share(f'cause=~"{others}"'), "others"),
         columns=[
             *columns,
-            panels.Column("Value #attempts", "Attempts", decimals=0, width=100),
-            panels.Column("Value #hours", "GPU-hours", HOURS, decimals=2, width=140),
+            panels.Column("Value #attempts", "Attempts", decimals=0, width=95),
+            panels.Column("Value #hours", "GPU-hours", HOURS, decimals=2, width=137),
             panels.Column("Value #productive", "Goodput", "percentunit", decimals=1, width=95),
             *(
                 panels.Column(f"Value #of_{each}", title, "percentunit", decimals=1, width=width)
                 for each, (title, width) in _COLUMNS.items()
             ),
             panels.Column("Value #others", "Else", "percentunit", decimals=1, width=65),
-            panels.Column("Value #cost", "Cost", "locale", decimals=2),
-            panels.Column("Value #trouble", "Cost of trouble", "locale", decimals=2, width=150),
+            panels.Column("Value #cost", "Cost", "locale", decimals=2, width=70),
+            panels.Column("Value #trouble", "Trouble", "locale", decimals=2, width=85),
         ],
         sort=("GPU-hours", True),
         nothing="no run has counted its time",

@@ -267,8 +267,8 @@ def _worst() -> panels.Panel:
                 width=135,
             ),
             panels.Column("Value #steps", "Step by step", "percentunit", decimals=1, width=135),
-            panels.Column("Value #wait", "Waiting", "s"),
-            panels.Column("Value #data", "Data", "s"),
+            panels.Column("Value #wait", "Waiting", "s", width=95),
+            panels.Column("Value #data", "Data", "s", width=80),
             panels.Column(
                 "Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))
             ),
