@@ -33,7 +33,7 @@ def test_the_workflow_tests_each_python_that_the_package_names_and_both_ends_of_
     assert matrix["python"] == PYTHONS
     assert f'requires-python = ">={matrix["python"][0]}"' in PROJECT
     assert matrix["torch"] == [oldest, "newest"]
-    assert f'torch = ["torch>={oldest}"]' in PROJECT
+    assert f'torch = ["torch>={oldest}", ' in PROJECT
 
 
 @in_a_checkout
