@@ -524,6 +524,14 @@ def test_on_a_device_calls_of_a_backward_count_in_whatever_thread_it_is(loop: Lo
     assert loop.sums == [1, 16]
 
 
+def test_a_step_without_calls_is_counted_too(loop: Loop) -> None:
+    loop.begin(adds_up=True)
+
+    assert loop.rest_of_step() == 0
+    codes = [word >> layout.CODE_SHIFT for word in loop.progress.phases.pending]
+    assert layout.STEP_CALL_COUNT in codes
+
+
 def test_more_bytes_than_a_word_holds_have_several(loop: Loop) -> None:
     act = on_device(loop)
     sizes = {"numel": lambda: 5 << 38, "element_size": lambda: 4}

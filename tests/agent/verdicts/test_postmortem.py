@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,6 @@ def test_the_file_does_not_grow_with_the_run(folder: Path) -> None:
 
 def test_an_incident_has_one_file_and_the_next_has_another(folder: Path) -> None:
     first = written(folder)
-    time.sleep(0.002)
     second = written(folder)
 
     again = written(folder, earlier=first, verdict={**DEATH, "sentence": "more is known"})

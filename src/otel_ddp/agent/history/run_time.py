@@ -239,7 +239,7 @@ class RunTime:
             self._end(before, process)
         attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
         # A launcher that restarts its ranks keeps the node; between two launches, such as over a
-        # weekend, nobody may have paid for it.
+        # weekend, its GPUs may have been free.
         is_kept = after.launched_by and after.launched_by == before.launched_by
         # The run continued without this rank.
         was_gone = not is_kept and before.attempt < self.attempts.told[-1]["attempt"] - 1

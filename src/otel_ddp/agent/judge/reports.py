@@ -308,7 +308,7 @@ def write_postmortem(
     """
     now_ns = time.time_ns()
     name = re.sub(r"[^\w.-]+", "_", run).encode()[:_LONGEST_NAME].decode(errors="ignore") or "run"
-    path = earlier or directory / f"postmortem-{name}-{now_ns // 1_000_000}.json"
+    path = earlier or directory / f"postmortem-{name}-{now_ns}.json"
     try:
         files.make_kept(directory)
         files.replace(path, _by_line({"version": 1, "run": run, "written_ns": now_ns, **found}))
