@@ -478,7 +478,7 @@ SYSTEM_CPU_UTILIZATION = _host.gauge("system.cpu.utilization", "1", "cpu.mode")(
 SYSTEM_MEMORY_USAGE = _host.updown("system.memory.usage", "By", "system.memory.state")(
     "Memory of the node, by use."
 )
-SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")("Memory of the node or container.")
+SYSTEM_MEMORY_LIMIT = _host.updown("system.memory.limit", "By")("Memory of the node or cgroup.")
 SYSTEM_DISK_IO = _host.counter("system.disk.io", "By", "disk.io.direction")(
     "Bytes that the node's file systems read from and wrote to block devices."
 )

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import conventions
-from make import Clock
 from otel_ddp.agent.node.host import Host
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
@@ -19,13 +18,13 @@ GIB = 1 << 30
 
 
 class NodeTree:
-    """A bare machine with four processors and 64 GiB; tests put in what theirs has besides."""
+    """A bare machine with 64 GiB; tests put in what theirs has besides."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.proc, self.sys = root / "proc", root / "sys"
-        self.clock = Clock(500.0)
-        self.online = 4
+        self.pids: list[int] = []
+        """The ranks that run here."""
         self.processors()
         self.memory()
         self.write("proc/self/cgroup", "")
@@ -38,9 +37,8 @@ class NodeTree:
             self.proc,
             sys=self.sys,
             root=self.root,
-            clock=self.clock,
             boot_ns=lambda: BOOT_S * 1_000_000_000,
-            cores=lambda: self.online,
+            pids=lambda: self.pids or ["self"],
         )
 
     def write(self, path: str, content: str) -> Path:
@@ -62,7 +60,7 @@ class NodeTree:
         ticks = " ".join(str(changed.get(mode, 0)) for mode in modes)
         self.write("proc/stat", f"cpu  {ticks} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n")
 
-    def memory(self, **changed: int) -> None:
+    def memory(self) -> None:
         """In KiB."""
         lines = {
             "MemTotal": 64 << 20,
@@ -72,23 +70,16 @@ class NodeTree:
             "Cached": 12 << 20,
             "Shmem": 3 << 20,
             "SReclaimable": 2 << 20,
-            **changed,
         }
         self.write("proc/meminfo", "".join(f"{name}:  {size} kB\n" for name, size in lines.items()))
 
     # -- cgroups
 
-    def version_2(self, path: str, *, top: str = "/", machine: bool = True) -> None:
-        """One tree for all controllers; *machine* says that its own root is what is mounted."""
-        self._mount("/sys/fs/cgroup", f"{top} /sys/fs/cgroup rw - cgroup2 none rw,nsdelegate")
+    def version_2(self, path: str, *, top: str = "/") -> None:
+        """One tree for all controllers, of which *top* is mounted."""
+        mount = f"31 23 0:28 {top} /sys/fs/cgroup rw - cgroup2 none rw,nsdelegate\n"
+        self.add("proc/self/mountinfo", mount)
         self.add("proc/self/cgroup", f"0::{path}\n")
-        self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
-        if not machine:
-            self.write("sys/fs/cgroup/cgroup.events", "populated 1\n")
-
-    def _mount(self, point: str, rest: str) -> None:
-        (self.root / point[1:]).mkdir(parents=True, exist_ok=True)
-        self.add("proc/self/mountinfo", f"31 23 0:28 {rest}\n")
 
     def group(self, path: str, files: dict[str, str]) -> None:
         """Files of one cgroup, below where cgroups are mounted."""
@@ -110,7 +101,6 @@ class NodeTree:
         counts: tuple[int, int] = (0, 0),
         device: bool = False,
         master: str = "",
-        files: dict[str, str] | None = None,
     ) -> None:
         """Bytes received and sent; the same name again is the same interface later."""
         received, sent = counts
@@ -122,8 +112,6 @@ class NodeTree:
             (folder / "device").mkdir(exist_ok=True)
         if master and not (folder / "master").is_symlink():
             (folder / "master").symlink_to(f"../{master}")
-        for file, content in (files or {}).items():
-            self.write(f"sys/class/net/{name}/{file}", f"{content}\n")
 
     def port(self, card: str, port: int, *, received: str, sent: str) -> None:
         """An InfiniBand port, in the kernel's words of four bytes."""

@@ -18,10 +18,9 @@ from node import until
 from nvml_boards import Boards, h100, show_here, standin_library
 from otel_ddp import errors
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.node import sampling
 from otel_ddp.agent.node.processes import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
-from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
+from otel_ddp.agent.node.source import KernelFiles, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.vocabulary import catalog
 
@@ -234,31 +233,6 @@ def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..
     assert [labels for labels, _ in here.soon(limit)] == [{"node": "n"}]
     assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(SECOND))] == [OF_RUN]
     assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(other))] == [{"node": "n"}]
-
-
-def test_the_host_is_limited_by_its_ranks(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Callable[[], Any]] = {}
-
-    class Watched:
-        errors = 0
-
-        def __init__(self, pids: Callable[[], Any]) -> None:
-            asked["pids"] = pids
-
-        def read(self) -> list[Measurement]:
-            return []
-
-    monkeypatch.setattr(sampling, "Host", Watched)
-    here = bench("host")
-
-    assert asked["pids"]() == ["self"]
-    # A dead process, and one that the agent does not see.
-    others = rank(SECOND, 2**22 + 1), rank(SECOND)
-    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, os.getpid()), *others)
-
-    assert asked["pids"]() == [os.getpid(), 2**22 + 1]
 
 
 def test_a_process_has_the_labels_of_its_rank_while_that_is_there(

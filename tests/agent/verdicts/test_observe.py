@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent.node.node_trees import NodeTree
+from make import Clock
 from otel_ddp.agent.judge import observe
 from otel_ddp.agent.judge.observe import ExitCauses
 
@@ -31,6 +32,7 @@ class Machine(NodeTree):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self.clock = Clock(500.0)
         self.write("dev/kmsg", "6,1,1,-;Linux version\n")
         self.first_namespace(True)
         self.one_process(PID)

@@ -1,16 +1,15 @@
-"""Finds the cgroups (version 2) that limit the training on this node, and their limits."""
+"""Finds the cgroups (version 2) that limit the memory of the training on this node."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.agent.node.source import KernelFiles
-
-_LIMIT = "memory.max"
 
 
 class Group(NamedTuple):
@@ -26,10 +25,6 @@ class Group(NamedTuple):
         while path != self.top and len(path) > 1:
             path = os.path.dirname(path)
             yield path
-
-    def in_container(self) -> bool:
-        """Whether the highest visible cgroup is a container's: the machine's lacks this file."""
-        return os.path.exists(f"{self.top}/cgroup.events")
 
 
 class _Mount(NamedTuple):
@@ -64,7 +59,7 @@ class Cgroups:
     def memory_limits(self, group: Group) -> Iterator[tuple[int, str]]:
         """The limits of this cgroup and its ancestors, in bytes, with their folders."""
         for path in group.upward():
-            if limit := self._files.read(f"{path}/{_LIMIT}", _limit):
+            if limit := self._files.read(f"{path}/memory.max", _limit):
                 yield limit, path
 
     def _mounts_of(self, text: str) -> list[_Mount]:
@@ -81,71 +76,21 @@ def _of_process(text: str) -> str:
     return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "")
 
 
-class Share(NamedTuple):
-    """The cgroup whose memory or CPU time counts as the node's."""
+def shared_limit(
+    cgroups: Cgroups, pids: Collection[int | str], node_bytes: int | None
+) -> tuple[int, str] | None:
+    """The tightest memory limit of the cgroup that these processes share, and its folder.
 
-    path: str
-    limit: float | None
-    """In bytes or cores; None for a container without a limit."""
-
-
-class Limits:
-    """The tightest limits of the training, found at each read, since limits and cgroups change.
-
-    Of equal limits the outermost counts, because all processes under it share it.
+    None if they may use all memory. A limit of a single process is not the node's. Of equal limits
+    the outermost counts, because all processes under it share it.
     """
-
-    def __init__(
-        self, files: KernelFiles, cgroups: Cgroups, pids: Callable[[], Collection[int | str]]
-    ) -> None:
-        """*pids*: the processes whose cgroups count."""
-        self._files = files
-        self._cgroups = cgroups
-        self._pids = pids
-
-    def _group(self) -> Group | None:
-        """The cgroup that all processes share: a limit of a single one is not the node's."""
-        found = [group for each in self._pids() if (group := self._cgroups.group(each)) is not None]
-        if len({each.top for each in found}) != 1:
-            return None
-        return found[0]._replace(path=os.path.commonpath([each.path for each in found]))
-
-    def memory(self, node_bytes: int | None) -> Share | None:
-        """None if the training may use all memory."""
-        return self._tightest({_LIMIT: _limit}, node_bytes)
-
-    def processors(self, online: int) -> Share | None:
-        """None if the training may use all processors."""
-        return self._tightest({"cpu.max": _quota, "cpuset.cpus.effective": _count}, online)
-
-    def _tightest(
-        self, files: Mapping[str, Callable[[str], float | None]], whole: float | None
-    ) -> Share | None:
-        if (group := self._group()) is None:
-            return None
-        found = [
-            (limit, path)
-            for path in group.upward()
-            for limit in (self._files.read(f"{path}/{name}", files[name]) for name in files)
-            if limit and (whole is None or limit < whole)
-        ]
-        if found:
-            limit, path = min(reversed(found), key=itemgetter(0))
-            return Share(path, limit)
-        return Share(group.top, None) if group.in_container() else None
+    found = [group for each in pids if (group := cgroups.group(each)) is not None]
+    if len({each.top for each in found}) != 1:
+        return None
+    shared = found[0]._replace(path=os.path.commonpath([each.path for each in found]))
+    limits = [each for each in cgroups.memory_limits(shared) if each[0] < (node_bytes or math.inf)]
+    return min(reversed(limits), key=itemgetter(0), default=None)
 
 
 def _limit(text: str) -> int | None:
     return None if text.strip() == "max" else int(text)
-
-
-def _quota(text: str) -> float | None:
-    """In cores."""
-    quota, period = text.split()
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _count(text: str) -> float:
-    """The number of processors in a list such as `0,2-3`."""
-    parts = (part.partition("-") for part in text.strip().split(",") if part)
-    return sum(int(last or first) - int(first) + 1 for first, _, last in parts)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from otel_ddp.agent.node.cgroups import Cgroups, Limits, Share
+from otel_ddp.agent.node.cgroups import Cgroups, shared_limit
 from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, numbers
 from otel_ddp.vocabulary import catalog
 
@@ -19,12 +18,7 @@ SpentS = dict[str, float]
 """Seconds by mode."""
 
 
-def _of_group(text: str) -> SpentS:
-    found = numbers(text)
-    return {mode: found[f"{mode}_usec"] / 1e6 for mode in ("user", "system")}
-
-
-def _of_node(text: str) -> SpentS:
+def _spent(text: str) -> SpentS:
     ticks = text.partition("\n")[0].split()[1:]
     spent_s = dict.fromkeys(_MODES, 0.0)
     for place, mode in enumerate(_MODES):
@@ -48,21 +42,17 @@ def _states_of_node(meminfo: str) -> dict[str, float]:
     return states
 
 
-def _states_of_group(
-    files: KernelFiles, share: Share, limit_bytes: float | None
-) -> dict[str, float]:
-    charged = files.read(f"{share.path}/memory.current", int)
+def _states_of_group(files: KernelFiles, limit_bytes: int, folder: str) -> dict[str, float]:
+    charged = files.read(f"{folder}/memory.current", int)
     if charged is None:
         return {}
-    states: dict[str, float] = {}
-    found = files.read(f"{share.path}/memory.stat", numbers) or {}
+    # Usage may exceed a limit for a moment, or after it is lowered.
+    states: dict[str, float] = {"free": max(limit_bytes - charged, 0)}
+    found = files.read(f"{folder}/memory.stat", numbers) or {}
     if "inactive_file" in found:
         # The kernel updates the two numbers separately, every two seconds.
         states["cached"] = min(found["inactive_file"], charged)
         states["used"] = charged - states["cached"]
-    if limit_bytes:
-        # Usage may exceed a limit for a moment, or after it is lowered.
-        states["free"] = max(limit_bytes - charged, 0)
     return states
 
 
@@ -94,21 +84,17 @@ def _of_interfaces(files: KernelFiles, proc: Path, sys: Path) -> dict[str, int]:
     """Totals of interfaces with hardware, and of a container's own one."""
     rows = files.read(f"{proc}/net/dev", _rows) or {}
     folder = f"{sys}/class/net"
-    moved = [row for name, row in rows.items() if _is_counted(files, f"{folder}/{name}", name)]
+    moved = [row for name, row in rows.items() if _is_counted(f"{folder}/{name}", name)]
     return dict(zip(("receive", "transmit"), map(sum, zip(*moved, strict=True)), strict=False))
 
 
-def _is_counted(files: KernelFiles, folder: str, name: str) -> bool:
+def _is_counted(folder: str, name: str) -> bool:
     if name == _OF_CONTAINER:
         return True
     if not os.path.exists(f"{folder}/device"):
         return False  # a bond, bridge or VLAN, whose devices are counted
     # In clouds the master of two devices counts for both (Azure, virtio failover).
-    if os.path.exists(f"{folder}/master/device"):
-        return False
-    # Representors of virtual functions in a switching network card.
-    port = files.read(f"{folder}/phys_port_name", str) or ""
-    return "vf" not in port and "sf" not in port
+    return not os.path.exists(f"{folder}/master/device")
 
 
 def _rows(text: str) -> dict[str, tuple[int, int]]:
@@ -138,7 +124,7 @@ def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]
 
 
 class Host:
-    """Under a cgroup's limit, or in a container, processors and memory are the cgroup's."""
+    """Under a cgroup's memory limit, memory and pressure are the cgroup's."""
 
     def __init__(
         self,
@@ -146,36 +132,28 @@ class Host:
         *,
         sys: Path = Path("/sys"),
         root: Path = Path("/"),
-        clock: Callable[[], float] = time.monotonic,
         boot_ns: Callable[[], int] = boot_ns,
-        cores: Callable[[], int | None] = os.cpu_count,
         pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
-        """*pids*: processes whose common limits count as the node's."""
+        """*pids*: processes whose common memory limit counts as the node's."""
         self._files = KernelFiles()
         self._proc, self._sys = proc, sys
-        self._meminfo, self._vmstat = f"{proc}/meminfo", f"{proc}/vmstat"
-        self._cores = cores
-        self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
-        self._clock = clock
-        # The cgroup, the time, and the CPU time at the last read.
-        self._before: tuple[str, float, SpentS] | None = None
+        self._cgroups = Cgroups(self._files, proc=proc, root=root)
+        self._pids = pids
+        # The CPU time at the last read.
+        self._before: SpentS | None = None
         self._boot_ns = boot_ns()
 
     def read(self) -> list[Measurement]:
-        online = self._cores() or 0
-        node = self._files.read(self._meminfo, _node_memory) or {}
-        node_bytes = node.get("MemTotal")
-        memory = self._limits.memory(node_bytes)
-        processors = self._limits.processors(online)
-        of_processors = processors.path if processors else ""
-        of_memory = memory.path if memory else ""
-        groups = {"cpu": of_processors, "memory": of_memory, "io": of_memory}
+        node = self._files.read(f"{self._proc}/meminfo", _node_memory) or {}
+        # Found at each read, since limits and cgroups change.
+        limit = shared_limit(self._cgroups, self._pids(), node.get("MemTotal"))
+        moved = self._files.read(f"{self._proc}/vmstat", _of_disks)
         return [
-            *self._shares(processors, online),
-            *self._memory(node_bytes, memory),
-            *self._pressure(groups),
-            *self._moved(catalog.SYSTEM_DISK_IO, self._files.read(self._vmstat, _of_disks)),
+            *self._shares(),
+            *self._memory(node.get("MemTotal"), limit),
+            *self._pressure(limit[1] if limit else ""),
+            *self._moved(catalog.SYSTEM_DISK_IO, moved),
             *self._moved(
                 catalog.SYSTEM_NETWORK_IO, _of_interfaces(self._files, self._proc, self._sys)
             ),
@@ -190,24 +168,14 @@ class Host:
             for direction, count in (moved or {}).items()
         ]
 
-    def _shares(self, share: Share | None, online: int) -> list[Measurement]:
+    def _shares(self) -> list[Measurement]:
         """Shares of the CPU time since the last read; none at the first one."""
-        now_s, cgroup = self._clock(), share.path if share else ""
-        if share:
-            spent_s = self._files.read(f"{share.path}/cpu.stat", _of_group)
-        else:
-            spent_s = self._files.read(f"{self._proc}/stat", _of_node)
-        if spent_s is None:
-            return []
-        before, self._before = self._before, (cgroup, now_s, spent_s)
-        if before is None or before[0] != cgroup:
+        spent_s = self._files.read(f"{self._proc}/stat", _spent)
+        before_s, self._before = self._before, spent_s
+        if spent_s is None or before_s is None:
             return []
         # Idle time may decrease a little, says the kernel's manual.
-        passed_s = {mode: max(value - before[2][mode], 0.0) for mode, value in spent_s.items()}
-        if share:
-            # Bursts may exceed a quota for a moment.
-            free_s = (now_s - before[1]) * (share.limit or online) - sum(passed_s.values())
-            passed_s["idle"] = max(free_s, 0.0)
+        passed_s = {mode: max(value - before_s[mode], 0.0) for mode, value in spent_s.items()}
         total_s = sum(passed_s.values())
         metric = catalog.SYSTEM_CPU_UTILIZATION
         return [
@@ -216,28 +184,23 @@ class Host:
             if total_s > 0
         ]
 
-    def _memory(self, node_bytes: int | None, share: Share | None) -> list[Measurement]:
-        # In a container without a limit, the rest of the node's memory is free.
-        limit_bytes = (share and share.limit) or node_bytes
-        if share is not None:
-            states = _states_of_group(self._files, share, limit_bytes)
+    def _memory(self, node_bytes: int | None, limit: tuple[int, str] | None) -> list[Measurement]:
+        if limit is not None:
+            states = _states_of_group(self._files, *limit)
         else:
-            states = self._files.read(self._meminfo, _states_of_node) or {}
+            states = self._files.read(f"{self._proc}/meminfo", _states_of_node) or {}
         measurements = [
             Measurement(catalog.SYSTEM_MEMORY_USAGE, value, (("system.memory.state", state),))
             for state, value in states.items()
         ]
-        if limit_bytes:
+        if limit_bytes := limit[0] if limit else node_bytes:
             measurements.append(Measurement(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
         return measurements
 
-    def _pressure(self, groups: Mapping[str, str]) -> list[Measurement]:
-        """Pressure stall times of the cgroup, if it has them, else of the node.
-
-        *groups*: by resource, the folder of a cgroup; empty for the node.
-        """
+    def _pressure(self, group: str) -> list[Measurement]:
+        """Pressure stall times of the cgroup in this folder, if it has them, else of the node."""
         measurements: list[Measurement] = []
-        for resource, group in groups.items():
+        for resource in ("cpu", "memory", "io"):
             path = f"{group}/{resource}.pressure"
             of_node = not group or not os.path.exists(path)
             if of_node:
