@@ -31,7 +31,6 @@ class Board:
     """By the keys of nvml.c; one that is not there is not supported."""
     compute: list[tuple[int, int | None]] = field(default_factory=list)
     """Process and its bytes, None where those are not known."""
-    graphics: list[tuple[int, int | None]] = field(default_factory=list)
     mps: list[tuple[int, int | None]] = field(default_factory=list)
     xids: list[int] | None = field(default_factory=list)
     """Grows: those that are put behind the others have just happened."""
@@ -80,7 +79,7 @@ class Boards:
 def _board(board: Board) -> Iterator[tuple[str, object]]:
     yield from {"uuid": board.uuid, "name": board.name, "pci": board.pci}.items()
     yield from board.numbers.items()
-    for kind in ("compute", "graphics", "mps"):
+    for kind in ("compute", "mps"):
         yield kind, _processes(getattr(board, kind))
     if board.xids is not None:
         yield "xids", " ".join(["", *map(str, board.xids)])
@@ -128,14 +127,10 @@ def h100(index: int = 0) -> Board:
         "power_limit_mw": 700_000,
         "energy_mj": 123_456_789,
         "temperature": 64,
-        "fan.0": 30,
-        "fan.1": 35,
         "clock_mhz.1": 1980,
         "clock_mhz.2": 2619,
         "event_reasons": 0x25,
         "replays": 2,
-        "link.generation.current": 4,
-        "link.generation.max": 5,
         "link.width.current": 8,
         "link.width.max": 16,
         "ecc.0.0": 12,
@@ -172,13 +167,3 @@ _FIELDS = {
     "59": (3, 0),
 }
 _GPM = {2: 63.5, 5: 41.0, 10: 55.25, 11: 0.0, 12: 7.0, 13: 2.0, 20: 100.0, 21: 300.0}
-
-
-def t4(index: int = 0) -> Board:
-    """A small board of an earlier time: no NVLink, no GPM, few fields, no fan."""
-    board = h100(index)
-    board.name = "Tesla T4"
-    board.numbers |= {"memory.total": 16 * GIB, "memory.used": 5 * GIB}
-    board.numbers["throttle_reasons"] = board.numbers["event_reasons"]
-    board.numbers |= {"memory.reserved": "!13", "event_reasons": "!13"}
-    return board.without("gpm", "field.", "remapped", "fan.")

@@ -205,8 +205,6 @@ int nvmlDeviceGetName(Device of, char *into, u32 size) {
 U32(nvmlDeviceGetPowerUsage, "power_mw")
 U32(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
 U32(nvmlDeviceGetPcieReplayCounter, "replays")
-U32(nvmlDeviceGetCurrPcieLinkGeneration, "link.generation.current")
-U32(nvmlDeviceGetMaxPcieLinkGeneration, "link.generation.max")
 U32(nvmlDeviceGetCurrPcieLinkWidth, "link.width.current")
 U32(nvmlDeviceGetMaxPcieLinkWidth, "link.width.max")
 U64(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
@@ -230,7 +228,6 @@ int nvmlDeviceGetTemperatureV(Device of, Temperature *into) {
         return ask_u32(of, key, into); \
     }
 NUMBERED(nvmlDeviceGetClockInfo, "clock_mhz")
-NUMBERED(nvmlDeviceGetFanSpeed_v2, "fan")
 
 int nvmlDeviceGetTotalEccErrors(Device of, u32 kind, u32 counter, u64 *into) {
     char key[48];
@@ -313,14 +310,8 @@ int nvmlDeviceGetFieldValues(Device of, int count, FieldValue *values) {
         if (each->code) continue;
         char *rest;
         each->type = (int)strtol(said, &rest, 10);
-        switch (each->type) {
-        case 0: each->value.d = strtod(rest, NULL); break;
-        case 1: each->value.u = (u32)strtoull(rest, NULL, 0); break;
-        case 4: each->value.sll = strtoll(rest, NULL, 0); break;
-        case 5: each->value.si = (int32_t)strtol(rest, NULL, 0); break;
-        case 6: each->value.us = (uint16_t)strtoul(rest, NULL, 0); break;
-        default: each->value.ull = strtoull(rest, NULL, 0);
-        }
+        if (each->type == 1) each->value.u = (u32)strtoull(rest, NULL, 0);
+        else each->value.ull = strtoull(rest, NULL, 0);
     }
     return SUCCESS;
 }

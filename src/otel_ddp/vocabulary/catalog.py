@@ -422,9 +422,6 @@ HW_ENERGY = _gpu.counter("hw.energy", "J")("Energy that the GPU has used.")
 HW_TEMPERATURE = _gpu.gauge("hw.temperature", "Cel", "hw.sensor_location")(
     "Temperature of the GPU's core or memory."
 )
-HW_FAN_SPEED_RATIO = _gpu.gauge("hw.fan.speed_ratio", "1", "fan")(
-    "Fan speed, as a share of the highest."
-)
 OTEL_DDP_GPU_CLOCK_FREQUENCY = _gpu.gauge("otel_ddp.gpu.clock.frequency", "Hz", "domain")(
     "Clock of the GPU's cores or memory."
 )
@@ -437,9 +434,6 @@ OTEL_DDP_GPU_THROTTLE_DURATION = _gpu.counter("otel_ddp.gpu.throttle.duration", 
 HW_GPU_IO = _gpu.counter("hw.gpu.io", "By", "pci", "network.io.direction")(
     "Bytes received and sent over PCIe."
 )
-OTEL_DDP_GPU_PCIE_LINK_GENERATION = _gpu.gauge(
-    "otel_ddp.gpu.pcie.link.generation", "", "pci", "link"
-)("PCIe generation of the link, current and highest.")
 OTEL_DDP_GPU_PCIE_LINK_WIDTH = _gpu.gauge("otel_ddp.gpu.pcie.link.width", "{lane}", "pci", "link")(
     "PCIe lanes of the link, current and highest."
 )

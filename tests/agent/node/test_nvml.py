@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from agent.node.node_trees import rows
 from golden import Golden
 from nvml_boards import GIB, Board, Boards, h100, show_here, standin_library
-from nvml_boards import t4 as tesla_t4
 from otel_ddp.agent.node.nvml import DeviceSample, Gpus, GpuSample, User, identity
 from otel_ddp.agent.node.source import Measurement
 from otel_ddp.vocabulary import catalog
@@ -107,42 +105,25 @@ def test_a_board_with_everything_answers_in_our_units(seen: Seen, golden: Golden
     assert {name for name, _ in found} | others == rows("GPU")
 
 
-def test_an_older_board_answers_older_calls(seen: Seen) -> None:
-    found = seen.answers(tesla_t4())
-
-    assert found["hw.power", ""] == 111.0
-    # The older call counts what the driver keeps for itself as used, where it keeps anything.
-    assert found["hw.gpu.memory.usage", ""] == 5 * GIB
-    assert found["otel_ddp.gpu.throttle.active", "sw_power"] == 1
-    lacks = ["engine.active", "nvlink.io", "nvlink.errors", "remapped_rows", "throttle.duration"]
-    missing = {f"otel_ddp.gpu.{name}" for name in lacks} | {"hw.gpu.io", "hw.fan.speed_ratio"}
-    assert not {name for name, _ in found} & missing
-    assert ("hw.temperature", "memory") not in found
-
-
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        # A driver without the older call; without a field, with the older call for it.
+        # Older drivers, a driver without the older call; without a field, the older call for it.
+        ({"memory.reserved": "!13"}, {("hw.gpu.memory.usage", ""): 60 * GIB}),
+        (
+            {"event_reasons": "!13", "throttle_reasons": 4},
+            {("otel_ddp.gpu.throttle.active", "sw_power"): 1},
+        ),
         ({"temperature": "!13", "temperature_v": 55}, {("hw.temperature", "core"): 55}),
         ({"field.186": "!2", "field.82": "!2"}, {("hw.power", ""): 111.0}),
-        ({"field.75": "!3"}, {("otel_ddp.gpu.throttle.duration", "sw_power"): 4.0}),
         # Without GPM the driver's own count; links of the fifth generation are added up.
         ({"gpm": "!3"}, {("hw.gpu.io", "transmit"): 5 << 32, ("hw.gpu.io", "receive"): 6 << 32}),
         (
             {"field.91": "1 2", "field.138.all": "!3", "field.202": "3 1000", "field.202.1": "3 1"},
             {("otel_ddp.gpu.nvlink.io", "transmit"): 1001},
         ),
-        (
-            {"field.91": "1 2", **dict.fromkeys(("field.38", "field.45"), "!3")}
-            | {"field.52": "!3", "field.59": "!3", "field.208": "3 5", "field.208.1": "3 6"},
-            {("otel_ddp.gpu.nvlink.errors", ""): 11},
-        ),
-        # Bytes in 32 bits are full within a second.
-        ({"gpm": "!3", "field.197": "1 100"}, {("hw.gpu.io", "receive"): 6 << 32}),
         # What is rounded above the whole is the whole.
         ({"gpm.2": 100.0000001}, {("otel_ddp.gpu.engine.active", "sm"): 1.0}),
-        ({"fan.0": 103}, {("hw.fan.speed_ratio", "0"): 1.0}),
     ],
 )
 def test_a_board_that_lacks_a_way_answers_by_another(
@@ -154,12 +135,10 @@ def test_a_board_that_lacks_a_way_answers_by_another(
     answers = seen.answers(board)
 
     assert {key: answers[key] for key in found} == pytest.approx(found)
-    if "field.197" in changed:
-        assert ("hw.gpu.io", "transmit") not in answers
 
 
 def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
-    board = h100().without("gpm", "power_limit", "ecc.", "fan")
+    board = h100().without("gpm", "power_limit", "ecc.")
     board.xids = None
     whole = {name for name, _ in seen.answers(h100())}
     codes = dict(zip((2, 3, 4, 13, 25), map(h100, range(1, 6)), strict=True))
@@ -168,8 +147,8 @@ def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
 
     first, *others = seen.read(board, *codes.values(), after_s=60.0).devices
 
-    lacks = {"hw.errors", "hw.fan.speed_ratio", "otel_ddp.gpu.power.limit"}
-    assert {name for name, _ in answers(first)} == whole - lacks - {"otel_ddp.gpu.engine.active"}
+    lacks = {"hw.errors", "otel_ddp.gpu.power.limit", "otel_ddp.gpu.engine.active"}
+    assert {name for name, _ in answers(first)} == whole - lacks
     assert all(("hw.energy", "") not in answers(each) for each in others)
     # Counters of the driver count since the machine was started.
     starts_ns = {each.metric: each.start_ns for each in first.measurements}
@@ -183,36 +162,25 @@ def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "metric"),
     [
-        ("utilization.gpu", 101, "hw.gpu.utilization"),
         ("temperature", 255, "hw.temperature"),
-        ("energy_mj", 2**64 - 1, "hw.energy"),
         ("memory.total", 0, "hw.gpu.memory.limit"),
-        ("memory.used", 2**64 - 1, "hw.gpu.memory.usage"),
-        ("ecc.0.0", 0xFFFFFFFF, "hw.errors"),
-        ("link.width.max", 0, "otel_ddp.gpu.pcie.link.width"),
-        ("fan.0", 255, "hw.fan.speed_ratio"),
         ("event_reasons", 2**64 - 1, "otel_ddp.gpu.throttle.active"),
         ("field.186", f"1 {0xFFFFFFFF}", "hw.power"),
-        ("field.186", "5 -1000", "hw.power"),
-        ("field.74", f"3 {2**64 - 1}", "otel_ddp.gpu.throttle.duration"),
         ("gpm.2", "nan", "otel_ddp.gpu.engine.active"),
-        ("gpm.20", -1, "hw.gpu.io"),
     ],
 )
-def test_a_number_beyond_its_bounds_is_none_and_logged_once(
-    seen: Seen, key: str, value: int | str, metric: str, caplog: pytest.LogCaptureFixture
+def test_a_number_beyond_its_bounds_is_none(
+    seen: Seen, key: str, value: int | str, metric: str
 ) -> None:
     board = h100()
     whole = seen.answers(board)
     board.numbers[key] = value
 
-    found = seen.answers(board)
+    missing = whole.keys() - seen.answers(board).keys()
 
-    missing = whole.keys() - found.keys()
     # Of a mask of bits nothing can be believed.
     assert len(missing) == (8 if metric == "otel_ddp.gpu.throttle.active" else 1)
     assert {name for name, _ in missing} == {metric}
-    assert caplog.messages == [f"GPU 0 has impossible values of {metric}: they are left out."]
 
 
 # --- Xid
@@ -258,19 +226,12 @@ def test_the_fault_that_ends_a_board_is_still_counted(seen: Seen) -> None:
 
 def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
     board = h100()
-    board.compute = [(10, 5 * GIB), (11, None)]
-    board.graphics = [(11, 2 * GIB), (12, GIB)]
-    board.mps = [(10, 1), (13, 3 * GIB)]
+    board.compute = [(10, 5 * GIB), (11, None), (12, None)]
+    board.mps = [(10, 1), (11, 2 * GIB)]
 
-    assert sorted(seen.devices(board)["0"].users) == [
-        User(10, 5 * GIB),
-        User(11, 2 * GIB),
-        User(12, GIB),
-        User(13, 3 * GIB),
-    ]
+    users = seen.devices(board)["0"].users
 
-    board.compute, board.graphics, board.mps = [], [], [(13, None)]
-    assert seen.devices()["0"].users == (User(13, None),)
+    assert sorted(users) == [User(10, 5 * GIB), User(11, 2 * GIB), User(12, None)]
 
 
 # --- no driver
@@ -280,11 +241,7 @@ def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
     ("whole", "words"),
     [
         ({"loaded": 0}, "no NVIDIA driver (Driver Not Loaded)"),
-        ({"init": 18}, "does not answer (RM has detected an NVML/RM version mismatch.)"),
-        ({"init": 4}, "NVIDIA_DRIVER_CAPABILITIES"),
-        ({"init": 13}, "does not answer (Function Not Found)"),
-        ({"init": 12}, "no NVIDIA driver (NVML Shared Library Not Found)"),
-        ({"init": 999}, "does not answer (Unknown Error)"),
+        ({"init": 4}, "does not answer (Insufficient Permissions): see `nvidia-smi`; a container"),
         ({}, "shows no GPU"),
     ],
 )
@@ -311,33 +268,15 @@ def test_what_fails_is_absent_and_logged_once_and_asked_again(
     seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = h100()
-    board.numbers |= {"fan.0": "!999", "fan.1": "!999"}
-    board.compute = [(11, GIB)]
+    board.numbers["temperature"] = "!999"
     seen.read(board)
-    sample = seen.read(after_s=5.0)
+    (sample,) = seen.read(after_s=5.0).devices
 
-    assert "hw.fan.speed_ratio" not in {name for name, _ in answers(sample.devices[0])}
-    assert sample.devices[0].users == (User(11, GIB),)
-    assert (sample.remark, sample.version) == ("", "NVIDIA driver 550.54.14")
+    assert ("hw.temperature", "core") not in answers(sample)
     assert len(caplog.records) == 1
-    assert "GPU: nvmlDeviceGetFanSpeed_v2 failed (" in caplog.text
-    board.numbers |= {"fan.0": 30, "fan.1": 30}
-    assert ("hw.fan.speed_ratio", "1") in answers(seen.devices(after_s=5.0)["0"])
-
-
-@pytest.mark.parametrize(("code", "words"), [(9, "Driver Not Loaded"), (15, "GPU is lost")])
-@pytest.mark.parametrize("key", ["temperature", "field.82"])
-def test_a_device_that_does_not_answer_any_more_is_lost(
-    seen: Seen, key: str, code: int, words: str
-) -> None:
-    seen.read(h100(0), h100(1))
-    board = h100(0)
-    board.numbers[key] = f"!{code}"
-
-    sample = seen.read(board, h100(1), after_s=5.0)
-
-    assert f"GPU 0 (NVIDIA H100 80GB HBM3) does not answer any more: {words}" in sample.remark
-    assert answers(sample.devices[1])["hw.temperature", "core"] == 64
+    assert "GPU: nvmlDeviceGetTemperature failed (" in caplog.text
+    board.numbers["temperature"] = 64
+    assert ("hw.temperature", "core") in answers(seen.devices(after_s=5.0)["0"])
 
 
 def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(seen: Seen) -> None:
@@ -349,29 +288,14 @@ def test_a_lost_board_does_not_affect_the_others_and_is_searched_once_a_minute(s
         sample = seen.read(after_s=5.0)
         assert "GPU 1 (NVIDIA H100 80GB HBM3) does not answer any more: " in sample.remark
         assert [bool(each.measurements) for each in sample.devices] == [True, False, True]
-    sample = seen.read(after_s=5.0)
-    assert "GPU 1 does not answer (" in sample.remark
-    assert [each.device.index for each in sample.devices] == ["0", "2"]
+    for after_s in (5.0, 60.0):
+        sample = seen.read(after_s=after_s)
+        assert "GPU 1 does not answer (" in sample.remark
+        assert [each.device.index for each in sample.devices] == ["0", "2"]
     second.lost = False
+    # The driver shows a board that was reset once it is opened anew.
     sample = seen.read(after_s=60.0)
     assert (sample.remark, [each.device.index for each in sample.devices]) == ("", ["0", "1", "2"])
-
-
-def test_a_board_that_stays_away_has_the_driver_opened_anew_every_ten_minutes(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = h100(0), h100(1)
-    second.lost = True
-    seen.read(first, second)
-    opened: list[float] = []
-    init = pynvml.nvmlInit
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: opened.append(seen.now_s) or init())
-    began_s = seen.now_s
-
-    for _ in range(22):
-        seen.read(after_s=60.0)
-
-    assert [at - began_s for at in opened] == [600.0, 1200.0]
 
 
 # A driver that is loaded anew knows no handle of before.
@@ -379,7 +303,7 @@ def test_a_board_that_stays_away_has_the_driver_opened_anew_every_ten_minutes(
 def test_a_driver_that_is_lost_is_opened_again_after_a_minute(
     seen: Seen, whole: dict[str, int]
 ) -> None:
-    seen.read(h100(), tesla_t4(1))
+    seen.read(h100(), h100(1))
     seen.show(**whole)
     seen.now_s += 5.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -29,8 +29,6 @@ Attributes = tuple[tuple[str, str], ...]
 
 # A driver may be loaded later or reloaded, a board added or reset.
 _FIND_EVERY_S = 60.0
-# A reset board appears only after reopening the driver, which interrupts the others.
-_OPEN_ANEW_EVERY_S = 600.0
 _MOST_USED_BYTES = 1 << 50
 _LINK_COUNT, _MOST_LINKS = Field(91), 72
 # If several lists have a process, each has all of its memory.
@@ -50,7 +48,7 @@ _NO_DEVICES = (
 
 
 class _DriverMissing(Exception):
-    """There is no driver, or no device. The text is a sentence for users."""
+    """There is no driver. The text is a sentence for users."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,11 @@ class _Watched:
                 self._attempt("Xid", lambda: self._xids.poll(self._calls))
                 self._answers.clear()
                 self._read_engines(gpm)
-                found = tuple(self._possible(self._measured(loaded_ns)))
+                found = tuple(
+                    each._replace(attributes=identity(self.device) + each.attributes)
+                    for each in self._measured(loaded_ns)
+                    if not math.isnan(each.value)
+                )
                 if not found:
                     raise DeviceLost("the driver answers no question about it")
                 users = self._users()
@@ -150,17 +152,6 @@ class _Watched:
             text = "GPU: %s failed (%s: %s); it is tried again."
             errors.warn_once(f"gpu {what}", text, what, type(why).__name__, why)
         return None
-
-    def _possible(self, found: Iterable[Measurement]) -> Iterator[Measurement]:
-        device = self.device
-        for each in found:
-            if not math.isnan(each.value):
-                yield each._replace(attributes=identity(device) + each.attributes)
-                continue
-            sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
-            errors.warn_once(
-                f"gpu impossible {each.metric.name}", "%s: they are left out.", sentence
-            )
 
     # -- rows of the table
 
@@ -251,7 +242,7 @@ class Gpus:
         # A sentence on each board that did not answer when the boards were last listed.
         self._silent: list[str] = []
         self._watched: list[_Watched] = []
-        self._find_at = self._open_anew_at = 0.0
+        self._find_at = 0.0
         # By board; kept while the driver is closed, or if the board no longer answers.
         self._xids: dict[Device, Xids] = {}
 
@@ -262,7 +253,7 @@ class Gpus:
         try:
             if now >= self._find_at:
                 self._find_at = now + _FIND_EVERY_S
-                self._find_devices(now)
+                self._find_devices()
             devices = tuple(each.read(self._loaded_ns, self._gpm) for each in self._watched)
             lost = [each.lost for each in self._watched if each.lost]
             if lost and len(lost) == len(devices):
@@ -308,8 +299,6 @@ class Gpus:
         try:
             pynvml.nvmlInit()
             self._version = "NVIDIA driver"
-            if not pynvml.nvmlDeviceGetCount():
-                raise _DriverMissing(_NO_DEVICES)
             return f"NVIDIA driver {pynvml.nvmlSystemGetDriverVersion()}"
         except pynvml.NVMLError as error:
             is_missing = error.value in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
@@ -332,14 +321,12 @@ class Gpus:
 
     # -- finding devices
 
-    def _find_devices(self, now: float) -> None:
+    def _find_devices(self) -> None:
         """Open the driver, unless it is open, and list its devices."""
-        lost = any(each.lost for each in self._watched)
-        if lost or (self._silent and now >= self._open_anew_at):
+        # A reset board appears only after reopening the driver.
+        if self._silent or any(each.lost for each in self._watched):
             self.close()
-        if not self._version:
-            self._version = self._open()
-            self._open_anew_at = now + _OPEN_ANEW_EVERY_S
+        self._version = self._version or self._open()
         found = list(self._found())
         # After any change all are replaced, since handles may have changed.
         if [each.device for each in found] != [each.device for each in self._watched]:

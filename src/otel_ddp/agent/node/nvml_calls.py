@@ -48,15 +48,7 @@ _ABSENT = {
 _LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
 # By value type: the member of the union, and the value that means "not available".
-_MEMBERS = {
-    0: ("dVal", None),
-    1: ("uiVal", U32),
-    2: ("ulVal", 2**64 - 1),
-    3: ("ullVal", 2**64 - 1),
-    4: ("sllVal", -1),
-    5: ("siVal", -1),
-    6: ("usVal", None),
-}
+_MEMBERS = {1: ("uiVal", U32), 2: ("ulVal", 2**64 - 1), 3: ("ullVal", 2**64 - 1)}
 _IN_32_BITS = 1
 
 
@@ -199,12 +191,10 @@ class GpmSamples:
         found = {} if self._before is None else self._between(wanted, self._before, self._spare)
         for each in found:
             if each.counts:
-                moved = found[each] * (now_s - self._before_s) * _MIB
-                # A negative value is invalid, and not added.
-                found[each] = moved
-                if moved >= 0:
-                    self._counted[each] += moved
-                    found[each] = self._counted[each]
+                # An invalid rate is not added: a negative one, or NaN.
+                rate = max(0.0, found[each])
+                self._counted[each] += rate * (now_s - self._before_s) * _MIB
+                found[each] = self._counted[each]
         self._before, self._spare, self._before_s = self._spare, self._before, now_s
         return found
 

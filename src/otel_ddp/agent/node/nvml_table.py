@@ -26,8 +26,6 @@ class Unit(NamedTuple):
 
 _PERCENT = Unit(100, 100)
 _ROUNDED_PERCENT = Unit(100, 101)
-# A fan may turn faster than its nominal maximum.
-_FAN_PERCENT = Unit(100, 200)
 _YES = Unit(most=1)
 _CELSIUS = Unit(most=200, least=-60)
 _MILLIWATTS = Unit(1000, 20_000_000)
@@ -35,7 +33,7 @@ _MILLIJOULES, _NANOSECONDS, _MEGAHERTZ = Unit(1000), Unit(1e9), Unit(1e-6, 100_0
 _MEMORY, _SIZE = Unit(most=2**50), Unit(most=2**50, least=1)
 _BYTES = Unit()
 _EVENTS = Unit(most=U32 - 1)
-_GENERATION, _LANES = Unit(most=20, least=1), Unit(most=64, least=1)
+_LANES = Unit(most=64, least=1)
 
 
 class Call(NamedTuple):
@@ -152,7 +150,6 @@ _DURATIONS = {
 _SINCE_LOADED = 0
 _CORRECTED, _UNCORRECTED = 0, 1
 _ENGINES = {"sm": 2, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12, "fp16": 13}
-_MOST_FANS = 16
 
 _BUSY: Ways = {
     "general": [_get("UtilizationRates", part="gpu")],
@@ -196,11 +193,6 @@ _REMAPPED: Ways = {
     "corrected": [_get("RemappedRows", part=0)],
     "uncorrected": [_get("RemappedRows", part=1)],
 }
-_FANS: Ways = {str(fan): [_get("FanSpeed_v2", fan)] for fan in range(_MOST_FANS)}
-_GENERATIONS: Ways = {
-    "current": [_get("CurrPcieLinkGeneration")],
-    "max": [_get("MaxPcieLinkGeneration")],
-}
 _WIDTHS: Ways = {"current": [_get("CurrPcieLinkWidth")], "max": [_get("MaxPcieLinkWidth")]}
 _POWER: Ways = {"": [_sum(186), _get("PowerUsage")]}
 
@@ -220,10 +212,8 @@ ROWS = (
     Row(catalog.OTEL_DDP_GPU_THROTTLE_DURATION, _NANOSECONDS, _DURATION),
     Row(catalog.HW_ENERGY, _MILLIJOULES, {"": [_get("TotalEnergyConsumption")]}),
     Row(catalog.OTEL_DDP_GPU_POWER_LIMIT, _MILLIWATTS, {"": [_get("EnforcedPowerLimit")]}),
-    Row(catalog.HW_FAN_SPEED_RATIO, _FAN_PERCENT, _FANS),
     Row(catalog.HW_ERRORS, _EVENTS, _ECC),
     Row(catalog.OTEL_DDP_GPU_REMAPPED_ROWS, _EVENTS, _REMAPPED),
     Row(catalog.OTEL_DDP_GPU_PCIE_REPLAYS, _EVENTS, {"": [_get("PcieReplayCounter")]}),
-    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_GENERATION, _GENERATION, _GENERATIONS),
     Row(catalog.OTEL_DDP_GPU_PCIE_LINK_WIDTH, _LANES, _WIDTHS),
 )
