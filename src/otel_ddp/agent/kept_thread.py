@@ -1,6 +1,6 @@
 """A thread that is restarted if it could not start, or if an error ended it.
 
-A node may be short of threads or memory for a moment.
+A node may be short of threads for a moment.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ class KeptThread:
             thread.start()
         except RuntimeError as error:
             self._why = f"{error} (ulimit -u, or the pids.max of its cgroup)"
-        except MemoryError:
-            self._why = "MemoryError"
         else:
             self._thread, self._why = thread, "an error ended it"
         # Last: before the first start is over, a missing thread is no problem.

@@ -1,10 +1,8 @@
-"""What a training process uses: real processes under the test's control, and trees on disk."""
+"""What a training process uses, by trees on disk."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,58 +16,6 @@ from otel_ddp.vocabulary.catalog import Kind, Metric
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-SPUN_S = 0.2
-
-# A training process and its worker, which works, writes, and ends. Each answer follows a line.
-WITH_A_WORKER = """
-import os, sys, time
-def answers(word):
-    print(word, flush=True)
-    input()
-ready, written = os.pipe()
-worker = os.fork()
-if worker == 0:
-    until = time.process_time() + 0.2
-    while time.process_time() < until:
-        pass
-    os.write(written, b"!")
-    time.sleep(1000)
-os.read(ready, 1)
-answers(worker)
-os.kill(worker, 9)
-os.waitpid(worker, 0)
-answers("reaped")
-"""
-
-
-def test_the_use_of_a_real_worker_stays_when_it_has_ended() -> None:
-    command = [sys.executable, "-c", WITH_A_WORKER]
-    process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
-    reader = ProcessReader(own_pid=0)
-
-    def looks() -> tuple[str, list[Measurement]]:
-        """Its answer, and what is read of it."""
-        assert process.stdout is not None
-        assert process.stdin is not None
-        answer = process.stdout.readline().strip()
-        stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        found = read(reader, process.pid, int(stat[19]))
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return answer, found
-
-    with process:
-        _, before = looks()
-        answer, after = looks()
-
-    assert answer == "reaped"
-    time_s = sum(values(after, catalog.TRAINING_CHILDREN_CPU_TIME).values())
-    assert SPUN_S - 2 / TICKS_PER_S <= time_s < 2 * SPUN_S
-    assert values(before, catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
-    assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
-
-
-# -- trees on disk
 
 
 @pytest.fixture
@@ -91,8 +37,8 @@ def rank(pid: int, start_ticks: int = 5000) -> Rank:
     return Rank(LABELS, pid, start_ticks, {})
 
 
-def read(reader: ProcessReader, pid: int = 77, start_ticks: int = 5000) -> list[Measurement]:
-    reader.ranks = [rank(pid, start_ticks)]
+def read(reader: ProcessReader) -> list[Measurement]:
+    reader.ranks = [rank(77)]
     (use,) = reader.read().uses.values()
     return use.measurements
 

@@ -79,9 +79,6 @@ class ProcessTree:
             children[parent].append(pid)
         self._parents, self._children = parents, children
 
-    def __contains__(self, pid: int) -> bool:
-        return pid in self._parents
-
     def descendants(self, pid: int, without: Collection[int]) -> list[int]:
         """The descendants of a process, without the subtrees of *without*."""
         found: list[int] = []
@@ -162,7 +159,6 @@ class ProcessReader:
         ranks, uses, missed = self.ranks, {}, []
         if ranks:
             self._tree.poll()
-        self._seen = {key: each for key, each in self._seen.items() if key[0] in self._tree}
         # Of two processes with equal labels, the one that started last.
         newest = {each.labels: each for each in sorted(ranks, key=lambda each: each.start_ticks)}
         for labels, rank in newest.items():
@@ -171,6 +167,8 @@ class ProcessReader:
                 uses[labels] = use
             else:
                 missed.append(dict(labels).get("rank", ""))
+        there = {(each.pid, each.start_ticks) for each in ranks}
+        self._seen = {key: each for key, each in self._seen.items() if key in there}
         return ProcessSample(uses, missed)
 
     def _read(self, pid: int, start_ticks: int) -> ProcessUse | None:

@@ -41,15 +41,7 @@ def boot_ns() -> int:
 log = logging.getLogger("otel_ddp.agent")
 
 # This machine or device lacks the file, or the process has ended.
-_NOT_THERE = (
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.ESRCH,
-    errno.ENODEV,
-    errno.ENXIO,
-    errno.EOPNOTSUPP,
-    errno.EINVAL,
-)
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV)
 _FRESH_PERIODS = 3
 
 T = TypeVar("T")
