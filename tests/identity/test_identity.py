@@ -68,7 +68,9 @@ def who(env: dict[str, str], proc: Path = Path("/nowhere"), **more: Any) -> Iden
 
 
 # torchrun makes such an id where it is given none.
-MADE_ID = "05360be9-527f-4101-87ed-1d6b080d95ad"
+WITH_ID = {"TORCHELASTIC_RUN_ID": "05360be9-527f-4101-87ed-1d6b080d95ad"}
+MADE_NAME, OF_STEP = ("earnest-ibis-mg6vr", "launcher"), ("slurm-812.3", "launcher")
+OF_PARENT = {run_names.INHERITED_RUN: "17:parents"}
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_RESTART_COUNT": "0",
@@ -128,23 +130,12 @@ PLACES = {
     "lone": ({}, ("lone", 0, 0, 1, 0, 1)),
     "torchrun": (TORCHRUN, ("torchrun", 1, 1, 2, 0, 1)),
     "torchrun on two nodes": (TORCHRUN_ON_TWO_NODES, ("torchrun", 3, 1, 4, 1, 2)),
-    "torchrun, virtual": (TORCHRUN | {"LOCAL_RANK": "0"}, ("torchrun", 1, 1, 2, 0, 1)),
     "torchrun in slurm": (SLURM | TORCHRUN_ON_TWO_NODES, ("torchrun", 3, 1, 4, 1, 2)),
     "slurm": (SLURM, ("slurm", 5, 1, 8, 1, 2)),
-    "slurm by variables": (
-        SLURM | {"RANK": "5", "WORLD_SIZE": "8"},
-        ("environment", 5, 1, 8, 1, 2),
-    ),
     "openmpi": (OPENMPI, ("openmpi", 5, 1, 8, None, 2)),
     "openmpi's daemon by srun": (SLURM | OPENMPI, ("openmpi", 5, 1, 8, 1, 2)),
     "hydra": (HYDRA, ("hydra", 5, 1, 8, None, 2)),
-    "pmi": ({"PMI_RANK": "5", "PMI_SIZE": "8"}, ("pmi", 5, None, 8, None, None)),
-    "pmix": ({"PMIX_RANK": "5", "PMIX_NAMESPACE": "x"}, ("pmix", 5, None, None, None, None)),
     "by hand": (BY_HAND, ("environment", 1, 1, 4, None, None)),
-    "by hand, one node": (
-        {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"},
-        ("environment", 1, 1, 4, None, None),
-    ),
     "a local rank only": (
         {"LOCAL_RANK": "1", "WORLD_SIZE": "4"},
         ("environment", None, 1, 4, None, None),
@@ -154,24 +145,16 @@ PLACES = {
         {"SLURM_JOB_ID": "812", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
         ("lone", 0, 0, 1, 0, 1),
     ),
-    "interactive step": (SLURM | {"SLURM_STEP_ID": "4294967290"}, ("lone", 0, 0, 1, 0, 1)),
     "srun --pty bash": (SLURM | {"SLURM_PTY_PORT": "39933"}, ("lone", 0, 0, 1, 0, 1)),
     "RANK without WORLD_SIZE": ({"RANK": "7"}, ("environment", 7, None, None, None, None)),
-    "RANK without WORLD_SIZE, in slurm": (SLURM | {"RANK": "7"}, ("slurm", 5, 1, 8, 1, 2)),
     "a RANK of another program": ({"RANK": "captain"}, ("lone", 0, 0, 1, 0, 1)),
-    "empty variables": (
-        dict.fromkeys((*TORCHRUN, *SLURM, *OPENMPI), ""),
-        ("lone", 0, 0, 1, 0, 1),
-    ),
 }
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ({}, 1),
         (TORCHRUN_ON_TWO_NODES, 2),
-        (OPENMPI, 4),
         (SLURM, None),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, 8),
         (TORCHRUN_ON_TWO_NODES | {"OTEL_DDP_WORLD_SIZE": "8"}, None),
@@ -195,45 +178,29 @@ def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "nightly-7"}, ("nightly-7", "launcher", True)),
-        (TORCHRUN | {"TORCHELASTIC_RUN_ID": MADE_ID}, ("earnest-ibis-mg6vr", "launcher", True)),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "nightly-7"}, ("nightly-7", "launcher")),
         # The same when a node joins; and two of them in one step of Slurm are two runs.
-        (
-            TORCHRUN_ON_TWO_NODES | {"TORCHELASTIC_RUN_ID": MADE_ID},
-            ("earnest-ibis-mg6vr", "launcher", True),
-        ),
-        (
-            SLURM | {"SLURM_STEP_NUM_TASKS": "1"} | TORCHRUN | {"TORCHELASTIC_RUN_ID": MADE_ID},
-            ("earnest-ibis-mg6vr", "launcher", True),
-        ),
-        (SLURM, ("slurm-812.3", "launcher", True)),
-        (
-            SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | TORCHRUN_ON_TWO_NODES,
-            ("slurm-812.3", "launcher", True),
-        ),
-        (BY_HAND | {"OTEL_DDP_RUN": "mine"}, ("mine", "given", True)),
-        (BY_HAND | {run_names.INHERITED_RUN: "17:parents"}, ("parents", "inherited", True)),
-        (SLURM | {run_names.INHERITED_RUN: "17:parents"}, ("slurm-812.3", "launcher", True)),
-        (
-            {run_names.INHERITED_RUN: "17:parents", "OTEL_DDP_RANK": "2"},
-            ("parents", "inherited", True),
-        ),
-        ({run_names.INHERITED_RUN: "17:parents"}, ("made-here", "made", True)),
-        (
-            {run_names.INHERITED_RUN: "17:parents", "RANK": "0", "WORLD_SIZE": "1"},
-            ("made-here", "made", True),
-        ),
-        ({run_names.INHERITED_RUN: f"{PID}:own"}, ("made-here", "made", True)),
-        ({}, ("made-here", "made", True)),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, ("made-here", "made", True)),
+        (TORCHRUN | WITH_ID, MADE_NAME),
+        (TORCHRUN_ON_TWO_NODES | WITH_ID, MADE_NAME),
+        (SLURM | TORCHRUN | WITH_ID | {"SLURM_STEP_NUM_TASKS": "1"}, MADE_NAME),
+        (SLURM, OF_STEP),
+        (SLURM | TORCHRUN_ON_TWO_NODES | {"SLURM_STEP_NUM_TASKS": "2"}, OF_STEP),
+        (BY_HAND | {"OTEL_DDP_RUN": "mine"}, ("mine", "given")),
+        (BY_HAND | OF_PARENT, ("parents", "inherited")),
+        (SLURM | OF_PARENT, OF_STEP),
+        (OF_PARENT | {"OTEL_DDP_RANK": "2"}, ("parents", "inherited")),
+        (OF_PARENT, ("made-here", "made")),
+        (OF_PARENT | {"RANK": "0", "WORLD_SIZE": "1"}, ("made-here", "made")),
+        ({run_names.INHERITED_RUN: f"{PID}:own"}, ("made-here", "made")),
     ],
 )
 def test_the_run_is_named_by_the_first_that_knows(
-    env: dict[str, str], expected: tuple[str, str, bool]
+    env: dict[str, str], expected: tuple[str, str]
 ) -> None:
     me = who(env)
 
-    assert expected == (me.run, me.run_from, me.settled)
+    assert expected == (me.run, me.run_from)
+    assert me.settled
 
 
 def test_an_argument_wins_over_our_variable_and_that_over_the_launcher() -> None:
@@ -301,18 +268,10 @@ def test_names_set_for_another_tracker_are_read_last(env: dict[str, str]) -> Non
         ({"a,b", " c\n"}, "a b,c"),
         ("baseline, bf16", "baseline,bf16"),
         ([], "from the variable"),
-        ("", "from the variable"),
-        (None, "from the variable"),
-        # Only whole ones, of bounded length together.
-        ([f"{number:03}{'x' * 97}" for number in range(50)], None),
     ],
 )
-def test_tags_are_a_list_or_one_text(given: Any, expected: str | None) -> None:
-    found = who({"OTEL_DDP_TAGS": "from the variable"}, tags=given).tags
-
-    if expected is None:
-        expected = ",".join(f"{number:03}{'x' * 97}" for number in range(9))
-    assert expected == found
+def test_tags_are_a_list_or_one_text(given: Any, expected: str) -> None:
+    assert expected == who({"OTEL_DDP_TAGS": "from the variable"}, tags=given).tags
 
 
 def test_names_are_one_line_of_valid_text_of_bounded_length() -> None:
@@ -331,19 +290,13 @@ def test_names_are_one_line_of_valid_text_of_bounded_length() -> None:
 
 BAD = {
     "rank of no number": ({}, {"global_rank": "two"}, "global_rank must be a whole number.*'two'"),
-    "rank as a bool": ({}, {"global_rank": True}, "global_rank .*True"),
     "negative rank": ({}, {"global_rank": -1}, "global_rank .*0 or more, got -1"),
-    "world of nobody": ({}, {"world_size": 0}, "world_size .*1 or more, got 0"),
     "rank beyond world": ({}, {"global_rank": 5, "world_size": 4}, "rank 5 .* world of 4 "),
-    "rank beyond launcher": (TORCHRUN, {"global_rank": 5}, "world of 2 .from torchrun"),
     "launcher's nonsense": (TORCHRUN | {"RANK": "abc"}, {}, "RANK must be .*'abc'"),
-    "launcher's minus": (SLURM | {"SLURM_LOCALID": "-1"}, {}, "SLURM_LOCALID must .*'-1'"),
     "launcher's world": (TORCHRUN | {"RANK": "2"}, {}, "rank 2 .* world of 2 "),
     "our nonsense": ({"OTEL_DDP_RANK": "1.5"}, {}, "OTEL_DDP_RANK must .*'1.5'"),
-    "endless number": ({"OTEL_DDP_RANK": "9" * 5000}, {}, "OTEL_DDP_RANK must"),
     "group of no text": ({}, {"group": 7}, "group must be text, got 7"),
     "tags of no text": ({}, {"tags": ["a", 7]}, r"tags must be texts, .*got \['a', 7\]"),
-    "run of no text": ({}, {"run": b"x"}, "run must be text, got b'x'"),
 }
 
 
@@ -353,14 +306,6 @@ def test_what_cannot_be_is_refused_with_a_reason(case: str) -> None:
 
     with pytest.raises(ConfigError, match=message):
         who(env, **arguments)
-
-
-def test_a_number_of_another_library_is_a_number() -> None:
-    class Int64:
-        def __index__(self) -> int:
-            return 3
-
-    assert who({}, global_rank=Int64(), world_size=4).global_rank == 3
 
 
 def test_restarts_of_torchrun_and_of_slurm_add_up() -> None:
@@ -459,11 +404,8 @@ def test_the_child_of_a_torchrun_worker_joins_its_run_and_not_its_rank(tmp_path:
     [
         ({run_names.INHERITED_RUN: "3500:parents:g"}, "g"),
         ({run_names.INHERITED_RUN: "3500:parents:"}, "parents"),
-        # Of the task that this worker did before.
-        ({run_names.INHERITED_RUN: f"{PID}:before:g"}, "g"),
         ({run_names.INHERITED_RUN: "3500:parents:g", "OTEL_DDP_GROUP": "mine"}, "mine"),
         ({"OTEL_DDP_RUN": "all"}, "all"),
-        (TORCHRUN | {run_names.INHERITED_RUN: "3500:parents:g"}, "g"),
         (SLURM | {run_names.INHERITED_RUN: "3500:parents:g"}, "g"),
     ],
 )
@@ -534,9 +476,11 @@ def test_a_process_group_completes_a_spawned_child(proc: Path) -> None:
 @pytest.mark.parametrize(
     ("master", "local_rank", "local_world_size"),
     [
-        *(("localhost", 1, 2), ("127.0.1.1", 1, 2), ("::1", 1, 2)),
+        ("localhost", 1, 2),
+        ("127.0.1.1", 1, 2),
         # Other machines can reach that one, and may be part of it.
-        *(("alpha", 1, None), ("ALPHA", 1, None), ("beta", None, None), ("", None, None)),
+        ("ALPHA", 1, None),
+        ("beta", None, None),
     ],
 )
 def test_a_rendezvous_on_this_machine_makes_the_local_rank_the_rank(
@@ -620,23 +564,10 @@ def test_a_sweeps_trial_and_its_children_have_a_run_of_their_own(
     assert len({"sweep", *(each.run for each in runs)}) == 3
 
 
-def test_a_child_of_a_trial_that_opened_a_run_joins_that_one(tmp_path: Path) -> None:
-    proc = child_of(tmp_path, {run_names.INHERITED_RUN: "17:sweep"})
-
-    me = who({run_names.INHERITED_RUN: "3500:trial"}, proc, in_spawned_child=True)
-
-    assert (me.run, me.run_from) == ("trial", "inherited")
-
-
 def test_a_readable_name_is_that_of_its_bytes_and_uses_all_of_them() -> None:
     assert readable(bytes(16)) == readable(bytes(16)) == "able-adder-22222"
     found = {readable(number.to_bytes(16, "big")) for number in range(20_000)}
     assert len(found) == 20_000
-
-
-def test_without_proc_every_case_still_has_an_answer(tmp_path: Path) -> None:
-    for env in (TORCHRUN, TORCHRUN_ON_TWO_NODES, HYDRA, BY_HAND):
-        assert who(env, tmp_path / "none").run.count("-") == 2
 
 
 def test_a_lone_process_may_have_others_unless_the_user_says_that_it_has_none() -> None:

@@ -63,7 +63,6 @@ def test_the_function_of_the_page_is_a_run_of_both_workers(tmp_path: Path) -> No
 
         until(lambda: len(node.series("training_scalar", name="loss")) == 2, "the loss of each")
         assert [each["state"] for each in node.processes()] == ["finished"] * 2
-        assert {each["group"] for each in node.processes()} == {"experiment"}
 
 
 @pytest.mark.stress
@@ -93,7 +92,6 @@ def test_the_run_of_its_workers_ends_as_the_function_and_has_what_is_reported(
         until(lambda: told("training_scalar", name="reported") == {"0": 3.0, "1": 4.0}, "values")
         sentences = [each["sentence"] for each in (*node.told().past, *node.told().verdicts)]
 
-    assert {each["group"] for each in ranks.values()} == {"experiment"}
     if how == "raises":
         assert {each["reason"] for each in ranks.values()} == {"ValueError: no more data"}
     else:

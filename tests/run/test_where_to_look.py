@@ -121,7 +121,7 @@ def test_the_tunnel_is_for_those_who_came_by_ssh(monkeypatch: pytest.MonkeyPatch
     assert addresses.tunnel(BASE, other_port) == "ssh -L 9464:localhost:9464 -p 2222 ada@10.0.0.1"
     # A job has the variable of the machine on which it was submitted.
     job = {**ssh, "SLURM_JOB_ID": "7"}
-    assert addresses.tunnel(BASE, job) == "ssh -L 9464:localhost:9464 -J ada@10.0.0.1 ada@gpu-7"
+    assert addresses.tunnel(BASE, job) == "ssh -L 9464:localhost:9464 -J ada@10.0.0.1:22 ada@gpu-7"
 
 
 def test_a_name_that_controls_a_terminal_is_written_out(

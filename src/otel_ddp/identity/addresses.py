@@ -41,15 +41,12 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
     if len(words) != 4 or parts.hostname not in ("localhost", "::1"):
         return ""
     _, _, came_to, port = words
-    here = f"{_user()}@{came_to}"
-    through = ""
+    forward = f"ssh -L {parts.port}:localhost:{parts.port}"
     if env.get("SLURM_JOB_ID"):
         # A job has the variable of the machine on which it was submitted.
-        here, through = f"{_user()}@{socket.gethostname()}", f"-J {here} "
-        if port != "22":
-            through, port = f"-J {_user()}@{came_to}:{port} ", "22"
+        return f"{forward} -J {_user()}@{came_to}:{port} {_user()}@{socket.gethostname()}"
     at = "" if port == "22" else f"-p {port} "
-    return f"ssh -L {parts.port}:localhost:{parts.port} {through}{at}{here}"
+    return f"{forward} {at}{_user()}@{came_to}"
 
 
 def _user() -> str:

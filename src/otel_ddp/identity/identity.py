@@ -184,11 +184,7 @@ def resolve(
     elif named or found.run == parents.run:
         group = group or parents.group
     return Identity(
-        **{
-            **texts,
-            "job_type": texts["job_type"] or "train",
-            "group": group or run_names.clean(launchers.ray_experiment(env)),
-        },
+        **{**texts, "job_type": texts["job_type"] or "train", "group": group},
         run=found.run,
         host=run_names.clean(process.host),
         pid=process.pid,

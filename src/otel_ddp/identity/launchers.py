@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import errors, files
+from otel_ddp import files
 from otel_ddp.errors import ConfigError
 
 _MOST_ANCESTORS = 16
@@ -91,10 +91,8 @@ _SLURM = _Variables(
     nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     marker="SLURM_STEP_ID",
 )
-_PMIX = _Variables("pmix", "PMIX_RANK")
-_PMI = _Variables("pmi", "PMI_RANK", ("PMI_SIZE",))
 
-MPI = frozenset({"openmpi", "hydra", "pmix", "pmi"})
+MPI = frozenset({"openmpi", "hydra"})
 
 
 def read(process: ProcessFacts) -> LauncherFacts:
@@ -160,16 +158,6 @@ def multiprocessing_parent() -> int | None:
     return None if parent is None else parent.pid or 0
 
 
-def ray_experiment(env: Mapping[str, str]) -> str:
-    """The experiment of this Ray Train worker; empty for other processes."""
-    module = sys.modules.get("ray.train")
-    if module is None or not (env.get("RAY_RAYLET_PID") and env.get("RANK")):
-        return ""
-    # Other workers have no context.
-    name = errors.attempt(lambda: module.get_context().get_experiment_name(), "")
-    return name if isinstance(name, str) else ""
-
-
 def parent_was_given(process: ProcessFacts, name: str) -> bool:
     """Whether our parent was started with the same value of a variable, so did not set it."""
     theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
@@ -226,9 +214,6 @@ def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
         yield _ENVIRONMENT._replace(launcher="kubernetes" if pod else "environment")
     if slurm_step(env):
         yield _SLURM
-    for variables in (_PMIX, _PMI):
-        if env.get(variables.global_rank):
-            yield variables
     # Last: a shell loop, or a platform without a number of ranks. A RANK that is no number belongs
     # to another program.
     if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
@@ -247,9 +232,6 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
     if nodes == 1:
         local_world = local_world or world
         node_rank = node_rank or 0
-    if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
-        # --virtual-local-rank sets 0 for all ranks, each of which sees a single GPU.
-        local = rank % local_world if world == local_world * nodes else 0
     return LauncherFacts(
         launcher=variables.launcher,
         global_rank=rank,
