@@ -63,16 +63,6 @@ def test_numbers_above_1023_wake_the_agent(
         os.read(low_doorbell, 1)
 
 
-def test_a_descriptor_that_cannot_be_waited_for_leaves_the_clock(
-    pipes: tuple[int, int, int, int],
-) -> None:
-    began_s = time.monotonic()
-
-    wait(pipes[0], [HIGH], tick_s=0.05)
-
-    assert time.monotonic() - began_s >= 0.05
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     (tmp_path / "place").mkdir()

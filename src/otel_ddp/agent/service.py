@@ -348,19 +348,10 @@ def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
     """
     # Not select(), which is limited to descriptors below 1024: each process takes two.
     poll = select.poll()
-    try:
-        for each in (doorbell, *handles) if doorbell >= 0 else handles:
-            poll.register(each, select.POLLIN)
-        woken = dict(poll.poll(tick_s * 1000))
-        waited = not any(events & select.POLLNVAL for events in woken.values())
-    except (OSError, ValueError):
-        woken, waited = {}, False
-    if not waited:
-        # An invalid descriptor would return at once for ever: use the clock.
-        time.sleep(tick_s)
-    if doorbell in woken:
-        with contextlib.suppress(OSError):
-            os.read(doorbell, 4096)
+    for each in (doorbell, *handles) if doorbell >= 0 else handles:
+        poll.register(each, select.POLLIN)
+    if doorbell in dict(poll.poll(tick_s * 1000)):
+        os.read(doorbell, 4096)
 
 
 def main(directory: str = "", foreground: bool = False) -> int:

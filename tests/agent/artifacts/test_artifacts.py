@@ -269,10 +269,7 @@ def test_the_reader_has_the_lowest_priority_and_keeps_secrets_out_of_its_argumen
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"attributes": {}},
         {"attributes": None},
-        {"time": "now"},
-        {"step": "7"},
         {"name": "other"},
         {"attributes": {"artifact.uri": 3}},
     ],
