@@ -29,20 +29,13 @@ class Relay:
     """A network between two ends: a port whose connections are led to another one."""
 
     def __init__(self, to: int) -> None:
-        self._to, self._is_open, self._moves = to, True, True
+        self._to, self._moves = to, True
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-
-    def cut(self) -> None:
-        """Break all connections, and take no more."""
-        self._is_open = False
-
-    def mend(self) -> None:
-        self._is_open = self._moves = True
 
     def freeze(self) -> None:
         """Keep all connections, and let nothing through."""
@@ -60,10 +53,8 @@ class Relay:
                 if self._server in ready:
                     self._accept()
                 for each in ready:
-                    if each in self._pairs and self._moves:
+                    if each in self._pairs:
                         self._move(each)
-                if not self._is_open:
-                    self._close(*self._pairs)
             self._close(*self._pairs)
 
     def _accept(self) -> None:

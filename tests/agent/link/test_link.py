@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from typing import Any
@@ -12,8 +11,7 @@ from tools.stack.server import free_port
 
 from agent.link.linked import Links, until
 from otel_ddp import __version__
-from otel_ddp.agent.link import channel, client
-from otel_ddp.agent.link.channel import within
+from otel_ddp.agent.link import client
 from otel_ddp.agent.link.client import LinkClient
 from otel_ddp.agent.link.link_pb2 import Answer, Question, Report
 from otel_ddp.agent.link.server import LinkServer
@@ -49,49 +47,19 @@ def test_reports_reach_the_lead_in_order_and_questions_come_back_at_once(links: 
     assert abs(follower.clock_offset_ns - (time.time_ns() - time.monotonic_ns())) < 1e9
 
 
-def test_what_is_too_large_costs_itself_and_not_the_link(links: Links) -> None:
+def test_a_link_that_was_cut_comes_back_to_the_next_agent_of_the_lead(links: Links) -> None:
     lead, follower = links.lead(), links.follower()
     until(lambda: follower.is_connected)
-    large = b"x" * channel.MOST_BYTES
 
-    follower.send(Report(readings=large))
-    follower.send(Report(readings=large[200:]))
-    lead.answer("node-1", Answer(judged=large))
-    lead.answer("node-1", Answer(judged=large[200:]))
-    found = said(lead, 1)
-    (answer,) = until(follower.take)
-
-    assert [len(text) for _, text in found] == [channel.MOST_BYTES - 200]
-    assert len(answer.judged) == channel.MOST_BYTES - 200
-    assert follower.is_connected
-
-
-def test_a_link_that_was_cut_comes_back_to_the_same_lead_or_to_another(links: Links) -> None:
-    lead, relay = links.lead(), links.relay()
-    follower = links.follower(ports=[relay.port])
-    until(lambda: follower.is_connected)
-    send(follower, b"a")
-    found = said(lead, 1)
-
-    relay.cut()
+    lead.stop()
     until(lambda: follower.state.startswith("lost "))
     # The lead asks for what it lacks of journals.
-    send(follower, b"b", b"c")
-    relay.mend()
-    until(lambda: follower.is_connected)
-    send(follower, b"d")
-    found += said(lead, 1)
-
-    assert found == [("node-1", b"a"), ("node-1", b"d")]
-    relay.cut()
-    lead.stop()
-    until(lambda: lead.state == "does not listen")
-    until(lambda: not follower.is_connected)
+    send(follower, b"b")
     successor = links.lead()
-    relay.mend()
     until(lambda: follower.is_connected)
-    send(follower, b"e")
-    assert said(successor, 1) == [("node-1", b"e")]
+    send(follower, b"c")
+
+    assert said(successor, 1) == [("node-1", b"c")]
 
 
 def test_what_an_agent_has_sent_is_with_the_lead_before_it_ends(
@@ -198,38 +166,8 @@ def test_agents_of_different_versions_do_not_talk_and_say_so(
     assert lead.refused == {why: 1}
 
 
-def test_a_wait_that_is_cancelled_as_its_result_comes_is_cancelled() -> None:
-    async def cancelled() -> None:
-        result = asyncio.get_running_loop().create_future()
-        waits = asyncio.create_task(within(3600, result))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        result.set_result(None)
-        waits.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-
-    asyncio.run(cancelled())
-
-
-def test_the_masters_address_is_listened_on_if_it_is_of_this_machine(links: Links) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Sends nothing: the kernel says which address it would send from.
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no address beyond loopback")
-        own = probe.getsockname()[0]
-
-    lead = links.lead(hosts=[own, "127.0.0.1"])
-
-    until(lambda: lead.state == f"listens on port {links.port} of {own}")
-
-
-# 192.0.2.0/24 is no machine's: RFC 5737.
-@pytest.mark.parametrize("hosts", [["127.0.0.1", "192.0.2.1"], ["no-such-host.invalid"]])
-def test_else_all_addresses_are_listened_on(links: Links, hosts: list[str]) -> None:
-    lead, follower = links.lead(hosts=hosts), links.follower()
+def test_the_lead_of_a_run_on_several_hosts_listens_on_all_addresses(links: Links) -> None:
+    lead, follower = links.lead(hosts=["no-such-host.invalid"]), links.follower()
 
     until(lambda: follower.is_connected)
 

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from fed import ReadRank
-from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.following import Outflow
 from otel_ddp.agent.link.leading import Leading
 from otel_ddp.agent.link.links import Links, wanted_by
-from otel_ddp.agent.link.messages import Senseless, read_json
 from otel_ddp.agent.link.server import LinkServer
 from otel_ddp.agent.reading.process import Process
 from otel_ddp.diagnosis.verdict import Labels
@@ -119,9 +117,7 @@ def test_a_run_that_goes_on_elsewhere_is_led_on_while_its_other_nodes_are_heard(
     process: Made, links: Links, clock: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, reports = process(2, 4), [True]
-    monkeypatch.setattr(
-        LinkServer, "take", lambda _: [report(other, "node-1", 1)] if reports else []
-    )
+    monkeypatch.setattr(LinkServer, "take", lambda _: [report(other, "node-1")] if reports else [])
     links.poll([process(0, 4)])
     for _ in range(4):
         clock.s += 50
@@ -188,14 +184,14 @@ def test_of_a_larger_run_each_agent_writes_the_history_of_its_own_ranks(
     process: Made, links: Links, monkeypatch: pytest.MonkeyPatch, world_size: int, is_whole: bool
 ) -> None:
     other = process(1, world_size)
-    monkeypatch.setattr(LinkServer, "take", lambda _: [report(other, "node-1", 1)])
+    monkeypatch.setattr(LinkServer, "take", lambda _: [report(other, "node-1")])
     links.poll([process(0, world_size)])
     kept = [each.is_kept for each in links.sources()]
 
     assert kept == [is_whole]
 
 
-# -- what an agent that has the secret can make a lead keep
+# -- what a lead takes from other nodes
 
 
 class Wire:
@@ -217,41 +213,14 @@ def end() -> Wire:
     return Wire()
 
 
-@pytest.fixture
-def led(end: Any) -> Leading:
-    return Leading(RUN, "node-0", end, None)
-
-
-def report(process: Process, node: str, count: int) -> tuple[str, Any]:
-    """Of so many processes, which are all told as this one is, but for their beginnings."""
+def report(process: Process, node: str) -> tuple[str, Any]:
+    """A report of this node with this process."""
     made = wire.Report(clock_offset_ns=time.time_ns() - time.monotonic_ns())
-    told = wire.Process()
     outflow = Outflow(1, process, is_kept=False)
-    outflow.write(told, time.monotonic_ns(), 1 << 20)
+    outflow.write(made.processes.add(), time.monotonic_ns(), 1 << 20)
     outflow.journal.close()
-    told.known = json.dumps({"node": node}).encode()
-    fixed = told.head[: layout.FIXED.size]
-    for number in range(count):
-        # The last but one of its words that are told: see layout.FIXED.
-        began_ns = int.from_bytes(fixed[-24:-16], "little") + number
-        head = fixed[:-24] + began_ns.to_bytes(8, "little") + fixed[-16:]
-        told.id, told.head = number, head + layout.FIXED_CRC.pack(layout.checksum(head, 0))
-        made.processes.append(told)
+    made.processes[0].known = json.dumps({"node": node}).encode()
     return node, made
-
-
-def test_a_lead_keeps_so_many_nodes_and_processes_and_no_more(
-    process: Made, led: Leading, end: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leading_module, "_MOST_NODES", 3)
-    monkeypatch.setattr(leading_module, "_MOST_OF_NODE", 3)
-    for at in range(1, 8):
-        end.reports.append(report(process(0, 4), f"node-{at}", 4))
-        led.poll([], at)
-
-    kept = [dict(each.labels)["node"] for each in led.sources()]
-
-    assert kept == ["node-5"] * 3 + ["node-6"] * 3 + ["node-7"] * 3
 
 
 @pytest.mark.parametrize(("run", "node"), [("r", "node-0"), ("another", "node-1")])
@@ -259,14 +228,15 @@ def test_processes_of_the_lead_itself_or_of_another_run_are_not_taken_from_other
     process: Made, end: Any, run: str, node: str
 ) -> None:
     led = Leading((("group", "g"), ("run", run)), "node-0", end, None)
-    _, made = report(process(0, 4), node, 1)
+    _, made = report(process(0, 4), node)
     end.reports.append(("node-1", made))
     led.poll([], 1)
 
     assert list(led.sources()) == []
 
 
-def test_what_the_lead_refuses_is_told_by_its_reason(led: Leading, end: Wire) -> None:
+def test_what_the_lead_refuses_is_told_by_its_reason(end: Any) -> None:
+    led = Leading(RUN, "node-0", end, None)
     assert "refused" not in led.describe()
 
     end.refused = {"another version": 2, "no name": 1}
@@ -274,28 +244,3 @@ def test_what_the_lead_refuses_is_told_by_its_reason(led: Leading, end: Wire) ->
     assert led.describe().endswith(
         "; refused links of other nodes: another version (2), no name (1)"
     )
-
-
-def test_an_agent_of_another_version_is_told_of_in_one_line(
-    process: Made, led: Leading, end: Wire, caplog: pytest.LogCaptureFixture
-) -> None:
-    node, made = report(process(0, 4), "node-1", 3)
-    for each in made.processes:
-        later = bytearray(each.head)
-        later[8] = layout.VERSION + 1
-        each.head = bytes(later)
-    end.reports += [(node, made)] * 2
-    led.poll([], 1)
-
-    assert list(led.sources()) == []
-    (line,) = caplog.messages
-    assert line.startswith("a report of node-1 makes no sense: ")
-    assert f"is a journal of version {layout.VERSION + 1}" in line
-
-
-@pytest.mark.parametrize(
-    "text", [b'{"a": NaN}', b'{"a": 1e999}', b'{"a": ' + b"[" * 99 + b"]" * 99 + b"}"]
-)
-def test_json_that_no_browser_reads_is_refused(text: bytes) -> None:
-    with pytest.raises(Senseless):
-        read_json(text)

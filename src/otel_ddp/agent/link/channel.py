@@ -10,7 +10,6 @@ import random
 import socket
 import ssl
 import sys
-import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -30,8 +29,6 @@ BROKEN = (OSError, EOFError, UnicodeError, asyncio.TimeoutError)
 
 _LENGTH_BYTES = 4
 _PROVED_WITHIN_S = 5.0
-# Pause after each message, as a multiple of its time: a peer gets a tenth of the thread at most.
-_PAUSES, _SHORTEST_PAUSE_S = 9, 0.01
 _AGAIN_AFTER_S = 2.0
 if sys.version_info >= (3, 11):
     # The buffer of each connection, which asyncio has no parameter for: else 256 KiB, and a lead of
@@ -120,7 +117,6 @@ class Channel:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._received_s = time.thread_time()
 
     def send(self, message: bytes) -> None:
         """Send a message; dropped if the peer does not read, or would refuse its size."""
@@ -131,10 +127,7 @@ class Channel:
 
     async def receive(self) -> bytes:
         """The next message; raises one of BROKEN."""
-        await asyncio.sleep(_SHORTEST_PAUSE_S + _PAUSES * (time.thread_time() - self._received_s))
-        message = await within(DEAD_AFTER_S, self._next())
-        self._received_s = time.thread_time()
-        return message
+        return await within(DEAD_AFTER_S, self._next())
 
     async def _next(self) -> bytes:
         size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")

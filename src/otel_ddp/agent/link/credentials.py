@@ -54,9 +54,6 @@ def context(secret: bytes, *, leads: bool) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=own.decode())
-    if leads:
-        # No session tickets: links are long-lived.
-        made.num_tickets = 0
     # load_cert_chain takes a path only: use one that is not on a disk.
     with open(os.memfd_create("certificate"), "wb") as file:
         file.write(key + own)

@@ -27,8 +27,7 @@ from otel_ddp.vocabulary.words import state_word
 if TYPE_CHECKING:
     from otel_ddp.agent.link.client import LinkClient
 
-_S = 1_000_000_000
-_REPORT_EVERY_NS = _S
+_REPORT_EVERY_NS = 1_000_000_000
 # A lead reads the reports of so many ranks in half a core. The nodes of larger runs report less
 # often, every `_SELDOM` seconds at least.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
@@ -121,8 +120,6 @@ class Following:
         self._report_at_ns = 0
         self._judgement: Judgement | None = None
         self._judged_ns = self._now_ns = 0
-        # The lead's clock minus ours. Whole seconds: its noise would make new verdicts of old ones.
-        self._ahead_ns = 0
 
     def start(self) -> None:
         self._client.start()
@@ -146,11 +143,6 @@ class Following:
         """Send a report if it is due. *here*: the processes of the run on this node."""
         self._now_ns = now_ns
         self._keep(here)
-        offset_ns = self._client.clock_offset_ns
-        if offset_ns is not None:
-            ahead_ns = offset_ns - wall_origin_ns()
-            if abs(ahead_ns - self._ahead_ns) > _S:
-                self._ahead_ns = round(ahead_ns / _S) * _S
         for answer in self._client.take():
             self._follow(answer)
         # Unsent records stay in the rings.
@@ -202,7 +194,7 @@ class Following:
         if answer.judged:
             own = [source.labels for source in self._processes]
             try:
-                self._judgement = unpack_judgement(answer.judged, self._run, own, self._ahead_ns)
+                self._judgement = unpack_judgement(answer.judged, self._run, own)
                 self._judged_ns = self._now_ns
             except Senseless as why:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, why)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import errors
@@ -31,17 +30,11 @@ _MANY_RANKS, _JUDGE_MANY_EVERY_NS = 512, 5_000_000_000
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
 _SILENT_NS = 5_000_000_000
-# A longer time between two polls means that this agent itself was held up and read no reports.
-_ROUND_NS = 5_000_000_000
 # Forget a process that is missing in so many reports: an agent may split one round into a few.
 _GONE_REPORTS = 8
 # Smaller changes of a clock offset are noise of its measurement.
 _SAME_OFFSET_NS = 50_000_000
-# As many nodes as the server admits, and processes of one node.
-_MOST_NODES, _MOST_OF_NODE = 2048, 1024
 _MOST_NAMED = 4
-# Processes of one rank that are asked for their stacks: each may take seconds to answer.
-_MOST_ASKED = 4
 # Plus the round trip: two rounds of this loop, and two reports, which are 3 s apart at most.
 _ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 8.0, 0.05
 
@@ -94,8 +87,6 @@ class _Node:
     def _take(self, message: Any, now_ns: int, written: Mapping[str, int] | None) -> RemoteHost:
         host = self.hosts.get(message.head)
         if host is None:
-            if len(self.hosts) >= _MOST_OF_NODE:
-                raise Senseless("more processes than a node has")
             journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
             host = self.hosts[message.head] = RemoteHost(journal, is_kept=self._is_kept)
         # An agent that was restarted numbers its processes anew.
@@ -147,10 +138,6 @@ class Leading:
         """Read new reports. *here*: the processes of the run on this node."""
         for process in self._fresh:
             process.forget_news()
-        held_up_ns = now_ns - self._now_ns - _ROUND_NS if self._now_ns else 0
-        for node in self._nodes.values() if held_up_ns > 0 else ():
-            # Nobody was silent: links that broke meanwhile need some rounds to reconnect.
-            node.heard_ns += held_up_ns
         self._now_ns = now_ns
         if any(each.new.steps for each in here):
             self._moved_ns = now_ns
@@ -179,8 +166,6 @@ class Leading:
             return None
         node = self._nodes.get(name)
         if node is None:
-            if len(self._nodes) >= _MOST_NODES:
-                del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard_ns)]
             node = self._nodes[name] = _Node(name, is_kept=self._history is not None)
         node.hear(report, self._now_ns)
         if self._history is not None and report.readings:
@@ -215,10 +200,7 @@ class Leading:
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
         """The stack of a rank's training thread. Called by threads of the endpoint; blocks."""
         of_rank = (each for each in self.sources() if each.global_rank == rank and each.is_at_work)
-        return [
-            {"rank": rank, "pid": each.reader.pid, **self._ask_stack(each)}
-            for each in islice(of_rank, _MOST_ASKED)
-        ]
+        return [{"rank": rank, "pid": each.reader.pid, **self._ask_stack(each)} for each in of_rank]
 
     def _ask_stack(self, process: Process) -> dict[str, Any]:
         host, until = process.host, time.monotonic() + _ANSWERED_WITHIN_S

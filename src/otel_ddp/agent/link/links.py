@@ -146,7 +146,8 @@ class Links:
             history = self._collector if is_kept else None
             return _Open(wanted, Leading(run, self._node, server, history))
         client = LinkClient(self._thread, secret, **ends)
-        readings = partial(self._collector.readings, _key(run)) if is_kept else None
+        key = dict(run)["group"], dict(run)["run"]
+        readings = partial(self._collector.readings, key) if is_kept else None
         following, before = Following(run, client, self._origin_ns, readings), self._open.get(run)
         if before is not None and not before.wanted.leads:
             following.take_over(before.link)
@@ -276,9 +277,3 @@ def _why_alone(sources: Collection[Process]) -> str:
         why = f"one agent compares {_MOST_RANKS} at most"
     known = f"{len(here)} of {world_size} ranks are known here"
     return f"{known} and compared with each other alone: {why}"
-
-
-def _key(run: Labels) -> tuple[str, str]:
-    """Group and name, as in histories."""
-    known = dict(run)
-    return known.get("group", ""), known.get("run", "")

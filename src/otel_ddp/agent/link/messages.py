@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from otel_ddp import files, plain
 from otel_ddp.agent.history.kept_run import Sample
@@ -22,7 +22,7 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import state_of
 from otel_ddp.journal.sent import ReceivedJournal
-from otel_ddp.vocabulary.words import STATES, Kind
+from otel_ddp.vocabulary.words import STATES
 
 # Limits of texts and lists.
 _LONGEST_TEXT = 4000
@@ -140,7 +140,10 @@ class RemoteHost(Host):
         facts = self._facts
         at_ns = plain.whole(facts.get("answered_ns")) or 0
         found = evidence_of(answer, at_ns + ahead_ns) if at_ns else Evidence()
-        return found._replace(silent_s=plain.number(facts.get("silent_s")), kernel=_kernel(facts))
+        kernel = facts.get("kernel")
+        return found._replace(
+            silent_s=plain.number(facts.get("silent_s")), kernel=kernel and Kernel(*kernel)
+        )
 
     # -- called by the process
 
@@ -184,31 +187,10 @@ class RemoteHost(Host):
 
 
 def _nonfinite(facts: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
-    found = [
-        NonfiniteValue(
-            str(name)[:_LONGEST_TEXT],
-            str(split)[:_LONGEST_TEXT],
-            float(value),
-            plain.whole(step),
-            int(time_ns) + ahead_ns,
-            plain.whole(finite_step),
-        )
+    return [
+        NonfiniteValue(name, split, float(value), step, time_ns + ahead_ns, finite_step)
         for name, split, value, step, time_ns, finite_step in facts.get("nonfinite", ())
-    ][:_MOST_MEMBERS]
-    # The time is stored with a verdict, and has to fit the column.
-    if any(math.isfinite(each.value) or abs(each.time_ns) > _LAST_NS for each in found):
-        raise ValueError
-    return found
-
-
-def _kernel(facts: Mapping[str, Any]) -> Kernel | None:
-    found = facts.get("kernel")
-    if not isinstance(found, list) or len(found) != len(Kernel._fields):
-        return None
-    state, lasting, busy, waits_in = found
-    return Kernel(
-        str(state)[:1], lasting is True, plain.number(busy), str(waits_in)[:_LONGEST_TEXT]
-    )
+    ]
 
 
 # -- samples of a node for the history of a run
@@ -299,51 +281,26 @@ def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @_sensible("the judgement of the lead")
-def unpack_judgement(
-    content: bytes, run: Labels, own: Sequence[Labels], ahead_ns: int = 0
-) -> Judgement:
-    """Parse the lead's judgement, without rows of other ranks than *own*. Raises Senseless.
-
-    *ahead_ns*: its clock minus ours.
-    """
+def unpack_judgement(content: bytes, run: Labels, own: Sequence[Labels]) -> Judgement:
+    """Parse the lead's judgement, without rows of other ranks than *own*. Raises Senseless."""
     found = read_json(content, MOST_BYTES)
     ranks = tuple(
         RankReport(
             labels,
-            _numbers(excess),
-            float(lost_s),
-            work_s and float(work_s),
-            {(str(dimension), str(word)): float(s) for (dimension, word), s in waits},
+            excess,
+            lost_s,
+            work_s,
+            {(dimension, word): wait_s for (dimension, word), wait_s in waits},
         )
         for row, excess, lost_s, work_s, waits in found["ranks"]
         if (labels := tuple((str(key), str(value)) for key, value in row)) in own
     )
     still, past = (
-        [_converted(e, ahead_ns) for e in found[name][:_MOST_VERDICTS] if _is_verdict(e, run)]
+        # A lead speaks for its own run only.
+        [each for each in found[name] if run_labels(tuple(each["who"].items())) == run]
         for name in ("open", "past")
     )
     report, by = Report(ranks, insufficient=str(found["insufficient"])), found["by"]
     if not by.isprintable():
         raise ValueError
     return Judgement(by[:MOST_NODE_LETTERS], still, past, report, int(found["compared"]))
-
-
-_KINDS: frozenset[Kind] = frozenset(get_args(Kind))
-
-
-def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    return {str(word): float(each) for word, each in found.items()}
-
-
-def _is_verdict(each: Mapping[str, Any], run: Labels) -> bool:
-    """Whether it is about this run, and has integers that fit the columns of a history."""
-    who = tuple((str(key), str(value)) for key, value in each["who"].items())
-    integers = [each["since_ns"], each["step"] or 0, each.get("until_ns") or 0]
-    fits = None not in map(plain.whole, integers)
-    return fits and each["kind"] in _KINDS and run_labels(who) == run
-
-
-def _converted(verdict: Mapping[str, Any], ahead_ns: int) -> dict[str, Any]:
-    """The verdict with its times on our clock."""
-    times = {name: verdict.get(name) for name in ("since_ns", "until_ns")}
-    return {**verdict, **{name: ns - ahead_ns for name, ns in times.items() if ns is not None}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 import threading
 import time
@@ -34,22 +33,13 @@ _MOST_WAITING_BYTES = 32 << 20
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 0.1
 # The first is dual-stack; a kernel may lack IPv6.
-_ALL = ("::", "0.0.0.0")
+_ALL, _LOOPBACK = ("::", "0.0.0.0"), ("127.0.0.1",)
 
 
-async def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
-    """Listen on the first host's address, the master's, if it is this machine's; else on all.
-
-    A name that resolves to loopback here (as Debian's own host name does) resolves differently on
-    other nodes. So loopback counts only if all hosts are loopback addresses.
-    """
-    found: list[str] = []
-    with contextlib.suppress(OSError, UnicodeError):
-        resolved = await asyncio.get_running_loop().getaddrinfo(hosts[0] if hosts else "", None)
-        found = [str(each[4][0]) for each in resolved]
-    if not all(map(_is_loopback, hosts)):
-        found = [each for each in found if not _is_loopback(each)]
-    for address in (*found, *_ALL):
+def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
+    """Listen on all addresses, since a node may use any of these hosts; on loopback if all are."""
+    is_local = all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+    for address in _LOOPBACK if is_local else _ALL:
         for port in ports:
             with contextlib.suppress(OSError, ValueError):
                 return socket.create_server(
@@ -59,10 +49,6 @@ async def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | 
                     backlog=_BACKLOG,
                 )
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class _Refused(Exception):
@@ -93,9 +79,7 @@ class LinkServer:
         self._thread = thread
         self._context = credentials.context(secret, leads=True)
         self._hosts, self.ports = hosts, ports
-        # Journals need descriptors too.
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._node, self._most_nodes = node, min(most_nodes, files // 2)
+        self._node, self._most_nodes = node, most_nodes
         self._clock = clock
         # Reports that wait for the judge, as bytes: the size of a parsed one is unknown. If one is
         # dropped, its records are still in the journals.
@@ -135,7 +119,7 @@ class LinkServer:
 
     async def _listen(self) -> None:
         """It is called again some seconds after it returned."""
-        listener = await _bound(self._hosts, self.ports)
+        listener = _bound(self._hosts, self.ports)
         if listener is None:
             self.state = f"cannot listen: its ports {', '.join(map(str, self.ports))} are taken"
             return
