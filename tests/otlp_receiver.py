@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
@@ -42,11 +39,6 @@ _REQUESTS: dict[str, Any] = {
     "metrics": metrics_service_pb2.ExportMetricsServiceRequest,
     "traces": trace_service_pb2.ExportTraceServiceRequest,
     "logs": logs_service_pb2.ExportLogsServiceRequest,
-}
-_REJECTED = {
-    "metrics": "rejected_data_points",
-    "traces": "rejected_spans",
-    "logs": "rejected_log_records",
 }
 _GRPC_CODE = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -109,11 +101,11 @@ def contents_in(signal: str, *bodies: bytes) -> list[Any]:
 
 
 class Receiver:
-    """Answers OTLP as `mode` says: "ok", "hang", "partial", "redirect" or a status code."""
+    """Answers OTLP as `mode` says: "ok", "hang", "partial" (of metrics) or a status code."""
 
     def __init__(self) -> None:
         self.retry_after: str | None = None
-        """What a 429 or 503 asks for: seconds, or any text (HTTP only)."""
+        """What a 429 or 503 asks for over HTTP."""
         self.requests: list[Received] = []
         self.attempts: list[str] = []
         """The signal of every request that came in, whatever became of it."""
@@ -240,7 +232,7 @@ class Receiver:
         response = _RESPONSES[signal]()
         if mode == "partial":
             response.partial_success.error_message = "out of order"
-            setattr(response.partial_success, _REJECTED[signal], 3)
+            response.partial_success.rejected_data_points = 3
         return response
 
 
@@ -303,9 +295,6 @@ class _Handler(BaseHTTPRequestHandler):
             receiver.hold()
             self.close_connection = True
             return
-        if mode == "redirect":
-            self._answer(302, b"", "text/plain", {"Location": "/elsewhere/v1/metrics"})
-            return
         if isinstance(mode, int):
             wish = receiver.retry_after
             self._answer(
@@ -354,20 +343,11 @@ class _Servicer:
             receiver.hold()
             context.abort(grpc.StatusCode.UNAVAILABLE, "closing")
         if isinstance(mode, int):
-            if receiver.retry_after and mode in (429, 503):
-                context.set_trailing_metadata((_retry_info(float(receiver.retry_after)),))
             too_large = "; received message larger than max" if mode == 413 else ""
             context.abort(_GRPC_CODE[mode], f"told to say {mode}{too_large}")
         headers = dict(context.invocation_metadata())
         receiver.accept(Received(signal, headers, request))
         return receiver.reply(signal, mode)
-
-
-def _retry_info(seconds: float) -> tuple[str, bytes]:
-    detail = AnyMessage()
-    delay = Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
-    detail.Pack(RetryInfo(retry_delay=delay))
-    return ("grpc-status-details-bin", Status(details=[detail]).SerializeToString())
 
 
 def attributes_of(pairs: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from opentelemetry.semconv.schemas import Schemas
 
 import conventions
 from node import until
-from otel_ddp import errors, settings
+from otel_ddp import settings
 from otel_ddp.agent.export.exporter import Exporter, Marks
 from otel_ddp.agent.export.otlp.encode import SCHEMA_URL
 from otel_ddp.agent.export.otlp.render import resource_of, with_project
@@ -62,31 +61,6 @@ def test_an_agent_that_sends_nothing_says_why(
     exporter.connect()
 
     assert exporter.describe() == why
-
-
-def test_an_error_at_the_start_keeps_everything_until_the_next_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, committed: Marks
-) -> None:
-    monkeypatch.setattr(errors, "raise_failures", False)
-    with Receiver() as receiver:
-        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.start_http()}
-        exporter = exporter_of(env, tmp_path, ledger, committed)
-        with monkeypatch.context() as broken:
-            broken.setitem(sys.modules, "otel_ddp.agent.export.otlp.transport", None)
-            exporter.connect()
-        described = exporter.describe()
-        connected = exporter.connected
-        exporter.export_at_once()
-
-        exporter.connect()
-        exporter.export()
-
-        assert receiver.wait_for(lambda receiver: bool(receiver.points()))
-        exporter.stop()
-    assert not connected
-    assert described.startswith("exporting has not started, an error would be in the agent's log")
-    assert [each.value for each in receiver.points()] == [0.5]
-    assert committed == READ
 
 
 def connected(receiver: Receiver, spool: Path, ledger: Ledger, committed: Marks) -> Exporter:

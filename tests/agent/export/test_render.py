@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from tools.exposition import parse
 
 from golden import Golden
-from otel_ddp import __version__, errors
+from otel_ddp import __version__
 from otel_ddp.agent.export.folder import Request
 from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
@@ -27,7 +27,6 @@ from otlp_receiver import contents_in, points_in
 
 LABELS = (("run", "r"), ("rank", "0"))
 MS, HOUR_NS = 10**6, 3600 * 10**9
-NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
 
 
 @pytest.fixture
@@ -40,14 +39,6 @@ def ledger() -> Ledger:
 def span(**fields: Any) -> Document:
     content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **fields}
     return Document(SPAN, content, 0)
-
-
-def sent_of(documents: list[Document]) -> list[str]:
-    """The names of the spans that leave."""
-    (request,) = Renderer({}).documents([(LABELS, "", documents)])
-    spans = contents_in("traces", request.body)
-    assert request.points == len(spans)
-    return [each.name for each in spans]
 
 
 def test_values_of_different_hours_go_into_different_requests(ledger: Ledger) -> None:
@@ -96,29 +87,15 @@ def test_what_leaves_the_ledger_is_ended_once(ledger: Ledger) -> None:
     assert points_of(renderer.metrics(ledger, 4 * MS)) == [("training.steps", 4 * MS, False)]
 
 
-def test_a_series_that_another_has_replaced_or_another_agent_has_is_not_ended(
-    ledger: Ledger,
-) -> None:
+def test_a_series_that_another_one_has_replaced_is_not_ended(ledger: Ledger) -> None:
     renderer = Renderer({})
     ledger.put(catalog.TRAINING_STEPS, LABELS, 7.0, 1)
     points_of(renderer.metrics(ledger, MS))
 
     ledger.drop(LABELS)
     ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1)
-    replaced = points_of(renderer.metrics(ledger, 2 * MS))
-    ledger.drop(LABELS)
-    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1, project="other")
-    of_another_project = points_of(renderer.metrics(ledger, 3 * MS))
-    ledger.reports_ends = False
-    ledger.drop(LABELS)
 
-    assert replaced == [("training.steps", 2 * MS, False)]
-    # In Prometheus a project is a job: these are two series.
-    assert sorted(of_another_project) == [
-        ("training.steps", 3 * MS, False),
-        ("training.steps", 3 * MS, True),
-    ]
-    assert points_of(renderer.metrics(ledger, 4 * MS)) == []
+    assert points_of(renderer.metrics(ledger, 2 * MS)) == [("training.steps", 2 * MS, False)]
 
 
 def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
@@ -131,35 +108,6 @@ def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
     records = contents_in("logs", *(each.body for each in requests))
     assert [each.time_unix_nano for each in records] == list(range(25))
     assert max(len(each.body) for each in requests) < 1024 * 1024
-
-
-def test_only_the_series_that_otlp_cannot_express_is_left_out(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(errors, "raise_failures", False)
-
-    for name in ("loss", "accuracy"):
-        series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", name)))
-        ledger.log(series, 1.0, 5 * MS)
-    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 5, start_ns=-5)
-    ledger.put(catalog.TRAINING_STEPS, (*LABELS, ("after", "it")), 7.0, 5, start_ns=5)
-
-    requests = [*Renderer({}).metrics(ledger, HOUR_NS)]
-
-    sent = points_in(*(each.body for each in requests))
-    assert [(each.metric, each.value) for each in sent] == [
-        *[(catalog.TRAINING_SCALAR.name, 1.0)] * 2,
-        (catalog.TRAINING_STEPS.name, 7.0),
-    ]
-    assert errors.failures == {"Renderer._points": 1}
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [{which: time} for which in ("start", "end") for time in NO_TIMES],
-)
-def test_only_the_span_that_cannot_be_told_is_left_out(odd: dict[str, Any]) -> None:
-    assert sent_of([span(name="bad", **odd), span()]) == ["good"]
 
 
 def shown(*messages: Any) -> list[str]:

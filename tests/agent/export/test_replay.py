@@ -134,37 +134,12 @@ def test_a_request_that_unpacks_to_more_than_any_of_ours_takes_little_memory(
     assert most_bytes < 64 << 20
 
 
-def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
-    directory, home = three(tmp_path), Home()
-    sent(home, directory)
-    memory = directory / "sent"
-    # The end of its last line is missing, and it is that of "b".
-    memory.write_bytes(memory.read_bytes()[:-1])
-
-    sent(home, directory)
-    sent(home, directory)
-
-    assert home.bodies == [b"a", b"c", b"b", b"b"]
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """The collector that is named."""
     with Receiver() as receiver:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
         yield receiver
-
-
-def test_nothing_is_sent_where_it_cannot_be_remembered(
-    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
-) -> None:
-    memory = three(tmp_path) / "sent"
-    memory.mkdir()
-
-    assert main(["replay", str(tmp_path)]) == 1
-
-    assert receiver.attempts == []
-    assert f"Is a directory: '{memory}'): replay a copy" in capsys.readouterr().err
 
 
 def test_what_did_not_arrive_is_said_and_fails_a_script(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,21 +149,20 @@ def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says
     assert outcome.kind == kind
     assert says in outcome.why
     assert outcome.rejected == (3 if mode == "partial" else 0)
-    assert outcome.retry_after_s == (3.5 if mode in (429, 503) else 0.0)
+    asked_s = 3.5 if way.protocol == HTTP and mode in (429, 503) else 0.0
+    assert outcome.retry_after_s == asked_s
     # One attempt each: the delivery decides when to try again.
     assert way.receiver.attempts == ["metrics"]
 
 
-ABOUT_THE_WAY = (
-    *(301, 302, 307, 308, 401, 403, 404, 405, 407, 408, 410, 415, 429, 502, 503, 504, 511),
-)
-IN_DOUBT = (409, 413, 418, 431, 500, 501, 505, 520, 599)
+ABOUT_THE_WAY = (307, 401, 403, 404, 408, 429, 502, 503, 504)
+IN_DOUBT = (409, 413, 431, 500, 599)
 
 
 def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
     transport = http.connect()
-    found: dict[tuple[str, bool], list[str | int]] = {}
-    for status in ("redirect", *ABOUT_THE_WAY, *IN_DOUBT, 400, 422):
+    found: dict[tuple[str, bool], list[int]] = {}
+    for status in (*ABOUT_THE_WAY, *IN_DOUBT, 400, 422):
         http.receiver.set_mode(status)
         http.receiver.retry_after = "soon"
         outcome = transport.send("metrics", BODY["metrics"])
@@ -172,7 +170,7 @@ def test_only_what_is_wrong_with_the_bytes_is_refused(http: Way) -> None:
         assert outcome.retry_after_s == 0.0
 
     assert found == {
-        ("retry", False): ["redirect", *ABOUT_THE_WAY],
+        ("retry", False): [*ABOUT_THE_WAY],
         ("retry", True): [*IN_DOUBT],
         ("refused", False): [400, 422],
     }
@@ -283,53 +281,9 @@ def test_what_goes_to_another_host_goes_by_the_proxy_that_the_variables_name(
     assert all("407" in why for why in found)
 
 
-def test_a_connection_is_kept_until_the_collector_closes_it(http: Way) -> None:
-    ports: list[int] = []
-    closed = threading.Event()
-
-    def take(server: socket.socket) -> None:
-        for requests in (2, 1):
-            connection, (_, port) = server.accept()
-            with connection:
-                for _ in range(requests):
-                    read_until(BODY["metrics"], connection)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                    ports.append(port)
-            closed.set()
-
-    with served(take) as address:
-        transport = http.connect(f"http://{address}")
-        outcomes = [transport.send("metrics", BODY["metrics"]).kind for _ in range(2)]
-        assert closed.wait(10.0)
-        outcomes.append(transport.send("metrics", BODY["metrics"]).kind)
-
-    assert outcomes == ["delivered"] * 3
-    assert ports[0] == ports[1] != ports[2]
-
-
-PASSWORDS = "machine 0.0.0.0 login other password netrc\ndefault login other password netrc\n"
-
-
-def test_a_netrc_never_replaces_the_configured_token(
-    http: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    netrc = tmp_path / ".netrc"
-    netrc.write_text(PASSWORDS)
-    netrc.chmod(0o600)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NETRC", str(netrc))
-    endpoint = elsewhere(http.start())
-    for header in ("authorization=Bearer%20abc", ""):
-        http.set(HEADERS=header)
-        http.send(endpoint)
-
-    sent = [request.headers.get("authorization") for request in http.receiver.requests]
-    assert sent == ["Bearer abc", None]
-
-
 @pytest.mark.parametrize(
     ("header", "expected"),
-    [("x-team=ml", "Basic dXNlcjpwQHNz"), ("authorization=Bearer%20abc", "Bearer abc")],
+    [("", "Basic dXNlcjpwQHNz"), ("authorization=Bearer%20abc", "Bearer abc")],
 )
 def test_a_user_in_the_address_is_sent_unless_a_token_is_configured(
     way: Way, header: str, expected: str
@@ -340,22 +294,18 @@ def test_a_user_in_the_address_is_sent_unless_a_token_is_configured(
 
     (request,) = way.receiver.requests
     assert request.headers["authorization"] == expected
-    assert ("x-team" in request.headers) == ("x-team" in header)
 
 
 @pytest.mark.parametrize(
-    ("header", "user", "message"),
+    ("header", "user", "is_warned"),
     [
-        (
-            *("x-api-key=canary,x-team=ml", ""),
-            "OTEL_EXPORTER_OTLP_HEADERS: a token goes to {} without encryption: use https://.",
-        ),
-        ("", "user:canary@", "A password goes to {} without encryption: use https://."),
-        ("x-scope-orgid=ml", "", None),
+        ("x-api-key=canary,x-team=ml", "", True),
+        ("", "user:canary@", True),
+        ("x-scope-orgid=ml", "", False),
     ],
 )
 def test_a_secret_that_goes_to_another_host_unencrypted_is_warned_of_once(
-    way: Way, caplog: pytest.LogCaptureFixture, header: str, user: str, message: str | None
+    way: Way, caplog: pytest.LogCaptureFixture, header: str, user: str, is_warned: bool
 ) -> None:
     way.set(HEADERS=header)
     here = way.start()
@@ -363,7 +313,8 @@ def test_a_secret_that_goes_to_another_host_unencrypted_is_warned_of_once(
     for endpoint in (here, elsewhere(here)):
         send_all(way.connect(endpoint.replace("//", f"//{user}")))
 
-    assert caplog.messages == ([message.format(elsewhere(here))] if message else [])
+    line = f"A token or password goes to {elsewhere(here)} without encryption: use https://."
+    assert caplog.messages == [line] * is_warned
 
 
 @pytest.mark.parametrize(
@@ -438,11 +389,7 @@ FAR = "http://far.example:81"
     [
         ("collector:4318", "", f"collector:4318/v1/metrics {NO_ADDRESS}"),
         ("http://no..name:4318", "", f"http://no..name:4318 {NO_ADDRESS}"),
-        (f"http://{'a' * 64}.example:4318", "", f"http://{'a' * 64}.example:4318 {NO_ADDRESS}"),
-        *(
-            (FAR, proxy, f"no way to {FAR}: a proxy has to be of http://")
-            for proxy in ("socks5://127.0.0.1:9", "https://127.0.0.1:9", "no..name:9")
-        ),
+        (FAR, "socks5://127.0.0.1:9", f"no way to {FAR}: a proxy has to be of http://"),
     ],
 )
 def test_what_can_be_no_address_or_no_proxy_is_explained(
@@ -456,27 +403,6 @@ def test_what_can_be_no_address_or_no_proxy_is_explained(
 # --------------------------------------------------------------------------- odd replies
 
 
-def answering(begin: bytes, drops: Iterable[bytes] = ()) -> Callable[[socket.socket], None]:
-    """Answers with these bytes at once, and with these drops until the client closes."""
-
-    def talk(server: socket.socket) -> None:
-        connection, _ = server.accept()
-        with connection:
-            read_until(BODY["metrics"], connection)
-            with contextlib.suppress(OSError):
-                connection.sendall(begin)
-                for drop in drops:
-                    # The client sends nothing more: a readable socket means that it has closed.
-                    if select.select([connection], [], [], 0.01)[0]:
-                        return
-                    connection.sendall(drop)
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(65536):
-                    pass
-
-    return talk
-
-
 HUGE = 4 * 1024 * 1024
 
 
@@ -484,7 +410,6 @@ HUGE = 4 * 1024 * 1024
     ("reply", "kind"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n\xff\xff\xff\xff\xff", "delivered"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\ncut off", "delivered"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "delivered"),
         (b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "refused"),
         # TLS ports answer http:// like this: the request was not read.
@@ -498,36 +423,21 @@ HUGE = 4 * 1024 * 1024
     ],
 )
 def test_odd_replies_are_survived(http: Way, reply: bytes, kind: str) -> None:
-    with served(answering(reply)) as address:
+    def talk(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            read_until(BODY["metrics"], connection)
+            connection.sendall(reply)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+
+    with served(talk) as address:
         transport = http.connect(f"http://{address}")
         outcome = transport.send("metrics", BODY["metrics"])
         transport.close()
 
     assert outcome.kind == kind
-
-
-HEADERS = b" X\r\nContent-Type: text/plain\r\nContent-Length: 4000\r\n\r\n"
-
-
-@pytest.mark.parametrize(("status", "kind"), [(b"200", "delivered"), (b"400", "refused")])
-def test_a_body_that_drips_is_not_waited_for(http: Way, status: bytes, kind: str) -> None:
-    drops = iter([b"x"] * 1000)
-    with served(answering(b"HTTP/1.1 " + status + HEADERS, drops)) as address:
-        outcome = http.send(f"http://{address}", timeout_s=2.0)
-
-    assert next(drops, None)
-    # The status is known, and it counts.
-    assert outcome.kind == kind
-
-
-def test_headers_that_drip_end_the_attempt_at_the_timeout(http: Way) -> None:
-    drops = iter([b"x"] * 1000)
-    with served(answering(b"HTTP/1.1 200 OK\r\nX: ", drops)) as address:
-        outcome = http.send(f"http://{address}", timeout_s=0.5)
-
-    assert next(drops, None)
-    assert outcome.kind == "retry"
-    assert outcome.why.endswith("within 0.5 s")
 
 
 def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(http: Way) -> None:
@@ -560,7 +470,6 @@ def test_an_answer_to_a_request_of_which_the_rest_is_not_read_counts(http: Way) 
     ("variable", "text"),
     [
         ("METRICS_ENDPOINT", "http://[::1"),
-        ("METRICS_ENDPOINT", "http://127.0.0.1:port"),
         ("METRICS_ENDPOINT", "http://"),
         ("HEADERS", "authorization=sec%0Aret"),
     ],

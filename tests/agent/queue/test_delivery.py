@@ -16,8 +16,8 @@ from otel_ddp.agent.export.delivery import Delivery, Outcome, Send
 from otel_ddp.agent.export.folder import BLOCK_BYTES, Queue, Request
 from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS
-from otlp_receiver import Receiver, gauges
-from shortages import descriptors_below, no_threads
+from otlp_receiver import Receiver
+from shortages import no_threads
 
 DELIVERED = Outcome("delivered", "accepted by http://c")
 DOWN = Outcome("retry", "connection refused by http://c")
@@ -125,14 +125,6 @@ def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(delivery: Ben
     assert delivery.attempts == {"delivered": 2, "failed": 0, "refused": 1}
 
 
-def points_of(*series: tuple[str, int]) -> bytes:
-    """A real request with one point for each metric and rank."""
-    return gauges(*((name, rank, rank) for name, rank in series))
-
-
-MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]
-
-
 def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes_only(
     delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,36 +145,7 @@ def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes
     assert "OTLP logs: 500 from http://c/v1/logs; dropped: 1." in caplog.messages
 
 
-def test_a_file_that_cannot_be_read_now_is_sent_later(delivery: Bench) -> None:
-    delivery.put(requests("whole"))
-
-    with descriptors_below(3):
-        due_s = delivery.send_due()
-    during = delivery.troubles()["metrics"]
-    delivery.send_all_after(100)
-
-    assert due_s == pytest.approx(1.0)
-    assert "cannot be read: Too many open files since" in during
-    assert delivery.arrived == [b"whole"]
-    assert delivery.queue.dropped == {}
-
-
 # --------------------------------------------------------------------------- no disk
-
-
-def test_when_the_disk_recovers_memory_moves_there(no_disk: Queue) -> None:
-    delivery = Bench(no_disk)
-    delivery.always(DOWN)
-    delivery.put(requests("a", "b"))
-    delivery.send_due()
-    assert "wait in memory, the disk does not take it" in no_disk.describe()
-
-    no_disk.folder.unlink()
-    delivery.put(requests("c"))
-
-    assert (len(files_of(no_disk)), no_disk.memory_bytes) == (3, 0)
-    delivery.send_all_after(100)
-    assert delivery.arrived == [b"a", b"b", b"c"]
 
 
 def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
@@ -205,25 +168,6 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
 # --------------------------------------------------------------------------- what people see
 
 
-def test_what_fails_and_what_is_lost_is_counted(
-    delivery: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert delivery.troubles() == {}
-    delivery.always(Outcome("delivered", "http://c accepted the rest", rejected=3))
-    delivery.put(requests("a"))
-    delivery.send_due()
-    assert (delivery.troubles(), delivery.queue.dropped) == ({}, {"rejected": 3})
-    delivery.always(DOWN)
-    delivery.put(requests("b"))
-    delivery.send_due()
-
-    assert caplog.messages[0] == "OTLP metrics: http://c accepted the rest; dropped: 3."
-    assert delivery.attempts == {"delivered": 1, "failed": 1, "refused": 0}
-    assert [*delivery.troubles()] == ["metrics"]
-    assert delivery.queue.size_bytes == BLOCK_BYTES
-    assert delivery.queue.describe() == "4.1 kB wait on disk"
-
-
 def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
     delivery: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,15 +184,6 @@ def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
         assert len([each for each in during if each.startswith(line.format(lane))]) == 2
         (over,) = (each for each in caplog.messages[4:] if each.startswith(f"OTLP {lane}: "))
         assert re.fullmatch(f"OTLP {lane}: taken again after [0-9]+ s; .*", over)
-
-    # One that comes and goes is not logged each time.
-    caplog.clear()
-    for _ in range(10):
-        delivery.always(DOWN)
-        delivery.put(requests("a"))
-        delivery.send_due()
-        delivery.send_all_after(10)
-    assert len(caplog.records) == 2
 
 
 def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_minutes(
@@ -335,31 +270,6 @@ def test_what_a_hanging_collector_does_not_take_is_put_on_disk_and_handled_once(
     assert len(files_of(queue)) == left
 
 
-def test_a_lane_that_an_error_ended_is_started_again_and_loses_nothing(delivery: Bench) -> None:
-    failed = threading.Event()
-
-    def fail_once(body: bytes) -> Outcome:
-        if not failed.is_set():
-            failed.set()
-            raise AssertionError("a fault of ours")
-        return DELIVERED
-
-    delivery.answer = fail_once
-    delivery.start()
-    delivery.put(requests("a", "b"))
-    assert failed.wait(PATIENCE_S)
-    lane = delivery.threads()[0]
-    while lane.is_alive():
-        pass
-    problem = lane.problem
-
-    delivery.start()
-    delivery.stop(PATIENCE_S, PATIENCE_S)
-
-    assert problem == "the thread metrics does not run: an error ended it"
-    assert delivery.arrived == [b"a", b"b"]
-
-
 def test_without_threads_everything_goes_to_disk_and_is_sent_once_there_are_some(
     delivery: Bench,
 ) -> None:
@@ -411,17 +321,17 @@ def test_traces_that_are_never_answered_delay_no_metrics(queue: Queue) -> None:
         delivery.put([Request("traces", b"", 1)])
         assert receiver.wait_for(lambda r: r.hanging == 1)
 
-        delivery.put([Request("metrics", points_of(("loss", 1)), 1)])
+        delivery.put([Request("metrics", b"", 1)])
 
-        assert receiver.wait_for(lambda r: len(r.points()) == 1)
+        assert receiver.wait_for(lambda r: len(r.requests) == 1)
         assert receiver.hanging == 1
     delivery.stop(0.0, PATIENCE_S)
     transport.close()
 
 
-@pytest.mark.parametrize("mode", ["redirect", 401, 404, 500, 503])
+@pytest.mark.parametrize("mode", [302, 401, 500])
 def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
-    queue: Queue, mode: str | int, caplog: pytest.LogCaptureFixture
+    queue: Queue, mode: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What stands in the log about it is true: nothing is dropped, and it is taken in the end."""
     with Receiver() as receiver:
@@ -429,7 +339,7 @@ def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
         delivery = Bench(queue, transport.send)
         receiver.set_mode(503)
         for _ in range(5):
-            delivery.put([Request("metrics", points_of(*MANY), len(MANY))])
+            delivery.put(requests(""))
             delivery.send_due()
         receiver.set_mode(mode)
         for _ in range(10):
@@ -439,7 +349,7 @@ def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
         receiver.set_mode("ok")
         delivery.send_all_after(50)
 
-        assert len(receiver.points()) == 5 * len(MANY)
+        assert len(receiver.requests) == 5
         transport.close()
     assert delivery.queue.dropped == {}
     assert {each.endswith(" wait on disk.") for each in during} == {True}

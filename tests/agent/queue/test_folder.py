@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -58,21 +57,6 @@ def test_a_restart_finds_everything_in_order_and_adds_behind_it(folder: Path) ->
     assert drain(after) == [b"%d" % number for number in range(13)]
 
 
-def test_what_is_found_later_goes_before_what_waits_in_memory(folder: Path) -> None:
-    put(opened(folder), "metrics", b"of an earlier agent")
-    away = folder.rename(folder.with_name("away"))
-    folder.write_text("in the way")
-    queue = opened(folder)
-    assert not put(queue, "metrics", b"new")
-    assert not put(queue, "logs", b"in memory")
-
-    folder.unlink()
-    away.rename(folder)
-    queue.write("metrics")
-
-    assert drain(queue) == [b"in memory", b"of an earlier agent", b"new"]
-
-
 def test_a_folder_that_a_living_agent_uses_is_left_alone(folder: Path) -> None:
     put(opened(folder), "metrics", b"theirs")
     half = folder / "00000000000000000002-metrics-7-0.z.half"
@@ -101,8 +85,6 @@ def test_nodes_and_places_that_share_a_disk_have_folders_of_their_own() -> None:
     assert {path.parent for path in found} == {Path("/disk")}
     # The next agent of a node finds it again.
     assert folder_of("spool-", conf, Place(Path("/dev/shm/otel_ddp-0")), "a") == found[0]
-    name = socket.gethostname()
-    assert folder_of("spool-", conf, here) == folder_of("spool-", conf, here, name)
 
 
 def test_current_values_are_dropped_first_when_there_is_no_room(folder: Path) -> None:

@@ -23,7 +23,6 @@ import contextlib
 import errno
 import os
 import re
-import stat
 import zlib
 from collections import Counter
 from collections.abc import Collection
@@ -106,8 +105,6 @@ def _find(path: Path) -> Request | None:
         found = os.lstat(path)
     except FileNotFoundError:
         return None  # another process has just removed it
-    if not stat.S_ISREG(found.st_mode):
-        return None
     number, lane, points, oldest_s, standing = match.groups()
     return Request(
         lane,
@@ -272,11 +269,7 @@ class Queue(Waiting):
             return False
 
     def _set_problem(self, error: OSError) -> None:
-        """Set `problem`."""
-        # The error may be about a parent folder.
-        above = error.filename in map(str, self.folder.parents)
-        where = error.filename if above else self.folder
-        self.problem = f"{where}: {error.strerror or error}"
+        self.problem = f"{self.folder}: {error.strerror or error}"
 
     def _lock_folder(self) -> bool:
         """Lock the folder, unless we hold the lock; False if another agent does."""

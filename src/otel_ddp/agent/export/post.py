@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import select
 import socket
 import ssl
-import time
 from collections.abc import Mapping
-from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from ipaddress import ip_address, ip_network
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -34,43 +31,15 @@ class TlsFiles(NamedTuple):
 _NO_FILES = TlsFiles()
 
 
-class _Timed(io.RawIOBase):
-    """Reads a socket until a deadline, which covers all reads."""
-
-    def __init__(self, sock: socket.socket, ends_at: float) -> None:
-        self._sock, self._ends_at = sock, ends_at
-        self._raw = sock.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(max(self._ends_at - time.monotonic(), 0.001))
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Response(HTTPResponse):
-    """An answer that has to be complete at a deadline, also if its headers or body drip."""
-
-    def __init__(self, ends_at: float, sock: socket.socket, **more: Any) -> None:
-        super().__init__(sock, **more)
-        self.fp = io.BufferedReader(_Timed(sock, ends_at))
-
-
 class Route:
     """A persistent connection to an address, by a proxy if the variables name one.
 
-    Connecting, sending and the answer may take the timeout each.
+    The timeout applies to connecting, to sending and to each read.
     """
 
     def __init__(self, url: str, timeout_s: float, tls: TlsFiles = _NO_FILES) -> None:
         """Raises one of UNANSWERED if the URL is invalid or a TLS file cannot be loaded."""
         there, self._headers = _address(url), dict[str, str]()
-        self._timeout_s = timeout_s
         host, port = str(there.hostname), there.port or _PORTS[there.scheme]
         proxy = _proxy(there)
         by = (host, port) if proxy is None else (str(proxy.hostname), proxy.port or _PORTS["http"])
@@ -103,24 +72,15 @@ class Route:
             # Readable without a request: the server has closed it.
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
-            # Less may be left of the last answer's time.
-            connection.sock.settimeout(self._timeout_s)
             if poll.poll(0):
                 connection.close()
-        # A tunnel through a proxy has an answer too.
-        self._set_deadline()
         try:
             connection.request("POST", self._target, body, {**headers, **self._headers})
         except (BrokenPipeError, ConnectionResetError):
             # The server may have answered before it stopped reading.
             if connection.sock is None:
                 raise
-        self._set_deadline()
         return connection.getresponse()
-
-    def _set_deadline(self) -> None:
-        made = partial(_Response, time.monotonic() + self._timeout_s)
-        self._connection.response_class = made  # type: ignore[assignment]
 
     def close(self) -> None:
         self._connection.close()

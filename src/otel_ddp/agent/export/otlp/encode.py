@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from struct import Struct, pack
+from struct import Struct
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -40,7 +40,6 @@ SCOPE = "otel_ddp"
 NUMBER_ATTRIBUTES = 7
 HISTOGRAM_ATTRIBUTES = 9
 RESOURCE_ATTRIBUTES = 1
-EVENT_ATTRIBUTES = 3
 LOG_ATTRIBUTES = 6
 SPAN_ATTRIBUTES = 9
 
@@ -58,6 +57,8 @@ _CUMULATIVE = b"\x10\x02"
 _MONOTONIC = b"\x18\x01"
 
 
+# Cached: most numbers are lengths, and the loop would take as long as the rest of a point.
+@lru_cache(1024)
 def _varint(number: int) -> bytes:
     out = bytearray()
     while number > 0x7F:
@@ -67,22 +68,14 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-# Few points are longer, and a look-up costs a fifth of the loop above.
-_SHORT = tuple(_varint(number) for number in range(1024))
-
-
-def _length(number: int) -> bytes:
-    return _SHORT[number] if number < 1024 else _varint(number)
-
-
 def element(number: int, content: bytes) -> bytes:
     """A length-delimited field: a string, a message or packed numbers."""
-    return _varint(number << 3 | 2) + _length(len(content)) + content
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
 def _around(number: int, parts: Sequence[bytes]) -> list[bytes]:
     """A length-delimited field of several large parts, which only `request` copies."""
-    return [_varint(number << 3 | 2) + _length(sum(map(len, parts))), *parts]
+    return [_varint(number << 3 | 2) + _varint(sum(map(len, parts))), *parts]
 
 
 def utf8(text: str) -> bytes:
@@ -126,20 +119,7 @@ def number_point(attributes: bytes, time_ns: int, value: float, start_ns: int = 
         body = _START_TIME_VALUE(0x11, start_ns, 0x19, time_ns, 0x21, value) + attributes
     else:
         body = _TIME_VALUE(0x19, time_ns, 0x21, value) + attributes
-    size = len(body)
-    return b"\x0a" + (_SHORT[size] if size < 1024 else _varint(size)) + body
-
-
-def number_points(attributes: bytes, times: Sequence[int], values: Sequence[float]) -> bytes:
-    """Points of one gauge, which have equal lengths: each byte is written for all at once."""
-    head, count = b"\x0a" + _length(18 + len(attributes)), len(times)
-    # Two tags, and two numbers of eight bytes.
-    point = head + _TIME_VALUE(0x19, 0, 0x21, 0.0) + attributes
-    found = bytearray(point * count)
-    for at, numbers in ((1, pack(f"<{count}Q", *times)), (10, pack(f"<{count}d", *values))):
-        for byte in range(8):
-            found[len(head) + at + byte :: len(point)] = numbers[byte::8]
-    return bytes(found)
+    return b"\x0a" + _varint(len(body)) + body
 
 
 def most_points(attributes: bytes, most: int) -> int:

@@ -10,9 +10,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from otel_ddp import __version__
 from otel_ddp.agent.export.delivery import Outcome
@@ -33,9 +30,6 @@ _STATUSES = {
     grpc.StatusCode.UNIMPLEMENTED: 404,
     grpc.StatusCode.UNKNOWN: 500,
     grpc.StatusCode.INTERNAL: 500,
-    grpc.StatusCode.NOT_FOUND: 500,
-    grpc.StatusCode.ALREADY_EXISTS: 500,
-    grpc.StatusCode.FAILED_PRECONDITION: 500,
 }
 _BAD_HEADER = Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
 
@@ -92,16 +86,4 @@ class GrpcSender:
         elif status == 500 and "http2 header with status" in text.lower():
             # A proxy that answers by HTTP has not read the request.
             status = 503
-        after_s = _retry_after_s(error)
-        return answered(status, f"{code.name} from {where}", text, self._signal, after_s)
-
-
-def _retry_after_s(error: Any) -> float:
-    info = RetryInfo()
-    metadata = dict(error.trailing_metadata() or ())
-    try:
-        for detail in Status.FromString(metadata.get("grpc-status-details-bin", b"")).details:
-            detail.Unpack(info)
-    except DecodeError:
-        return 0.0
-    return float(max(info.retry_delay.seconds + info.retry_delay.nanos / 1e9, 0.0))
+        return answered(status, f"{code.name} from {where}", text, self._signal, 0.0)

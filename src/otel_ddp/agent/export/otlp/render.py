@@ -181,9 +181,9 @@ class Renderer:
         attributes, found = _encoded(series), list[_Part]()
         most = encode.most_points(attributes, _MOST_POINTS // 4)
         for begin in range(0, end, most):
-            part = times[begin : min(begin + most, end)]
-            content = encode.number_points(attributes, part, values[begin : begin + len(part)])
-            found.append((content, part[0], len(part), series.metric))
+            part = range(begin, min(begin + most, end))
+            points = [encode.number_point(attributes, times[at], values[at]) for at in part]
+            found.append((b"".join(points), times[begin], len(part), series.metric))
         return found
 
     def _end(self, series: Series, now_ns: int) -> Sequence[_Part]:
@@ -264,18 +264,7 @@ def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trac
         span.status.message = _clean(content["error"])
     if link := content.get("link"):
         span.links.add(trace_id=layout.trace_id(run, str(link[0])), span_id=bytes.fromhex(link[1]))
-    if content.get("exception"):
-        event = span.events.add(name="exception", time_unix_nano=_time_ns(content["end"]))
-        event.MergeFromString(encode.attribute_bytes(_exception(content), encode.EVENT_ATTRIBUTES))
     return span
-
-
-def _exception(content: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of the exception that ended a span."""
-    _, full_name = content["exception"]
-    said = str(content.get("error") or "").partition(": ")[2]
-    message = {"exception.message": said} if said else {}
-    return {"exception.type": str(full_name), **message}
 
 
 def _log_records(labels: Labels, content: dict[str, Any]) -> Iterator[_Part]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import logging
-import math
 import os
 from collections.abc import Mapping
 from http.client import HTTPResponse
@@ -56,7 +55,7 @@ class Transport:
         return Variables(signal, self._settings, self._env)
 
     def send(self, signal: str, body: bytes) -> Outcome:
-        """Make one attempt, whose connecting, sending and answer take the timeout each at most."""
+        """Make one attempt; the timeout applies to connecting, to sending and to each read."""
         try:
             if signal not in self._senders:
                 self._senders[signal] = self._open(self._variables(signal))
@@ -176,6 +175,5 @@ def _is_tls_port(response: HTTPResponse, reply: bytes) -> bool:
 def _retry_after_s(text: str | None) -> float:
     """The seconds in the header; 0 for other text, such as a date."""
     with contextlib.suppress(TypeError, ValueError):
-        seconds = float(text or "")
-        return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+        return max(float(text or ""), 0.0)
     return 0.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from otel_ddp.agent.export.post import TlsFiles, is_loopback, take_user, without_credentials
 from otel_ddp.settings import Settings, value
@@ -52,7 +50,7 @@ class Variables:
         endpoint = own or settings.endpoint
         # Over HTTP the general endpoint lacks the path.
         needs_path = not own and self.protocol != "grpc"
-        url = _with_path(endpoint, f"/v1/{signal}") if needs_path else endpoint
+        url = f"{endpoint.rstrip('/')}/v1/{signal}" if needs_path else endpoint
         self.url, self._authorization = take_user(url)
         """The address of requests; user and password become a header."""
 
@@ -100,11 +98,10 @@ class Variables:
         bare = "//" not in self.url and self.insecure()
         if not (bare or self.url.lower().startswith("http://")) or is_loopback(self.url):
             return ""
-        where = f"goes to {without_credentials(self.url)} without encryption: use https://."
-        secrets = [text for name, text in self.headers().items() if _SECRET.search(name)]
-        if secrets in ([], [self._authorization]):
-            return f"A password {where}" if secrets else ""
-        return f"{self._read('HEADERS')[0]}: a token {where}"
+        if not any(map(_SECRET.search, self.headers())):
+            return ""
+        where = without_credentials(self.url)
+        return f"A token or password goes to {where} without encryption: use https://."
 
     def _value(self, name: str) -> Any:
         own = value(f"{self._own}{name}", self._env)
@@ -115,12 +112,3 @@ class Variables:
         own = self._env.get(f"{self._own}{name}", "").strip()
         variable = f"{self._own if own else _GENERAL}{name}"
         return variable, self._env.get(variable, "").strip()
-
-
-def _with_path(url: str, path: str) -> str:
-    """The address with a longer path."""
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        if parts.netloc:
-            return parts._replace(path=f"{parts.path.rstrip('/')}{path}", fragment="").geturl()
-    return f"{url.rstrip('/')}{path}"
