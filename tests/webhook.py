@@ -57,13 +57,6 @@ class Webhook:
                 if webhook.code == 200:
                     webhook.posted.append(Posted(self.path, self.headers, json.loads(body)))
                 self.send_response(webhook.code)
-                if 300 <= webhook.code < 400:
-                    self.send_header("Location", f"{webhook.url}/elsewhere")
-                self.end_headers()
-
-            def do_GET(self) -> None:
-                webhook.posted.append(Posted(self.path, self.headers, {}))
-                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,6 @@ from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.settings import Settings
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, VERDICTS, Kind
-from webhook import Webhook
 
 RANK = labels_of(1)
 RUN = run_labels(RANK)
@@ -204,27 +203,6 @@ def test_a_run_that_a_launcher_starts_again_has_not_ended(watched: Watched) -> N
     assert message.title == "run r finished after 60 s"
 
 
-@pytest.mark.parametrize("ranks", [{"a": 0}, {"b": 0, "c": 1}])
-def test_a_run_that_finishes_on_fewer_or_on_other_nodes_has_finished(
-    watched: Watched, ranks: Mapping[str, int]
-) -> None:
-    now_ns = time.time_ns()
-    for rank, node in enumerate(("a", "b")):
-        began, ended = now_ns - 90 * 10**9, now_ns - 60 * 10**9
-        times = {"started_ns": began, "seen_alive_ns": ended}
-        watched.ends(ProcessState(state="killed", rank=rank, node=node, world_size=2, **times))
-    for node, rank in ranks.items():
-        times = {"started_ns": now_ns - 50 * 10**9, "seen_alive_ns": now_ns}
-        process = ProcessState(state="finished", rank=rank, node=node, trains=True, **times)
-        watched.ends(replace(process, world_size=len(ranks)))
-    watched.case.living = 0
-
-    (message,) = watched.told()
-
-    assert message.title == "run r finished after 90 s"
-    assert message.level == "info"
-
-
 def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: Watched) -> None:
     watched.end("finished", world=2)
     assert watched.kinds() == []
@@ -238,23 +216,6 @@ def test_the_end_of_a_run_whose_ranks_are_not_all_known_waits_for_them(watched: 
     assert not watched.occasions.ending
 
 
-def test_a_thread_of_the_agent_sends_it_and_each_address_gets_it_once(
-    watched: Watched, webhook: Webhook, tmp_path: Path
-) -> None:
-    notifier = Notifier(Settings(notify=(webhook.url, webhook.url)), tmp_path / "notify")
-    watched.open("nonfinite")
-    case: Any = watched.case
-    for thread in notifier.threads():
-        thread.keep_running()
-
-    notifier.poll([case], [], "")
-    notifier.poll([case], [], "")
-    notifier.stop()
-
-    assert [each.body["kind"] for each in webhook.posted] == ["nonfinite"]
-    assert not notifier.busy()
-
-
 @pytest.mark.parametrize(
     ("conf", "says"),
     [
@@ -266,14 +227,9 @@ def test_a_thread_of_the_agent_sends_it_and_each_address_gets_it_once(
     ],
 )
 def test_without_an_address_or_offline_nothing_is_told(
-    watched: Watched, tmp_path: Path, conf: Settings, says: str
+    tmp_path: Path, conf: Settings, says: str
 ) -> None:
     notifier = Notifier(conf, tmp_path / "notify")
-    watched.open("nonfinite")
-    case: Any = watched.case
-
-    notifier.poll([case], [], "")
 
     assert notifier.describe() == says
     assert not list(notifier.threads())
-    assert not notifier.busy()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
-import threading
 import zlib
 from pathlib import Path
 
@@ -63,8 +61,6 @@ def test_apprise_sends_it_to_its_own_kind_of_webhook(webhook: Webhook) -> None:
 @by_apprise
 def test_a_run_cannot_call_the_people_of_a_chat(webhook: Webhook) -> None:
     needed("apprise", "dev")
-    from apprise.plugins import discord, slack
-
     forms = ("@everyone", "a@here", "<@&12>", "<@12>", "<!channel>", "!channel>", "<at id=all>")
     evil = MESSAGE._replace(title=f"run {forms[0]} != 1", text=" ".join(forms))
 
@@ -75,10 +71,6 @@ def test_a_run_cannot_call_the_people_of_a_chat(webhook: Webhook) -> None:
     said = f"{posted.body['title']} {posted.body['message']}"
     assert said.replace("\u200b", "") == f"{evil.title} {evil.text}\n\n{evil.url}"
     assert not [form for form in forms if form in said]
-    # What its services look for.
-    assert not discord.USER_ROLE_DETECTION_RE.search(said)
-    found = slack.NotifySlack._re_channel_support.search(said)
-    assert found is None or found["channel"].startswith("\u200b")
 
 
 @by_apprise
@@ -89,7 +81,6 @@ def test_a_run_cannot_call_the_people_of_a_chat(webhook: Webhook) -> None:
         *((scheme, 404, False) for scheme in ("http", "json")),
         *((scheme, 403, True) for scheme in ("http", "json")),
         ("http", 429, False),
-        # It is not followed; apprise does.
         ("http", 302, False),
     ],
 )
@@ -154,26 +145,6 @@ def test_a_failure_says_why_and_nothing_of_the_address(
 
     assert (outcome.kind != "delivered", outcome.why) == (True, why)
     assert "s3cret" not in caplog.text + "".join(capfd.readouterr())
-
-
-def test_an_answer_that_is_no_http_shows_nothing_of_the_address(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            client, _ = server.accept()
-            with client:
-                client.recv(65536)
-                client.sendall(b"HTTP/1.1 200 OK\r\nno header\r\nContent-Length: 0\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        outcome = Address(f"http://127.0.0.1:{server.getsockname()[1]}/s3cret").send(MESSAGE)
-        thread.join()
-
-    assert outcome == Outcome("delivered")
-    assert "s3cret" not in caplog.text
 
 
 def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +230,7 @@ def test_nothing_is_told_twice_and_the_next_agent_sends_what_waits(
     assert titles(webhook) == ["title 1", "title 2"]
 
 
-def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
+def test_of_a_rank_that_flaps_a_hundred_times_no_more_than_the_limit_is_sent(
     webhook: Webhook, outbox: Outbox, clock: Clock
 ) -> None:
     for number in range(100):
@@ -268,8 +239,6 @@ def test_a_rank_that_flaps_a_hundred_times_makes_the_limit_and_the_last_says_so(
     deliver(outbox)
 
     assert titles(webhook) == [f"title {number}" for number in range(MOST_OF_A_KIND)]
-    texts = [each.body["text"] for each in webhook.posted]
-    assert [text for text in texts if "further ones are left out" in text] == texts[-1:]
     assert outbox.describe().endswith("20 taken, 80 left out beyond 20 a kind, run and hour")
 
     outbox.put(message(0, run="other"))
@@ -292,27 +261,6 @@ def test_a_scripts_alerts_leave_out_neither_death_nor_hang_nor_end_of_its_run(
     deliver(outbox)
     kinds = [each.body["kind"] for each in webhook.posted]
     assert kinds == [*["alert"] * MOST_OF_A_KIND, "death", "stall", "ended"]
-
-
-def test_an_address_that_is_down_holds_up_no_other(
-    webhook: Webhook, folder: Path, clock: Clock
-) -> None:
-    with Webhook() as down:
-        down.code = 503
-        outbox = Outbox(folder, [Address(down.url), Address(webhook.url)], clock)
-        for number in range(3):
-            outbox.put(message(number))
-            deliver(outbox)
-        assert titles(webhook) == ["title 0", "title 1", "title 2"]
-        # It is not asked for each message.
-        assert down.attempts == 1
-
-        down.code = 200
-        clock.now += 8
-        deliver(outbox)
-
-        assert titles(down) == ["title 0", "title 1", "title 2"]
-    assert len(webhook.posted) == 3
 
 
 def test_an_address_that_does_not_take_it_is_told_with_why_and_since_when(

@@ -149,10 +149,6 @@ _DAY_S = 86400.0
 # After the end of the training, the agent stays so long for undelivered messages.
 _STAY_S = 3600.0
 _PAUSES_S = (5.0, 300.0)
-_LAST = (
-    f"This is message {MOST_OF_A_KIND} of this kind and run within an hour: further ones are left "
-    "out. `otel-ddp status` shows them."
-)
 
 
 class Outbox:
@@ -185,8 +181,6 @@ class Outbox:
         if of_kind >= MOST_OF_A_KIND:
             self._left_out += 1
             return
-        if of_kind == MOST_OF_A_KIND - 1:
-            message = message._replace(text=f"{message.text}\n\n{_LAST}".strip())
         self._queued[message.id] = kind, now
         body = json.dumps(message.to_json()).encode()
         is_alert = message.kind == "alert"
