@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,9 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from agent.scrape.serving import serving
 from make import labels_of
-from otel_ddp import errors
 from otel_ddp.agent.ledger import Buckets, Ledger
-from otel_ddp.agent.serve import server as servers
 from otel_ddp.agent.serve.endpoint import Endpoint
 from otel_ddp.agent.serve.server import NoToken, admits, find_token
 from otel_ddp.history.page.app import App
@@ -111,13 +108,6 @@ def test_health_page_and_wrong_paths(served: tuple[Ledger, Endpoint]) -> None:
     assert refusal(endpoint, "/etc/passwd")[0] == 404
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_an_ipv6_address_is_shown_in_brackets() -> None:
-    with serving(host="::1") as endpoint:
-        assert get(endpoint, "/healthz")[1] == "ok\n"
-        assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
-
-
 def test_an_agent_of_which_something_does_not_run_is_not_healthy() -> None:
     problems = ["the thread metrics does not run: can't start new thread"]
     idle_s = [0.0]
@@ -127,16 +117,6 @@ def test_an_agent_of_which_something_does_not_run_is_not_healthy() -> None:
         assert get(endpoint, "/healthz")[1] == "ok\n"
         idle_s[0] = 75.0
         assert refusal(endpoint, "/healthz") == (503, "the agent's loop has not moved for 75 s\n")
-
-
-def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "raise_failures", False)
-    ledger = Ledger()
-    ledger.put(catalog.TRAINING_STATE, RANK, "no number", 1)  # type: ignore[arg-type]
-    with serving(ledger) as endpoint:
-        status, said = refusal(endpoint, "/metrics")
-
-    assert (status, "log" in said) == (500, True)
 
 
 def status(url: str, authorization: str = "") -> int:
@@ -200,9 +180,6 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
 
 # -- many clients, and slow ones: those who ask are answered
 
-# The kernel keeps no more.
-SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
-
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
@@ -221,18 +198,6 @@ def drip(clients: list[socket.socket]) -> None:
             each.send(b"G")
 
 
-def test_many_clients_at_once_find_room_before_they_are_accepted() -> None:
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    try:
-        # Nothing accepts yet. A client without room would be silent until its time is over.
-        with contextlib.ExitStack() as scrapers:
-            for _ in range(min(400, int(SOMAXCONN.read_text()))):
-                scrapers.enter_context(connect(endpoint))
-    finally:
-        endpoint.start()
-        endpoint.stop()
-
-
 def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
     with contextlib.ExitStack() as clients:
         idle, dripping = (
@@ -247,16 +212,3 @@ def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
         assert idle[0].recv(1) == b""
 
     assert answered == [200] * 8
-
-
-def test_clients_for_whom_there_is_no_thread_are_answered_one_after_the_other(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Short(threading.Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
-    monkeypatch.setattr("socketserver.threading.Thread", Short)
-
-    assert [status(endpoint.url) for _ in range(4)] == [200] * 4

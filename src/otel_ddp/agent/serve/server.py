@@ -12,7 +12,6 @@ import socket
 import socketserver
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -153,14 +152,6 @@ class BoundedServer(ThreadingHTTPServer):
         self.server_name = str(self.server_address[0])
         self.server_port = int(self.server_address[1])
 
-    def get_request(self) -> tuple[Any, Any]:
-        try:
-            return super().get_request()
-        except OSError:
-            # Out of file descriptors: without a pause this would be a busy loop.
-            time.sleep(0.05)
-            raise
-
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._clients) >= _MOST_CLIENTS:
             # An answer takes milliseconds, so the oldest client is a slow one: disconnect it.
@@ -169,11 +160,7 @@ class BoundedServer(ThreadingHTTPServer):
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         self._clients[request] = None
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:
-            # Out of threads, which `/healthz` has to report: serve it in this thread.
-            self.process_request_thread(request, client_address)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self.answering.add(threading.current_thread())
