@@ -25,11 +25,11 @@ from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
 from conftest import Here, Journal
+from loops import INPUT, watched
 from measured import OneOf
 from node import Node, finished
 from otel_ddp.torch.steps import budget
 
-INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
 
 
@@ -54,19 +54,14 @@ class Style(NamedTuple):
 EVERYTHING = ("optimizer", "forward", "backward", "comm_wait", "data", "samples")
 WITH_COMPILE = "data forward backward comm_wait optimizer compile"
 BY_COMPILER: dict[str, Any] = {"phases": WITH_COMPILE}
-SEEN_FROM_THE_SECOND: dict[str, Any] = {**BY_COMPILER, "micro_batches": 2, "samples": 16}
-SCALED: dict[str, Any] = {"steps": 4, "skipped": 1, "micro_batches": 5, "samples": 40} | {
-    "scaled": True
+SCALED: dict[str, Any] = {
+    "steps": 4,
+    "skipped": 1,
+    "micro_batches": 5,
+    "samples": 40,
+    "scaled": True,
 }
-THREE_TIMES = {"micro_batches": 15, "samples": 120}
-NOTHING: dict[str, Any] = {"steps": 0, "micro_batches": 0, "samples": 0, "phases": ""}
 UNSEEN = dict.fromkeys(("forward", "backward", "comm_wait", "samples", "flops"), "not_called")
-WHOLLY_COMPILED: dict[str, Any] = {
-    "micro_batches": 0,
-    "samples": 0,
-    "phases": "data optimizer compile",
-    "missing": UNSEEN,
-}
 
 
 # -- how they train, one process
@@ -89,12 +84,6 @@ def sgd(model: nn.Module) -> SGD:
     return SGD(model.parameters(), lr=0.1)
 
 
-def watched() -> tuple[nn.Module, SGD]:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    return model, sgd(model)
-
-
 def linear() -> nn.Module:
     return nn.Linear(4, 1)
 
@@ -103,49 +92,40 @@ def embedded() -> nn.Module:
     return nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
 
 
-def compiled(make: Callable[[], nn.Module], backend: str = "eager") -> Callable[[], Any]:
-    return lambda: torch.compile(make(), backend=backend, fullgraph=True)
-
-
 def trained(
     make: Callable[[], Any] = linear,
     optimizer: Callable[[Any], Any] = sgd,
     batch: torch.Tensor = INPUT,
     loss: Callable[[Any], torch.Tensor] = torch.sum,
+    count: int = 3,
 ) -> Callable[[], Any]:
     """The line goes after the model is made, and before its optimizer."""
 
     def style() -> Any:
         model = make()
         otel_ddp.instrument(model)
-        train(lambda inputs: loss(model(inputs)), optimizer(model), batch=batch)
+        train(lambda inputs: loss(model(inputs)), optimizer(model), count, batch)
         return model
 
     return style
 
 
 def no_loader() -> Any:
-    model = nn.Linear(4, 1)
-    optimizer = sgd(model)
-    otel_ddp.instrument(model)
+    model, optimizer = watched()
     for _ in range(3):
         model(INPUT).sum().backward()
         optimizer.step()
     return model
 
 
-def with_dropout() -> Any:
+def with_dropout() -> nn.Module:
     """It draws random numbers, in steps that are measured and in others."""
-    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
-    otel_ddp.instrument(model)
-    train(model, sgd(model), 12)
-    return model
+    return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
 
 
 def accumulated() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    accumulate(model, sgd(model))
+    model, optimizer = watched()
+    accumulate(model, optimizer)
     return model
 
 
@@ -185,34 +165,6 @@ def scaled(optimizer: Callable[[Any], Any], each: int = 1) -> Callable[[], Any]:
     return trained
 
 
-def scaled_gan() -> Any:
-    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-    scaler = torch.amp.GradScaler("cpu")
-    first, second = sgd(critic), sgd(generator)
-    otel_ddp.instrument(generator)
-    otel_ddp.instrument(critic, scaler=scaler)
-    for number, batch in enumerate(batches(4)):
-        loss = critic(generator(batch).detach()).sum() * (float("inf") if number == 2 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(first)
-        second.zero_grad()
-        scaler.scale(critic(generator(batch)).sum()).backward()
-        scaler.step(second)
-        scaler.update()
-        first.zero_grad()
-    return generator, critic
-
-
-def half_precision() -> Any:
-    model, optimizer = watched()
-    for batch in batches():
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = model(batch).sum()
-        loss.backward()
-        optimizer.step()
-    return model
-
-
 def gan(named: bool = False) -> Any:
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     first, second = sgd(critic), sgd(generator)
@@ -228,40 +180,10 @@ def gan(named: bool = False) -> Any:
     return generator, critic
 
 
-def wgan() -> Any:
-    """The critic is called twice a batch; the generator trains after every fifth."""
-    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-    first, second = sgd(critic), sgd(generator)
-    otel_ddp.instrument(generator)
-    otel_ddp.instrument(critic)
-    for number, batch in enumerate(batches(20)):
-        fake = generator(batch).detach()
-        (critic(fake) - critic(batch)).sum().backward()
-        first.step()
-        if number % 5 == 4:
-            critic(generator(batch)).sum().backward()
-            second.step()
-    return generator, critic
-
-
 def siamese() -> Any:
     model, optimizer = watched()
     for batch in batches():
         (model(batch) + model(batch + 1.0) - model(batch - 1.0)).sum().backward()
-        optimizer.step()
-    return model
-
-
-def micro_batched() -> Any:
-    """As a stage of a pipeline does it, one forward and one backward in turn."""
-    model, optimizer = watched()
-    for batch in batches():
-        parts = list(batch.chunk(4))
-        under_way = [model(parts.pop()), model(parts.pop())]
-        while under_way:
-            under_way.pop(0).sum().backward()
-            if parts:
-                under_way.append(model(parts.pop()))
         optimizer.step()
     return model
 
@@ -272,28 +194,6 @@ def validated_in_training_mode() -> Any:
         model(batch), model(batch)
         model(batch).sum().backward()
         optimizer.step()
-    return model
-
-
-def hidden_and_accumulated() -> Any:
-    model = Hidden(4, 1)
-    optimizer = sgd(model)
-    otel_ddp.instrument(model)
-    for number, batch in enumerate(batches(6)):
-        model(batch)().backward()
-        if number % 2:
-            optimizer.step()
-    return model
-
-
-def several_optimizers() -> Any:
-    model = nn.Linear(4, 1)
-    weight, bias = SGD([model.weight], lr=0.1), Adam([model.bias])
-    otel_ddp.instrument(model)
-    for batch in batches():
-        model(batch).sum().backward()
-        weight.step()
-        bias.step()
     return model
 
 
@@ -325,72 +225,16 @@ def in_backward() -> Any:
     return model
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool, wrap: Callable[[torch.Tensor], Any] = lambda x: x) -> None:
-        super().__init__()
-        self.inner, self.reentrant, self.wrap = nn.Linear(4, 1), reentrant, wrap
-
-    def forward(self, inputs: torch.Tensor) -> Any:
-        return self.wrap(checkpoint(self.inner, inputs, use_reentrant=self.reentrant))
-
-
 def compiled_after() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    train(torch.compile(model, backend="eager", fullgraph=True), sgd(model))
-    return model
-
-
-def compiled_in_place(before: bool) -> Callable[[], Any]:
-    def trained() -> Any:
-        model = nn.Linear(4, 1)
-        if before:
-            model.compile(backend="eager", fullgraph=True)
-        otel_ddp.instrument(model)
-        if not before:
-            model.compile(backend="eager", fullgraph=True)
-        train(model, sgd(model))
-        return model
-
-    return trained
-
-
-def compiled_step() -> Any:
     model, optimizer = watched()
-
-    @torch.compile(backend="eager")
-    def step(batch: torch.Tensor) -> None:
-        model(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for batch in batches():
-        step(batch)
+    train(torch.compile(model, backend="eager", fullgraph=True), optimizer)
     return model
 
 
-class SignSGD(torch.optim.Optimizer):
-    """One whose step, unlike those of torch's own, can be compiled whole."""
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-
-    def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.sub_(parameter.grad.sign() * group["lr"])
-
-
-def compiled_whole_optimizer() -> Any:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SignSGD(model.parameters())
-    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
-    for batch in batches():
-        model(batch).sum().backward()
-        step()
-        optimizer.zero_grad()
+def compiled_in_place() -> Any:
+    model, optimizer = watched()
+    model.compile(backend="eager", fullgraph=True)
+    train(model, optimizer)
     return model
 
 
@@ -398,40 +242,6 @@ class Hidden(nn.Linear):
     def forward(self, inputs: torch.Tensor) -> Any:
         loss = super().forward(inputs).sum()
         return lambda: loss
-
-
-def without_parameters() -> Any:
-    """What is learnt is the input, which belongs to no module."""
-    model, learnt = nn.Tanh(), INPUT.clone().requires_grad_()
-    optimizer = SGD([learnt], lr=0.1)
-    otel_ddp.instrument(model, optimizer=optimizer)
-    train(model, optimizer, batch=learnt)
-    return nn.ParameterList([learnt]), model
-
-
-class OwnOptimizer:
-    """Has a step, and nothing else of torch's optimizers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.parameters = list(model.parameters())
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for parameter in self.parameters:
-            parameter -= 0.1 * parameter.grad
-
-    def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
-
-def callable_() -> Any:
-    """There are no hooks on it, and nothing is claimed."""
-    inner = nn.Linear(4, 1)
-    model = inner.forward
-    otel_ddp.instrument(model)
-    train(model, sgd(inner))
-    return inner
 
 
 class Fragile(nn.Linear):
@@ -480,7 +290,7 @@ def failing(where: str) -> Callable[[], Any]:
 
 ALONE = [
     Style("plain loop", trained()),
-    Style("dropout", with_dropout, 12, 12, 8 * 12),
+    Style("dropout", trained(with_dropout, count=12), 12, 12, 8 * 12),
     Style("words", trained(embedded, batch=WORDS), samples=6, tokens=30),
     Style(
         "no loader of torch's",
@@ -494,38 +304,35 @@ ALONE = [
         "scaler, an infinity, fused Adam, accumulation",
         scaled(lambda parameters: Adam(parameters, fused=True), each=3),
         # Whether such an optimizer has left the weights alone is on its device.
-        **{**SCALED, **THREE_TIMES, "steps": 5, "skipped": 0},
+        **{**SCALED, "steps": 5, "skipped": 0, "micro_batches": 15, "samples": 120},
     ),
-    # A critic's step that the scaler skips is taken for the generator's.
-    Style("scaler, GAN", scaled_gan, steps=3, skipped=1, micro_batches=8, samples=64, scaled=True),
-    Style("float16 without scaler", half_precision),
     Style("GAN", gan, steps=4, micro_batches=6, samples=48),
     Style("GAN, step_optimizer", lambda: gan(named=True), steps=2, micro_batches=6, samples=48),
-    Style("WGAN", wgan, steps=20, micro_batches=24, samples=192),
     Style("siamese", siamese),
-    Style("pipeline by hand", micro_batched, micro_batches=12),
     Style("validation in training mode", validated_in_training_mode),
-    Style("several optimizers", several_optimizers),
     # Each step evaluates twice.
     Style("LBFGS", lbfgs, micro_batches=6, samples=48),
     Style("optimizer in backward", in_backward, phases="data forward backward comm_wait"),
-    Style("a model that is no module", callable_, **NOTHING),
-    Style("compiled, then watched", trained(compiled(linear)), **BY_COMPILER),
-    Style("watched, then compiled", compiled_after, **WHOLLY_COMPILED),
-    Style("compiled in place, then watched", compiled_in_place(before=True), **BY_COMPILER),
+    Style(
+        "compiled, then watched",
+        trained(lambda: torch.compile(linear(), backend="eager", fullgraph=True)),
+        **BY_COMPILER,
+    ),
+    Style(
+        "watched, then compiled",
+        compiled_after,
+        micro_batches=0,
+        samples=0,
+        phases="data optimizer compile",
+        missing=UNSEEN,
+    ),
     Style(
         # What the first step compiled has no hooks in it; from the second on they are outside.
         "watched, then compiled in place",
-        compiled_in_place(before=False),
-        **SEEN_FROM_THE_SECOND,
-    ),
-    Style("whole step compiled", compiled_step, **WHOLLY_COMPILED),
-    Style(
-        "compiled optimizer, in one piece",
-        compiled_whole_optimizer,
-        steps=0,
-        phases="data forward backward comm_wait compile",
-        missing={"optimizer": "no_optimizer"},
+        compiled_in_place,
+        micro_batches=2,
+        samples=16,
+        **BY_COMPILER,
     ),
     Style(
         "output without a tensor",
@@ -533,22 +340,6 @@ ALONE = [
         micro_batches=0,
         phases="data forward optimizer",
         missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
-    ),
-    Style(
-        "output without a tensor, accumulation",
-        hidden_and_accumulated,
-        micro_batches=0,
-        samples=48,
-        phases="data forward optimizer",
-        missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
-    ),
-    Style("no parameters, optimizer given", without_parameters),
-    Style(
-        "an optimizer that is none of torch's",
-        trained(optimizer=OwnOptimizer),
-        steps=0,
-        phases="data forward backward comm_wait",
-        missing={"optimizer": "no_optimizer"},
     ),
     Style("exception in forward", failing("forward")),
     Style("exception in backward", failing("backward")),
@@ -571,14 +362,6 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-
-
-def before_the_group() -> Any:
-    otel_ddp.init()
-    model = wrapped(nn.Linear(4, 1))
-    otel_ddp.instrument(model)
-    train(model, sgd(model))
-    return model
 
 
 def watched_before_all() -> Any:
@@ -605,17 +388,20 @@ def no_sync() -> Any:
     return model
 
 
-def ddp_checkpointed(reentrant: bool) -> Callable[[], Any]:
-    def trained() -> Any:
-        model = wrapped(Checkpointed(reentrant, wrap=lambda x: {"loss": x.sum()}))
-        optimizer = sgd(model)
-        otel_ddp.instrument(model)
-        for _ in batches():
-            model(INPUT.clone().requires_grad_())["loss"].backward()
-            optimizer.step()
-        return model
+class Checkpointed(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        output: Any = checkpoint(super().forward, inputs, use_reentrant=True)
+        return {"loss": output.sum()}
 
-    return trained
+
+def ddp_checkpointed() -> Any:
+    model = wrapped(Checkpointed(4, 1))
+    optimizer = sgd(model)
+    otel_ddp.instrument(model)
+    for _ in batches():
+        model(INPUT.clone().requires_grad_())["loss"].backward()
+        optimizer.step()
+    return model
 
 
 def sharded() -> Any:
@@ -646,16 +432,13 @@ def reduced_by_hand() -> Any:
 
 WITH_BUFFERS = "data forward backward comm_wait buffers optimizer"
 ON_RANKS = [
-    # This one first: it finds no process group.
-    Style("run opened before the process group", before_the_group),
     Style("DDP", ddp()),
     Style("DDP, batch norm", ddp(normed), phases=WITH_BUFFERS),
     Style("DDP, watched before it was wrapped", watched_before_all, phases=WITH_BUFFERS),
     Style("DDP, no_sync", no_sync, micro_batches=6, samples=48),
-    Style("DDP, checkpointing", ddp_checkpointed(reentrant=False)),
     Style(
         "DDP, reentrant checkpointing",
-        ddp_checkpointed(reentrant=True),
+        ddp_checkpointed,
         missing={"comm_wait": "reentrant_checkpoint"},
     ),
     Style(
@@ -722,11 +505,8 @@ def check(style: Style, journal: Journal) -> None:
     measured = {*EVERYTHING, *(["skipped_steps"] if style.scaled else [])}
     if style in ON_RANKS:
         measured.add("calls")
-    if style.phases:
-        flops = {"flops": "" if style.tokens else "uncountable"}
-        assert capability == {**dict.fromkeys(measured, ""), **flops, **style.missing}
-    else:
-        assert capability == {}
+    flops = {"flops": "" if style.tokens else "uncountable"}
+    assert capability == {**dict.fromkeys(measured, ""), **flops, **style.missing}
 
 
 def forget_what_is_compiled() -> None:
