@@ -93,63 +93,12 @@ def test_a_program_that_does_not_train_has_no_run_and_pays_for_no_hook(place: He
     assert place.journals() == []
 
 
-def test_a_model_without_weights_that_is_only_counted_is_no_training(place: Here) -> None:
-    model = net()
-    optimizer = SGD(model.parameters(), lr=0.01)
-    # As trainers do that count the FLOPs of a step.
-    with torch.device("meta"):
-        net()(torch.ones(8, 4)).sum().backward()
-
-    for _ in range(STEPS):
-        for _ in range(2):
-            model(INPUT).sum().backward()
-        optimizer.step()
-    otel_ddp.finish()
-
-    assert place.only().total(catalog.TRAINING_SAMPLES) == 16 * STEPS
-    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 2 * STEPS
-
-
-def test_a_loop_without_an_optimizer_is_measured_from_its_second_backward(place: Here) -> None:
-    model = net()
-    for _ in range(STEPS):
-        model(INPUT).sum().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
-                parameter.grad = None
-
-    assert totals(place)["training.samples"] == 8 * (STEPS - 1)
-
-
 def test_a_model_that_trains_in_evaluation_mode_is_to_be_named(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(net().eval())
     otel_ddp.finish()
 
-    assert place.only().total(catalog.TRAINING_STEPS) == 0
-    assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_training_of_which_no_call_is_seen_is_a_run_and_one_line_says_what_to_do(
-    place: Here, caplog: pytest.LogCaptureFixture, whole: bool
-) -> None:
-    model, counter = net(), CompileCounter()
-    optimizer = SGD(model.parameters(), lr=0.01)
-    loss = torch.compile(lambda x: model(x).sum(), backend=counter)
-
-    def train() -> None:
-        loss(INPUT).backward()
-        optimizer.step()
-
-    train = torch.compile(train, backend="eager") if whole else train
-    for _ in range(STEPS):
-        train()
-    otel_ddp.finish()
-
-    assert whole or counter.frame_count == 1
     assert place.only().total(catalog.TRAINING_STEPS) == 0
     assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
 
@@ -168,21 +117,6 @@ def test_a_model_is_compiled_once_and_measured(place: Here, how: str) -> None:
 
     assert backend.frame_count == 1
     assert totals(place)["training.steps"] == STEPS
-
-
-def test_compiling_something_else_first_hides_the_first_step_alone(place: Here) -> None:
-    model = net()
-    optimizer = SGD(model.parameters(), lr=0.01)
-    torch.compile(lambda value: value + 1, backend="eager")(INPUT)
-    evaluated = net().eval()
-    evaluated.compile(backend="eager")
-    with torch.no_grad():
-        evaluated(INPUT)
-    model.train()
-    for _ in range(STEPS):
-        step(model, optimizer)
-
-    assert totals(place)["training.samples"] == 8 * (STEPS - 1)
 
 
 # -- a program that has lines of ours
