@@ -31,24 +31,6 @@ def test_each_board_once_also_where_torch_knows_no_uuid() -> None:
     }
 
 
-def test_a_model_on_the_processor_asks_nothing_of_cuda(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*args: Any) -> Any:
-        raise AssertionError("nothing of CUDA may begin here")
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", asked)
-    model = torch.nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-
-    assert "boards" not in place.only().facts
-
-
 # -- the allocator
 
 

