@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,25 +64,3 @@ def in_a_thread(act: Callable[[], Any]) -> None:
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
-
-
-@contextmanager
-def idle_after(act: Callable[[], Any]) -> Iterator[None]:
-    """Something was done in a thread that is still there, and does nothing any more."""
-    done, over = threading.Event(), threading.Event()
-
-    def do() -> None:
-        try:
-            act()
-        finally:
-            done.set()
-        over.wait()
-
-    thread = threading.Thread(target=do)
-    thread.start()
-    done.wait()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

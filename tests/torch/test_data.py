@@ -45,27 +45,6 @@ def test_code_that_kept_the_loaders_next_goes_on_loading_after_the_end(
     assert dataloader._BaseDataLoaderIter.__next__ is original
 
 
-def test_a_users_own_replacement_of_the_loaders_next_stays_and_works(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    otel_ddp.instrument(nn.Linear(4, 1))
-    ours = dataloader._BaseDataLoaderIter.__next__
-    monkeypatch.setattr(dataloader._BaseDataLoaderIter, "__next__", lambda self: ours(self))
-    theirs = dataloader._BaseDataLoaderIter.__next__
-
-    otel_ddp.uninstrument()
-    otel_ddp.instrument(nn.Linear(4, 1))
-
-    assert len(list(DataLoader(TensorDataset(INPUT)))) == 8
-    otel_ddp.uninstrument()
-    assert dataloader._BaseDataLoaderIter.__next__ is theirs
-    # The user's code puts back what it had replaced.
-    monkeypatch.undo()
-    otel_ddp.instrument(nn.Linear(4, 1))
-    otel_ddp.uninstrument()
-    assert dataloader._BaseDataLoaderIter.__next__.__module__ == dataloader.__name__
-
-
 class Loader:
     """A user's own."""
 
@@ -129,18 +108,6 @@ def test_what_a_loader_does_before_its_first_batch_is_data(place: Here) -> None:
     journal = place.only()
     assert journal.total(catalog.TRAINING_STEPS) == 2
     assert journal.total(catalog.TRAINING_PHASE_TIME, phase="data", clock="host") >= PAUSE_S
-
-
-def test_waits_for_a_batch_that_many_steps_share_are_measured(place: Here) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-
-    train(model, (batch for batch in DataLoader(INPUT, batch_size=8) for _ in range(6)))  # type: ignore[arg-type]
-    otel_ddp.finish()
-
-    journal = place.only()
-    assert journal.total(catalog.TRAINING_STEPS) == 6
-    assert journal.facts["capability"]["data"] == ""
 
 
 def train_in_a_pool(model: nn.Module, loader: Any) -> None:

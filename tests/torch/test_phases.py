@@ -16,7 +16,6 @@ import otel_ddp
 from conftest import Here
 from loops import INPUT, train
 from measured import Measured, Slow
-from otel_ddp.vocabulary.words import PHASES
 
 
 @pytest.fixture
@@ -165,49 +164,3 @@ def test_an_evaluation_between_forward_and_backward_hides_neither(
         optimizer.step()
 
     assert_seconds(measured, 3, forward=3, backward=6, eval=3)
-
-
-def test_a_backward_that_raised_is_tried_again_without_a_forward(
-    measured: Measured, model: Slow, optimizer: SGD
-) -> None:
-    for _ in range(3):
-        output = model(INPUT)
-        hook = output.register_hook(lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            output.sum().backward(retain_graph=True)
-        hook.remove()
-        output.sum().backward()
-        optimizer.step()
-
-    assert_seconds(measured, 3, forward=3, backward=6)
-    assert measured.totals()["training.micro_batches"] == 3
-
-
-def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(measured: Measured) -> None:
-    class Fetches(Slow):
-        def forward(self, batches: Any) -> torch.Tensor:
-            (batch,) = next(batches)
-            return super().forward(batch)
-
-    model = Fetches(measured)
-    measured.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(Late(measured)))
-    for _ in range(3):
-        model(batches).sum().backward()
-        optimizer.step()
-
-    assert_seconds(measured, 3, data=3, forward=3, backward=6)
-
-
-def test_totals_that_find_no_room_are_written_nowhere(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, model: Slow, optimizer: SGD
-) -> None:
-    monkeypatch.setattr(measured.recorder.writer, "counter", lambda *_: -1)
-    monkeypatch.setattr(measured.recorder.writer, "histogram", lambda *_: -1)
-    measured.progress.device_times.add_device_time(PHASES["forward"], 0.25)
-
-    train(model, optimizer, 2)
-    measured.progress.flush()
-
-    assert not any(measured.recorder.writer.totals)

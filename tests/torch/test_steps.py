@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,13 +139,11 @@ def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
     assert [(each.number, each.logged) for each in found] == [*zip((1, 2, 3), told, strict=True)]
 
 
-@pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)])
 @pytest.mark.parametrize(
     ("logged", "shown"),
     [
         # What is evaluated may be logged by epoch.
         (["loss 100", "acc 3 val", "acc 4 val", "acc 5 val"], [1, 101, 102, 103, 104]),
-        (["loss 100", "val/acc 3", "val/acc 4", "val/acc 5"], [1, 101, 102, 103, 104]),
         # So may values of no evaluation, as long as training is logged in between.
         (["loss 100", "acc 3", "f1 3", "loss 103", "acc 4"], [1, 101, 102, 103, 104, 105]),
         # Back to a checkpoint.
@@ -155,7 +152,7 @@ def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
     ],
 )
 def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
-    run: otel_ddp.Run, place: Here, value: Any, logged: list[str], shown: list[int]
+    run: otel_ddp.Run, place: Here, logged: list[str], shown: list[int]
 ) -> None:
     model, optimizer = watched()
     seen = []
@@ -164,65 +161,9 @@ def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
         seen.append(place.only().progress.step)
         if call:
             name, step, split = [*call.split(), None][:3]
-            run.log({name: value}, step=int(step or 0), split=split)
+            run.log({name: 0.5}, step=int(step or 0), split=split)
 
     assert seen == shown
-
-
-@pytest.mark.parametrize("most_words", [7, 1000])
-def test_each_step_tells_what_it_worked_on(
-    most_words: int, run: otel_ddp.Run, place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from otel_ddp.recording import documents
-
-    # Of one record: a longer flush writes several.
-    monkeypatch.setattr(documents, "_MOST_WORDS", most_words)
-    model, optimizer = watched()
-    train(model, optimizer, 3)
-    assert run._records is not None
-    run._records.progress.flush()
-
-    assert [(step.number, step.work) for step in place.only().steps] == [(1, 8), (2, 8), (3, 8)]
-
-
-def test_an_interrupted_forward_ends_where_the_next_thing_begins(
-    run: otel_ddp.Run, place: Here
-) -> None:
-    interrupted = False
-
-    class Interrupted(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            if interrupted:
-                raise KeyboardInterrupt
-            return super().forward(inputs)
-
-    model = Interrupted(4, 1)
-    otel_ddp.instrument(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, 1)
-    interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        model(INPUT)
-    interrupted = False
-    optimizer.step()
-    train(model, optimizer, 3)
-
-    found = totals(place)
-    assert found["training.micro_batches"] == 4
-    assert place.only().phase == "other"
-
-
-def test_a_parameter_that_is_returned_keeps_no_hook(run: otel_ddp.Run) -> None:
-    class Returning(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> Any:
-            return super().forward(inputs), self.bias
-
-    model = Returning(4, 1)
-    otel_ddp.instrument(model)
-    for _ in range(5):
-        model(INPUT)[0].sum().backward()
-
-    assert not model.bias._backward_hooks
 
 
 def test_of_several_outputs_of_one_operation_any_leads_to_backward(
@@ -264,15 +205,13 @@ def test_an_evaluation_without_steps_is_recorded_in_time(
     assert totals(place, tell=False)["training.phase.time/eval/host"] > 0
 
 
-@pytest.mark.parametrize("version", ["2.3.1+cu121", "1.13.0"])
 def test_an_older_torch_gets_a_warning_and_no_hooks(
-    version: str,
     run: otel_ddp.Run,
     place: Here,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
     model = nn.Linear(4, 1)
 
     otel_ddp.instrument(model)
@@ -282,19 +221,12 @@ def test_an_older_torch_gets_a_warning_and_no_hooks(
 
     (said,) = caplog.messages
     assert "torch 2.4 or newer" in said
-    assert version in said
+    assert "2.3.1+cu121" in said
     assert not model._forward_hooks
     assert "training.steps" not in totals(place)
     assert place.only().points == [("loss", 1.0)]
-
-
-def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
-    oldest = ".".join(map(str, models.OLDEST))
-    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-
-    assert f'torch = ["torch>={oldest}"' in pyproject
-    assert models.too_old(f"{oldest}.0a0+git1234") == ""
-    assert models.too_old("10.1") == models.too_old("a build of mine") == ""
+    newer = "2.4.0a0+git1234", "10.1", "a build of mine"
+    assert [models.too_old(each) for each in newer] == [""] * 3
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["an actor", "a second trainer"])
@@ -333,34 +265,3 @@ def test_what_another_thread_does_amid_a_step_is_no_part_of_it(
     inside = 9 if trains else 3
     assert phase(place, "forward") >= (4 + inside) * PAUSE_S
     assert phase(place, "backward") >= (8 + inside) * PAUSE_S
-
-
-def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place: Here) -> None:
-    model = Slow().eval()
-    otel_ddp.instrument(model)
-    came, go = threading.Event(), threading.Event()
-
-    def evaluate() -> None:
-        def wait(*_: Any) -> None:
-            came.set()
-            go.wait()
-
-        hook = model.inner.register_forward_hook(wait)
-        model(INPUT)
-        hook.remove()
-
-    evaluator = threading.Thread(target=evaluate)
-    evaluator.start()
-    came.wait()
-    other = Slow()
-    otel_ddp.instrument(other)
-    optimizer = SGD(other.parameters(), lr=0.1)
-    train(other, optimizer, 2)
-    go.set()
-    evaluator.join()
-    train(other, optimizer, 1)
-
-    found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 3
-    assert phase(place, "forward") >= 3 * PAUSE_S
-    assert place.only().phase == "other"
