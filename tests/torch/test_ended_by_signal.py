@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import itertools
 import os
@@ -163,7 +162,7 @@ def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
     return handler
 
 
-@every(13)
+@every(37)
 @LEAVES
 def test_a_handler_ends_the_run_at_any_moment(
     leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -184,7 +183,7 @@ def test_a_handler_ends_the_run_at_any_moment(
     assert moment > 300
 
 
-@every(11)
+@every(19)
 @LEAVES
 def test_a_handler_ends_the_run_while_it_is_being_ended(
     leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -209,63 +208,7 @@ def test_a_handler_ends_the_run_while_it_is_being_ended(
     assert moment > 50
 
 
-@every(11)
-@LEAVES
-def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
-    leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    callbacks = list(gc.callbacks)
-    for moment in itertools.count(1, every):
-        job, other = Job(leaves), nn.Linear(4, 1)
-        job.run.unwatch()
-        caplog.clear()
-        handler = interrupted(job, partial(job.run.watch, other), moment)
-        if handler.moments < moment:
-            break
-        other(INPUT).sum().backward()
-
-        assert_quiet(caplog, handler)
-        if leaves:
-            measure.stop(None)
-        assert not other._forward_hooks, handler.during
-        assert gc.callbacks == callbacks, handler.during
-        assert end_of(place.only())["state"] == "failed"
-        _forget(place)
-    job.run.finish()
-    assert moment > 30
-
-
-# A file of Python's own, between the opening and the `with`.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@every(17)
-def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_end(
-    every: int, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    def leave() -> None:
-        raise SystemExit(3)
-
-    told = 0
-    for moment in itertools.count(1, every):
-        handler = Handler(leave, moment)
-        with contextlib.suppress(SystemExit), interrupted_by(handler):
-            otel_ddp.init()
-        if otel_ddp.current() is not None:
-            break  # open, and sees to its end when the program is left
-
-        assert_quiet(caplog, handler)
-        # Until its journal is there, and in the instant after, the run is unknown to all.
-        if not {"open_journal", "__init__"}.intersection(handler.during):
-            for journal in place.read():
-                assert end_of(journal)["state"] == journal.state == "failed", handler.during
-                assert journal.reason == "SystemExit: 3"
-                told += 1
-        _forget(place)
-        assert not list(place.directory.iterdir()), handler.during
-    otel_ddp.finish()
-    assert told > 30 / every
-
-
-@every(17)
+@every(41)
 def test_a_handler_that_logs_at_any_moment_tears_nothing(every: int, place: Here) -> None:
     for moment in itertools.count(1, every):
         job = Job(leaves=False)
@@ -327,7 +270,7 @@ class Preempted(Exception):
 
 
 # How a handler is written is the matter of test_containment.
-@every(90)
+@every(150)
 def test_what_a_handler_raises_reaches_the_loop(every: int, place: Here) -> None:
     # As users have it: nothing of ours is raised.
     errors.raise_failures = False

@@ -8,8 +8,6 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from weakref import ref
 
 import pytest
 import torch
@@ -18,11 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import otel_ddp
-from conftest import Here, Journal
+from conftest import Here
 from extras import newer_torch
 from loops import INPUT, train
 from otel_ddp import errors
-from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.vocabulary import catalog
 
 
@@ -73,28 +70,6 @@ def test_a_module_that_is_wrapped_again_and_again_has_hooks_once(place: Here, al
     assert place.only().total(catalog.TRAINING_STEPS) == 5
 
 
-def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None:
-    weights = torch.ones(4, requires_grad=True)
-    kept = weights * 2
-    model = nn.Identity()
-    otel_ddp.instrument(model)
-    calls: list[Any] = []
-    stepper = model_hooks._stepper
-    assert stepper is not None
-    for _ in range(50):
-        output = model(kept)
-    # Each hook that the node has is called at its gradient.
-    hook = stepper.backward_hook.hook
-    stepper.backward_hook.call(lambda gradient: (calls.append(1), hook(gradient))[1])
-    output.sum().backward()
-    for _ in range(3):
-        model(weights * 3).sum().backward()
-
-    assert len(calls) == 4
-    otel_ddp.finish()
-    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
-
-
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_scripted_model_gets_a_warning_and_no_hooks(
     place: Here, caplog: pytest.LogCaptureFixture
@@ -110,65 +85,6 @@ def test_a_scripted_model_gets_a_warning_and_no_hooks(
     assert "RecursiveScriptModule" in said.getMessage()
     assert said.exc_info is None
     assert place.only().points == [("loss", 1.0)]
-
-
-def test_a_graph_of_an_earlier_run_is_of_no_later_one(place: Here) -> None:
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    learn(model)
-    older = model(INPUT).sum()
-    otel_ddp.finish()
-    earlier = set(place.journals())
-    otel_ddp.instrument(model)
-
-    learn(model, 3)
-    older.backward()
-    otel_ddp.finish()
-
-    (path,) = set(place.journals()) - earlier
-    totals = {each.metric: each.values[0] for each in Journal(path).all_totals}
-    assert totals["training.micro_batches"] == 3
-
-
-def test_a_scaler_is_freed_once_the_run_is_over(place: Here) -> None:
-    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
-    optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model, scaler=scaler)
-    scaler.scale(model(INPUT).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    otel_ddp.finish()
-
-    held = ref(scaler)
-    del scaler
-    gc.collect()
-
-    assert held() is None
-
-
-def test_a_model_that_is_gone_is_not_kept_by_hooks_of_its_own(place: Here, alone: None) -> None:
-    class Bound(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 1)
-            self.register_forward_pre_hook(self.look)
-
-        def look(self, *_: Any) -> None:
-            pass
-
-    ddp = DistributedDataParallel(Bound())
-    inner = ref(ddp.module)
-    otel_ddp.instrument(ddp)
-    learn(ddp, 6)
-    del ddp
-    gc.collect()
-    assert inner() is None
-
-    # One without DDP comes after it.
-    model = nn.Linear(4, 1)
-    otel_ddp.instrument(model)
-    learn(model, 6)
-    otel_ddp.finish()
-    assert place.only().total(catalog.TRAINING_STEPS) == 12
 
 
 # -- saved, loaded, copied and traced as one that is not watched
@@ -241,23 +157,3 @@ def test_a_model_that_is_watched_can_be_exported(model: nn.Module) -> None:
     exported = torch.export.export(model, (INPUT,)).module()
 
     assert torch.equal(model(INPUT), exported(INPUT))
-
-
-class CopiesItself(nn.Linear):
-    """As classes that set up what they have copied: of all attributes, our hooks too."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> CopiesItself:
-        made = type(self).__new__(type(self))
-        kept = {name: value for name, value in self.__dict__.items() if name != "__getstate__"}
-        made.__dict__.update(copy.deepcopy(kept, memo))
-        return made
-
-
-def test_a_copy_that_a_class_makes_itself_can_be_pickled(place: Here) -> None:
-    model = CopiesItself(4, 1)
-    otel_ddp.instrument(model)
-
-    loaded = pickle.loads(pickle.dumps(copy.deepcopy(model)))
-
-    assert torch.equal(model(INPUT), loaded(INPUT))
-    otel_ddp.finish()

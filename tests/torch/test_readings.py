@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import otel_ddp
 from conftest import Here, Journal
 from measured import Measured
-from otel_ddp.torch import inspection, measure
+from otel_ddp.torch import measure
 from otel_ddp.torch.readings import loss as step_loss
 from otel_ddp.torch.steps.watched_model import shares_its_batch
 from otel_ddp.vocabulary import catalog
@@ -126,22 +126,6 @@ def test_what_changes_slowly_is_read_at_each_flush_and_then_once_a_second(
     assert journal.steps_of("learning_rate") == [*range(1, 60, 3), *range(70, 120, 12)]
     # The loss is that of the step after each flush: the one in which it is lost has to be known.
     assert journal.steps_of("loss") == [*range(2, 118, 3)]
-
-
-def test_a_backward_is_looked_up_once_for_each_loss(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up: list[int] = []
-    look_up = inspection.roots_of_backward
-
-    def counted(frame: Any) -> Any:
-        looked_up.append(measured.progress.steps.count + 1)
-        return look_up(frame)
-
-    monkeypatch.setattr(inspection, "roots_of_backward", counted)
-    tenths_of_a_second(measured, nn.Linear(4, 1), 31)
-
-    assert looked_up == [*range(2, 31, 3)]
 
 
 def test_a_short_training_has_a_norm_of_its_gradients(place: Here) -> None:
