@@ -24,8 +24,8 @@ def shown() -> None:
     os.environ["OTEL_DDP_SAY"] = "all"
 
 
-def train(steps: int = 3, **arguments: str) -> otel_ddp.Run:
-    run = otel_ddp.init(run="r", group="g", **arguments)
+def train(steps: int = 3) -> otel_ddp.Run:
+    run = otel_ddp.init(run="r", group="g")
     for step in range(steps):
         run.log({"loss": 1.0 / (step + 1), "lr": 0.1}, step=step)
     return run
@@ -64,38 +64,19 @@ def test_it_is_silent(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("steps", "job_type", "after_s", "expected"),
-    [
-        (0, "train", 11, "otel_ddp: run r has recorded no step: pass the model to otel_ddp.instru"),
-        (0, "train", 9, ""),
-        (0, "serve", 11, ""),
-        (3, "train", 11, "otel_ddp: run g/r finished after "),
-    ],
-)
-def test_a_long_training_without_a_step_says_how_to_record_them(
-    place: Here,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    steps: int,
-    job_type: str,
-    after_s: int,
-    expected: str,
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", sys)
-    train(steps, job_type=job_type).finish()
+def test_a_run_of_ten_seconds_says_it(place: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    train().finish()
     (journal,) = place.journals()
 
-    end_card.show(
-        *(journal, Place(journal.parent), "finished"),
-        always=False,
-        look=[],
-        now_ns=lambda: time.time_ns() + after_s * 10**9,
-    )
+    for after_s in (9, 11):
+        end_card.show(
+            *(journal, Place(journal.parent), "finished"),
+            always=False,
+            look=[],
+            now_ns=lambda after_s=after_s: time.time_ns() + after_s * 10**9,
+        )
 
-    said = capsys.readouterr().err
-    assert said.startswith(expected)
-    assert bool(said) == bool(expected)
+    assert capsys.readouterr().err.count("otel_ddp: run g/r finished after ") == 1
 
 
 def test_only_the_first_rank_says_it(
@@ -151,19 +132,6 @@ def test_it_tells_what_the_agent_has_written(
     ]
 
 
-@pytest.mark.parametrize("content", ["", "[[1]]", '{"verdicts": [3]}'])
-def test_a_damaged_document_of_an_agent_costs_only_what_is_in_it(
-    place: Here, shown: None, capsys: pytest.CaptureFixture[str], content: str
-) -> None:
-    run = train()
-    agent_wrote(place, run)
-    place.agent_file.write_text(content)
-
-    run.finish()
-
-    assert "  loss               last 0.33333" in capsys.readouterr().err
-
-
 @contextlib.contextmanager
 def stderr_is(stream: object) -> Iterator[None]:
     before, sys.stderr = sys.stderr, stream  # type: ignore[assignment]
@@ -173,7 +141,7 @@ def stderr_is(stream: object) -> Iterator[None]:
         sys.stderr = before
 
 
-def test_a_full_pipe_does_not_hold_the_process(place: Here, shown: None) -> None:
+def test_a_full_or_missing_stderr_does_not_hold_the_process(place: Here, shown: None) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -186,3 +154,5 @@ def test_a_full_pipe_does_not_hold_the_process(place: Here, shown: None) -> None
         run.finish()
 
     os.close(reading)
+    with stderr_is(None):
+        train().finish()

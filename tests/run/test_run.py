@@ -8,9 +8,7 @@ import dataclasses
 import logging
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,68 +65,42 @@ def test_instrument_opens_the_run_and_says_what_is_trained(place: Here) -> None:
     assert torch.__version__ == facts["torch"]
 
 
-def the_same_model(run: otel_ddp.Run, _: int) -> None:
-    otel_ddp.instrument(torch.nn.Linear(1, 1), config={"lr": 0.1})
-
-
-def other_models(run: otel_ddp.Run, number: int) -> None:
-    run.describe(type(f"Net{number}" * 10, (torch.nn.Module,), {})())
-
-
-def other_settings(run: otel_ddp.Run, number: int) -> None:
-    run.config({"text": f"{number}" * 10})
-
-
-@pytest.mark.parametrize(
-    ("repeated", "said"),
-    [
-        (the_same_model, []),
-        (other_models, ["what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)."]),
-        (other_settings, ["settings found no room: 1, from 'text' on (OTEL_DDP_JOURNAL_BYTES)."]),
-    ],
-)
 def test_what_is_said_for_ever_leaves_room_for_names(
-    repeated: Callable[[otel_ddp.Run, int], None],
-    said: list[str],
-    place: Here,
-    caplog: pytest.LogCaptureFixture,
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
     with otel_ddp.init() as run:
         for number in range(1000):
-            repeated(run, number)
+            run.describe(type(f"Net{number}" * 10, (torch.nn.Module,), {})())
+            run.config({"text": f"{number}" * 10})
         run.log(many(100))
 
     assert len(place.only().values) == 100
-    assert caplog.messages == said
+    assert caplog.messages == [
+        "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES).",
+        "settings found no room: 1, from 'text' on (OTEL_DDP_JOURNAL_BYTES).",
+    ]
 
 
 def many(count: int, value: float = 1.0) -> dict[str, float]:
     return {f"transformer.h.{number:04}.mlp.c_fc.weight.norm": value for number in range(count)}
 
 
-@pytest.mark.parametrize("handled", [False, True])
 def test_names_leave_room_for_the_rank_that_is_learned_later(
-    handled: bool, place: Here, caplog: pytest.LogCaptureFixture
+    place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
     run = otel_ddp.init(world_size=2)
     run.log(many(400))
     before = place.only().identity
     with group_of_one():
-        if handled:
-            # The first call that could tell comes from a signal handler, in the middle of a record.
-            assert run._records is not None
-            run._records.recorder.gate.write(lambda: run.log({"loss": 1.0}), None)
-            assert before == place.only().identity
         run.log({"loss": 1.0})
 
     after = place.only().identity
     assert (before["global_rank"], before["settled"]) == (None, False)
     assert (after["global_rank"], after["settled"]) == (0, True)
     assert run.identity.global_rank == 0
-    # That names were refused, and the handler's value.
-    assert len(caplog.messages) == 1 + handled
+    assert len(caplog.messages) == 1, "names were refused"
 
 
 def test_settings_that_find_no_room_at_all_are_named(
@@ -232,14 +204,12 @@ def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("agent", ["off", "external"])
 def test_without_an_agent_the_run_warns_when_records_begin_to_be_lost(
-    agent: str, place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    os.environ.update(OTEL_DDP_AGENT=agent, OTEL_DDP_JOURNAL_BYTES="128k")
+    os.environ.update(OTEL_DDP_AGENT="off", OTEL_DDP_JOURNAL_BYTES="128k")
     # Each value is followed by a look around.
     monkeypatch.setattr(agent_start, "CHECK_EVERY_NS", 0)
-    monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
 
     run = otel_ddp.init()
     while not place.only().lost:
@@ -251,21 +221,7 @@ def test_without_an_agent_the_run_warns_when_records_begin_to_be_lost(
 
     assert before == []
     (full,) = caplog.messages
-    assert full.startswith(f"The journal is full and no agent reads it (OTEL_DDP_AGENT={agent})")
-
-
-def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
-    monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
-
-    for agent in ("auto", "offline", "external"):
-        os.environ["OTEL_DDP_AGENT"] = agent
-        otel_ddp.init(run=agent).finish()
-
-    terms = {each.identity["run"]: each.facts["terms"] for each in place.read()}
-    assert terms["auto"] == terms["external"] != terms["offline"]
+    assert full.startswith("The journal is full and no agent reads it (OTEL_DDP_AGENT=off)")
 
 
 def test_a_state_that_is_none_is_an_error_of_the_user(place: Here) -> None:
@@ -275,35 +231,6 @@ def test_a_state_that_is_none_is_an_error_of_the_user(place: Here) -> None:
         run.finish(state="nonsense")
 
     assert run is otel_ddp.current()
-
-
-def test_two_threads_that_end_a_run_end_it_once(
-    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    os.environ["OTEL_DDP_AGENT"] = "external"
-    run = otel_ddp.init()
-    came, go = threading.Event(), threading.Event()
-    handed: list[Any] = []
-
-    def wait_for_agent(*given: Any) -> None:
-        handed.append(given)
-        came.set()
-        go.wait(5)
-
-    monkeypatch.setattr(agent_start, "wait_for_agent", wait_for_agent)
-    first = threading.Thread(target=run.finish)
-    second = threading.Thread(target=lambda: run.finish("failed"))
-    first.start()
-    came.wait()
-    second.start()
-    second.join(0.05)
-    go.set()
-    first.join()
-    second.join()
-
-    assert len(handed) == 1
-    assert caplog.messages == []
-    assert place.only().state == "finished"
 
 
 def test_init_after_finish_is_another_run(place: Here) -> None:
@@ -324,7 +251,6 @@ class Unspeakable(Exception):
 ENDS: dict[str, tuple[BaseException, str, str]] = {
     "error": (ValueError("no more data"), "failed", "ValueError: no more data"),
     "unspeakable": (Unspeakable(), "failed", "Unspeakable"),
-    "keyboard": (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
     "long": (ValueError("ñ" * 5000), "failed", "ValueError: " + "ñ" * 988),
     "several lines": (
         ValueError("\nno\r\n\tmore\x1b[31m\x00data\u2028\n"),
@@ -376,30 +302,17 @@ def test_a_copy_of_a_run_is_that_run(place: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "is_gone", "script"),
-    [
-        ("/home/me/mnist/train.py", False, "mnist/train.py"),
-        ("train.py", False, "here/train.py"),
-        ("train.py", True, "train.py"),
-        ("-c", False, "-c"),
-    ],
+    ("first", "script"),
+    [("/home/me/mnist/train.py", "mnist/train.py"), ("train.py", "here/train.py"), ("-c", "-c")],
 )
 def test_a_run_tells_its_script_with_the_folder_that_it_is_in(
-    place: Here,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    first: str,
-    is_gone: bool,
-    script: str,
+    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, script: str
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "argv", [first])
-    if is_gone:
-        (tmp_path / "here").rmdir()
 
-    with otel_ddp.init() as run:
-        run.log({"loss": 1.0}, step=1)
+    otel_ddp.init().finish()
 
     assert place.only().facts["script"] == script
 
@@ -434,9 +347,7 @@ def test_where_best_values_lie_is_recorded_and_a_second_init_adds_to_it(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    "best", [{"wer": "lowest"}, {"wer": None}, {1: "min"}, {"": "min"}, {"wer": ["min"]}, "wer", 3]
-)
+@pytest.mark.parametrize("best", [{"wer": "lowest"}, {1: "min"}, "wer"])
 def test_a_best_value_that_lies_nowhere_is_an_error(best: Any, place: Here) -> None:
     with pytest.raises(ConfigError, match='best must map names to "min", "max" or "none"'):
         otel_ddp.init(best=best)
@@ -494,7 +405,6 @@ def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_i
     [
         ({"cuda": "12.8", "hip": None, "xpu": None}, "CUDA 12.8"),
         ({"cuda": None, "hip": "6.2.41134-65d174c3e"}, "ROCm 6.2.41134"),
-        ({"cuda": None, "hip": None, "xpu": "20250301"}, "XPU 20250301"),
         ({"cuda": None, "hip": None}, ""),
     ],
 )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import commands
 import warm
 from conftest import Here
-from node import Node, until
 
 FCNTL = "import sys\nsys.modules['fcntl'] = None\n"
 FALLOCATE = "import os\ndel os.posix_fallocate\n"
@@ -20,14 +18,6 @@ WINDOWS = """
 for name in ("fork", "register_at_fork", "uname", "geteuid", "mkfifo", "pread", "pwrite",
              "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
     delattr(os, name)
-"""
-# Not a patch: Python asks such a hook before it opens any file.
-PROC = """
-import sys
-def closed(event, arguments):
-    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith("/proc"):
-        raise FileNotFoundError(2, "No such file or directory", arguments[0])
-sys.addaudithook(closed)
 """
 TORCH = "import torch\n"
 
@@ -71,7 +61,7 @@ def python(*code: str) -> subprocess.CompletedProcess[str]:
     [
         ((FALLOCATE, SCRIPT), "os.posix_fallocate"),
         (
-            (TORCH, FCNTL, FALLOCATE, WINDOWS, PROC, SCRIPT, MODEL),
+            (TORCH, FCNTL, FALLOCATE, WINDOWS, SCRIPT, MODEL),
             "fcntl, os.posix_fallocate, os.register_at_fork, os.mkfifo, os.pread, os.geteuid",
         ),
     ],
@@ -108,23 +98,3 @@ def test_a_command_that_is_to_be_measured_there_runs_as_it_is() -> None:
 
     assert (done.returncode, "startup" in done.stdout) == (7, False)
     assert done.stderr == "otel-ddp run: this system lacks fcntl, so nothing is recorded\n"
-
-
-def test_without_proc_a_run_is_recorded_and_served_as_everywhere(tmp_path: Path) -> None:
-    # The agent inherits the path, and with it what is run before anything else.
-    (tmp_path / "sitecustomize.py").write_text(PROC)
-    paths = [str(tmp_path), *filter(None, sys.path)]
-
-    with Node(PYTHONPATH=":".join(paths)) as node:
-        said = node.run(
-            "import os, otel_ddp\n"
-            "try: os.listdir('/proc')\n"
-            "except FileNotFoundError: print('no proc')\n"
-            "with otel_ddp.init(run='r') as run: run.log({'loss': 1.5}, step=1)\n"
-        )
-
-        value = until(lambda: node.value("training_scalar", name="loss"), "the value")
-        (process,) = node.processes()
-        state = (process["run"], process["rank"], process["state"])
-
-    assert (value, state, said) == (1.5, ("r", 0, "finished"), "no proc\n")

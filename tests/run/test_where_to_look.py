@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from node import Node, finished, until
 from otel_ddp.identity import addresses
-from otel_ddp.journal.place import Place
 from otel_ddp.run import announcements
 
 TRAIN = """
@@ -73,26 +71,16 @@ def test_the_first_rank_says_it_once_and_the_command_goes_there(node: Node) -> N
     assert finished(opened).splitlines() == [of_group, f"opened {of_group}"]
 
 
-def test_a_short_run_says_it_at_its_end_if_anybody_can_hear_it(node: Node) -> None:
+def test_a_short_run_says_it_at_its_end(node: Node) -> None:
     # The agent may not be up before this one is over.
     finished(node.python(SHORT))
     node.agent()
-    unheard = ["import sys; sys.stderr = None", "import os; os.close(2)"]
-    without = [node.python(f"{each}\n{SHORT}\nprint('done')") for each in unheard]
 
     assert len(said(finished(node.python(SHORT)))) == 1
     assert said(finished(node.python(SHORT, OTEL_DDP_SAY="nothing"))) == []
-    assert ["done" in finished(each) for each in without] == [True, True]
-    ends = f"{SHORT}; otel_ddp.finish(); import sys; print('database', 'sqlite3' in sys.modules)"
-    card = finished(node.python(ends, OTEL_DDP_SAY="all"))
-    assert "finished after" in card
-    assert "database False" in card
-    assert addresses.page(node.place)
 
     node.kill_agent()
-
     until(lambda: addresses.page(node.place) == "", "no address")
-    assert addresses.page(Place(Path("/nowhere"))) == ""
 
 
 def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node) -> None:

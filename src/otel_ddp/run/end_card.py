@@ -5,7 +5,6 @@ The rank reads its own journal, and the status that the agent has written by the
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +25,6 @@ from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 SHORTEST_S = 10.0
 
 
-# For programs that train; others have no steps.
-_NO_STEP = (
-    "otel_ddp: run %s has recorded no step: pass the model to otel_ddp.instrument(model), which "
-    "opens the run as well, or call run.log({'loss': loss}, step=step)\n"
-)
-
-
 @errors.contained()
 def show(
     journal: Path,
@@ -43,7 +35,7 @@ def show(
     look: list[str],
     now_ns: Callable[[], int] = time.time_ns,
 ) -> None:
-    """Print the card of an ended run, or that it has no step.
+    """Print the card of an ended run, if it has a step.
 
     A process that closes its own journal loses the lock on it, and counts as dead from then on.
     """
@@ -56,17 +48,14 @@ def show(
         # An earlier attempt may have begun the run.
         of_run = [each.started_ns for each in status.processes if each.of_run == process.of_run]
         lasted_s = (now_ns() - min([reader.created_ns, *filter(None, of_run)])) / 1e9
-        is_long = lasted_s >= SHORTEST_S
-        found = None
-        if always or is_long:
-            sentences = [*_sentences(status, process.of_run)]
-            known = {each.journal: each.summary for each in status.processes}
-            extremes = extremes_of(known.get(journal.name))
-            found = card_of(reader, state, lasted_s, extremes, sentences, look)
+        if not (always or lasted_s >= SHORTEST_S):
+            return
+        sentences = [*_sentences(status, process.of_run)]
+        known = {each.journal: each.summary for each in status.processes}
+        extremes = extremes_of(known.get(journal.name))
+        found = card_of(reader, state, lasted_s, extremes, sentences, look)
         if found is not None:
             say("\n".join(lines(found)) + "\n")
-        elif is_long and "torch" in sys.modules and reader.identity.get("job_type") == "train":
-            say(_NO_STEP % reader.identity.get("run"))
     finally:
         reader.close()
 

@@ -197,37 +197,18 @@ def revision(script: str) -> str:
     """The commit of the script's directory; empty if unknown."""
     try:
         first = Path(script).resolve().parent
-        for folder in (first, *first.parents):
-            if (git := folder / ".git").exists():
-                return _head(_directory(git))
-    except (OSError, ValueError, RuntimeError):
-        pass
-    return ""
-
-
-def _directory(git: Path) -> Path:
-    if git.is_dir():
-        return git
-    # In a worktree or a submodule, `.git` is a file with the directory's path.
-    return git.parent / _text(git).removeprefix("gitdir:").strip()
-
-
-def _head(directory: Path) -> str:
-    head = _text(directory / "HEAD")
-    if not head.startswith("ref:"):
-        return head if _SHA.fullmatch(head) else ""
-    name = head.removeprefix("ref:").strip()
-    common = directory
-    if (link := directory / "commondir").is_file():
-        common = directory / _text(link)
-    for each in (directory / name, common / name):
-        if each.is_file() and _SHA.fullmatch(found := _text(each)):
-            return found
-    for line in _text(common / "packed-refs").splitlines():
-        sha, _, packed = line.partition(" ")
-        if packed == name and _SHA.fullmatch(sha):
-            return sha
-    return ""
+        git = next(each / ".git" for each in (first, *first.parents) if (each / ".git").exists())
+        if git.is_file():
+            # In a worktree or a submodule, it has the path of the directory.
+            git = git.parent / _text(git).removeprefix("gitdir:").strip()
+        common = git / _text(git / "commondir")
+        head = _text(git / "HEAD")
+        name = head.removeprefix("ref:").strip()
+        packed = (line.split(" ") for line in _text(common / "packed-refs").splitlines())
+        known = [head, _text(common / name), *(line[0] for line in packed if line[-1] == name)]
+        return next(filter(_SHA.fullmatch, known), "")
+    except (OSError, ValueError, RuntimeError, StopIteration):
+        return ""
 
 
 def _text(path: Path) -> str:

@@ -723,10 +723,6 @@ class Run:
         arguments = {key: value for key, value in own if key not in stays}
         return {**arguments, "run": self.run, "group": self.group}
 
-    def __repr__(self) -> str:
-        process = self.identity
-        return f"<otel_ddp.Run {process.run!r} rank {process.label_rank} of {process.world_size}>"
-
 
 def silent() -> Run:
     """A run that records nothing."""
