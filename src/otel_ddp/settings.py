@@ -233,7 +233,7 @@ class Settings:
     scrape_host: str = _setting("OTEL_EXPORTER_PROMETHEUS_HOST", "127.0.0.1", _host)
     """Address of `/metrics`."""
     scrape_port: int = _setting("OTEL_EXPORTER_PROMETHEUS_PORT", 9464, _count(0, 65535))
-    """Port of `/metrics`, or the next free one. 0: the system chooses."""
+    """Port of `/metrics` and the page, or the next free one. 0: the system chooses."""
     scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
     """File with the token for `/metrics` and the page, or `insecure`: everyone may read `/metrics`.
     Without either they are served on loopback only ([how](page.md#scrape-metrics))."""
@@ -331,17 +331,23 @@ def names() -> set[str]:
 def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
     """A sentence for each variable that looks like ours but is unknown."""
     env = os.environ if env is None else env
-    known = names()
-    ours = [name for name in sorted(env) if name.startswith(_OURS)]
-    for name in (name for name in ours if name not in known and name != INHERITED_RUN):
-        # Imported here: every process imports this module, and few need difflib.
-        import difflib
+    for name in sorted(env.keys() - names() - {INHERITED_RUN}):
+        if name.startswith(_OURS):
+            yield f"{name} is not known and has no effect: docs/settings.md lists all"
 
-        # Without the common prefix, which makes any two names similar.
-        ends = [each.removeprefix(_OURS) for each in known if each.startswith(_OURS)]
-        near = difflib.get_close_matches(name.removeprefix(_OURS), ends, 1, cutoff=0.77)
-        meant = f"is {_OURS}{near[0]} meant?" if near else "docs/settings.md lists all"
-        yield f"{name} is not known and has no effect: {meant}"
+
+def refused(env: Mapping[str, str]) -> dict[str, str]:
+    """Why a training would not start, for each variable of ours with an invalid value."""
+    found = {name: _why_refused(name, env) for name in _PARSERS}
+    return {name: why for name, why in found.items() if why}
+
+
+def _why_refused(name: str, env: Mapping[str, str]) -> str:
+    try:
+        value(name, env)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:

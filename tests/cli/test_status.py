@@ -17,6 +17,7 @@ import pytest
 import commands
 import otel_ddp
 from conftest import Here
+from golden import Golden
 from otel_ddp.cli import main
 from otel_ddp.cli.picture import NO_AGENT, Line, picture
 from otel_ddp.cli.status import has_colours, styled
@@ -25,7 +26,8 @@ from otel_ddp.journal.survey import SCHEMA, Survey, survey, told_by_agent
 from otel_ddp.vocabulary.words import NOT_HEARD
 from shortages import locked_elsewhere
 
-NOW_NS = 10_000_000_000
+HOUR_NS = 3600 * 10**9
+NOW_NS = 3 * HOUR_NS
 PIDS = itertools.count(100)
 
 
@@ -37,6 +39,10 @@ def process(**more: Any) -> ProcessState:
     return ProcessState(
         **{**told, **where, "world_size": 2, "settled": True, "pid": pid, "started_ns": 1, **more}
     )
+
+
+def of(rank: int, **more: Any) -> ProcessState:
+    return process(rank=rank, **more)
 
 
 def surveyed(*processes: ProcessState, agents: Iterable[Any] = (), **more: Any) -> Survey:
@@ -58,51 +64,146 @@ def shown(*processes: ProcessState, **more: Any) -> list[str]:
     return lines(surveyed(*processes, **more))
 
 
-def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held() -> None:
-    os.environ["TZ"] = "UTC"
-    time.tzset()
-    hour_ns = 3600 * 10**9
-    past = [
-        {"who": {"run": "one", "group": ""}, "since_ns": 1, "until_ns": 2 * hour_ns, "sentence": s}
-        for s in ("first", "second")
+def verdict(sentence: str, run: str = "one", **more: Any) -> dict[str, Any]:
+    return {"who": {"run": run}, "since_ns": HOUR_NS, "sentence": sentence, **more}
+
+
+def gpu(**more: Any) -> dict[str, Any]:
+    return {
+        "index": "0",
+        "name": "NVIDIA H100",
+        "uuid": "GPU-1",
+        "labels": {"run": "one", "rank": "3", "node": "alpha"},
+        "processes": 1,
+        "throttled": [],
+        "busy_ratio": 0.871,
+        "used_bytes": 60.0 * 2**30,
+        "limit_bytes": 80.0 * 2**30,
+        "power_w": 411.4,
+        "power_limit_w": 700.0,
+        "temperature_c": 64.0,
+        **more,
+    }
+
+
+def devices(*gpus: Any, **more: Any) -> Survey:
+    return surveyed(agents=[{"node": "alpha", "gpus": gpus, **more}])
+
+
+LATE = {"who": {"run": "one", "rank": "7"}, "kind": "straggler", "sentence": "it is late " * 12}
+
+
+def many(count: int, **more: Any) -> Survey:
+    """So many ranks, of which rank 7 is late, rank 9 has failed, and rank 30 waits less."""
+    waits = {7: 0.02, 30: 0.5}
+    found = [
+        process(
+            rank=rank,
+            world_size=count,
+            node=f"node-{rank // 8}",
+            state="failed" if rank == 9 else "running",
+            step_s=0.05,
+            wait_ratio=waits.get(rank, 0.6),
+        )
+        for rank in range(count)
     ]
-    now = [
-        {"who": {"run": "one"}, "kind": kind, "since_ns": hour_ns, "sentence": kind}
-        for kind in ("straggler", "death", "bound")
-    ]
-    other = {"who": {"run": "two"}, "since_ns": 1, "until_ns": 2}
-    found = surveyed(process(), verdicts=now, past=[*past, other])
-
-    today = [line for line in lines(found, 3 * hour_ns) if line[:4] in ("  ! ", "  i ", "  - ")]
-    tomorrow = [line for line in lines(found, 30 * hour_ns) if line.startswith("  - ")]
-
-    assert today == [
-        "  ! since 01:00:00: straggler",
-        "  ! 01:00:00: death",
-        # Nothing is wrong: it says where the time goes.
-        "  i since 01:00:00: bound",
-        "  - 00:00:00 to 02:00:00: first",
-        "  - 00:00:00 to 02:00:00: second",
-    ]
-    assert tomorrow[0] == "  - 1970-01-01 00:00:00 to 1970-01-01 02:00:00: first"
+    return surveyed(*found, agents=[{"gpus": [gpu()] * 8, "node": "alpha"}], **more)
 
 
-def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
-    shown_lines = shown(
+def value(name: str, split: str = "", way: str = "", last: Any = 0.123456) -> dict[str, Any]:
+    return {"name": name, "split": split, "direction": way, "last": {"value": last, "step": 1}}
+
+
+READ = {"read_ns": NOW_NS - 1_500_000_000}
+UNSERVED = {"directory": "/a b", "agent_log": "", "processes": 2}
+SCENES = {
+    "verdicts, of which the last are those of the past": surveyed(
+        process(),
+        verdicts=[verdict(kind, kind=kind) for kind in ("straggler", "death", "bound")],
+        past=[
+            verdict("first", until_ns=2 * HOUR_NS),
+            verdict("second", since_ns=NOW_NS - 30 * HOUR_NS, until_ns=2 * HOUR_NS),
+            verdict("other", "two", until_ns=2),
+        ],
+    ),
+    "runs and a group with its own": surveyed(
         process(run="late", rank=1, started_ns=2),
         process(run="early", rank=10, started_ns=1, world_size=None),
         process(run="late", rank=None, started_ns=3, world_size=None),
         process(run="early", rank=9, started_ns=4, world_size=16),
         process(run="late", rank=0, started_ns=5, group="g"),
         process(run="late", rank=0, started_ns=6, world_size=1),
-    )
+    ),
+    "a phase is as old as when it was read, unless the rank is silent": surveyed(
+        of(0, **READ), of(1, **READ, state=NOT_HEARD)
+    ),
+    "processes of several roles are one run": surveyed(
+        process(rank=0),
+        process(rank=1, job_type="worker"),
+        process(rank=0, job_type="node_7_evaluates", world_size=1, started_ns=2),
+        process(rank=1, group="g", started_ns=3),
+        verdicts=[
+            verdict("of both roles"),
+            verdict("of the group", who={"group": "g", "run": "one"}),
+        ],
+    ),
+    "it goes on with fewer ranks": surveyed(
+        *(of(rank, world_size=4, state="killed") for rank in range(4)),
+        *(of(rank, started_ns=5) for rank in range(2)),
+    ),
+    "an evaluator outlives the training": surveyed(
+        *(of(rank, state="failed", trains=True) for rank in range(2)),
+        of(0, job_type="eval", world_size=1, started_ns=5),
+    ),
+    "more actors are beside those that train": surveyed(
+        *(of(rank, trains=True) for rank in range(2)),
+        *(of(rank, job_type="actor", world_size=4) for rank in range(4)),
+    ),
+    "ranks that cannot be compared": surveyed(
+        process(),
+        agents=[{}],
+        insufficient=[{"run": "one", "why": "few ranks"}, {"run": "other", "why": "of another"}],
+    ),
+    "no agent, and the reason": Survey(unserved=[{**UNSERVED, "agent_log": "no such library"}]),
+    "no agent, and no reason": Survey(unserved=[UNSERVED]),
+    "a pipe has twenty rows and whole sentences": many(40, verdicts=[LATE]),
+    "last values of the first rank, best ones first": surveyed(
+        of(1, summary=[value("lr")]),
+        process(
+            summary=[
+                value("lr", "train"),
+                value("acc", "val", "max"),
+                *(value(f"n{at}") for at in range(9)),
+                {**value("odd", way="min"), "last": None},
+            ]
+        ),
+    ),
+    "GPUs": devices(
+        gpu(),
+        gpu(index="1", labels={"run": "one"}, throttled=["sw_power", "hw_\x1b[2J"]),
+        gpu(index="2", labels={"node": "alpha"}, processes=0, used_bytes=2.0 * 2**30),
+        # In a container the driver may name no process, but what they hold is there.
+        gpu(index="5", labels={"node": "alpha"}, processes=0),
+        gpu(index="3", labels={"node": "alpha"}, processes=2),
+        # Without the memory, it is not known whether it is free.
+        {"index": "6", "name": "Other GPU", "power_w": 150, "processes": 0},
+        gpu_driver="NVIDIA driver 550.54.14",
+    ),
+    "GPUs of two runs, and a remark": devices(
+        gpu(),
+        gpu(index="1", labels={"run": "two", "rank": "0"}),
+        gpu_remarks=["GPU 1 does not answer (GPU is lost)"],
+    ),
+    "no GPU": devices(gpu_remarks=["There is no NVIDIA driver (Driver Not Loaded)."]),
+}
 
-    rows = [line if line.startswith("run ") else line.split()[:1] for line in shown_lines]
-    assert [each for each in rows if each not in ([], ["rank"], ["agent"])] == [
-        *("run early, train, 2 of 16 ranks here", ["9"], ["10"]),
-        *("run late, train, 1 of 2 ranks here", ["0"], ["1"], ["?"]),
-        *("run late, group g, train, 1 of 2 ranks here", ["0"]),
-    ]
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_picture_shows(scene: str, golden: Golden) -> None:
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+
+    golden.check(*(f"{each.style:8}{each.text}" for each in picture(SCENES[scene], NOW_NS)))
 
 
 @pytest.mark.parametrize(
@@ -112,10 +213,8 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
             {"one_of": 8, "share": 0.0041},
             "measures 1 of 8 steps, for 0.41 % of the training thread's time; ",
         ),
-        ({"one_of": 2}, "measures 1 of 2 steps; "),
         ({"one_of": 1, "share": 0.002}, ""),
         ({"one_of": "8"}, ""),
-        (None, ""),
     ],
 )
 def test_a_run_says_how_many_of_its_steps_are_measured(fact: Any, words: str) -> None:
@@ -124,69 +223,6 @@ def test_a_run_says_how_many_of_its_steps_are_measured(fact: Any, words: str) ->
 
     assert told.partition("recurring stalls")[0] == words
     assert shown_lines.count(f"  rank 0 {told}") == bool(words)
-
-
-def test_a_phase_is_as_old_as_it_was_when_it_was_read() -> None:
-    heard = process(rank=0, read_ns=NOW_NS - 1_500_000_000)
-    silent = process(rank=1, read_ns=NOW_NS - 1_500_000_000, state=NOT_HEARD)
-
-    # Both are in it since two seconds ago.
-    since = [line.split()[-3:-1] for line in shown(heard, silent)[-2:]]
-    assert since == [["500", "ms"], ["2", "s"]]
-
-
-def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
-    other = {"who": {"group": "g", "run": "one"}, "sentence": "of another run"}
-    shown_lines = shown(
-        process(rank=0),
-        process(rank=1, job_type="worker"),
-        process(rank=0, job_type="node_7_evaluates", world_size=1, started_ns=2),
-        process(rank=1, group="g", started_ns=3),
-        verdicts=[{"who": {"group": "", "run": "one"}, "sentence": "of both roles"}, other],
-    )
-
-    assert [line for line in shown_lines if line.startswith("run ")] == [
-        "run one, world 2",
-        "run one, group g, train, 1 of 2 ranks here",
-    ]
-    start = shown_lines.index("run one, world 2")
-    assert shown_lines[start + 1] == "  ! of both roles"
-    assert [line.split()[:3] for line in shown_lines[start + 2 : start + 6]] == [
-        ["rank", "job_type", "local"],
-        ["0", "train", "0"],
-        ["0", "node_7_evaluates", "0"],
-        ["1", "worker", "0"],
-    ]
-    other_run = shown_lines[start + 6 :]
-    assert other_run[2] == "  ! of another run"
-
-
-def of(rank: int, **more: Any) -> ProcessState:
-    return process(rank=rank, **more)
-
-
-KILLED = [of(rank, world_size=4, state="killed") for rank in range(4)]
-TRAINED = [of(rank, state="failed", trains=True) for rank in range(2)]
-
-
-@pytest.mark.parametrize(
-    "processes",
-    [
-        # It goes on with fewer ranks, and is as large as its newest attempt.
-        [*KILLED, of(0, started_ns=5), of(1, started_ns=5)],
-        # An evaluator that outlives the training is not the training.
-        [*TRAINED, of(0, job_type="eval", world_size=1, started_ns=5)],
-        # Those that make steps are the training, and more actors are beside it.
-        [
-            *(of(rank, trains=True) for rank in range(2)),
-            *(of(rank, job_type="actor", world_size=4) for rank in range(4)),
-        ],
-    ],
-)
-def test_the_world_of_a_run_is_that_of_those_that_train(processes: list[ProcessState]) -> None:
-    (heading,) = (line for line in shown(*processes) if line.startswith("run one"))
-
-    assert heading.endswith("world 2")
 
 
 def test_only_printable_text_of_a_cell_reaches_the_terminal() -> None:
@@ -214,20 +250,6 @@ def test_an_agents_file_is_read_as_it_was_written_and_of_another_version_only_wh
     assert same == known
     assert found.processes == []
     assert "agent     pid 7, version 9" in lines(found)
-
-
-def test_a_run_that_cannot_be_judged_is_shown_with_the_reason() -> None:
-    why = "insufficient data: fewer than two known ranks are at work"
-    others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
-    unjudged = [{"run": "one", "why": why}, *others]
-
-    shown_lines = shown(process(), agents=[{}], insufficient=unjudged)
-
-    sought = ("  stragglers", "  nothing")
-    assert [line for line in shown_lines if line.startswith(sought)] == [
-        "  nothing is wrong so far",
-        f"  stragglers: {why}",
-    ]
 
 
 def test_what_an_agent_tells_of_the_present_holds_while_it_lives(place: Here) -> None:
@@ -281,24 +303,6 @@ def test_a_process_without_its_agent_is_shown_with_the_last_line_of_the_agents_l
     assert (early, late, served) == ([], [{**where, "processes": 1}], [])
 
 
-@pytest.mark.parametrize(
-    ("last_line", "why"),
-    [
-        ("no such library", "/a b/agent.log ends with: no such library"),
-        ("", "the training's first lines of output may say why"),
-    ],
-)
-def test_where_no_agent_has_started_the_reason_is_shown(last_line: str, why: str) -> None:
-    found = Survey(unserved=[{"directory": "/a b", "agent_log": last_line, "processes": 2}])
-
-    assert lines(found, NOW_NS) == [
-        "agent     2 processes run, but no agent has started (which is right after "
-        f"OTEL_DDP_AGENT=off); {why}; try `otel-ddp agent --dir '/a b'`",
-        "no runs",
-    ]
-    assert "no agent has started" not in str(lines(found, NOW_NS, agent="external"))
-
-
 @pytest.mark.parametrize("mode", NO_AGENT)
 def test_where_no_agent_runs_status_tells_how_one_is_started(
     place: Here, mode: str, capsys: pytest.CaptureFixture[str]
@@ -331,38 +335,6 @@ def test_a_full_disk_is_one_sentence_and_a_closed_pipe_or_missing_letters_no_err
     assert r"run \xf1, train, world 1" in ascii_alone.stdout
 
 
-# --- what is wrong, and who waits
-
-
-LATE = {"who": {"run": "one", "rank": "7"}, "kind": "straggler", "sentence": "it is late " * 12}
-
-
-def many(count: int, **more: Any) -> Survey:
-    """So many ranks, of which rank 7 is late, rank 9 has failed, and rank 30 waits less."""
-    waits = {7: 0.02, 30: 0.5}
-    found = [
-        process(
-            rank=rank,
-            node=f"node-{rank // 8}",
-            state="failed" if rank == 9 else "running",
-            step_s=0.05,
-            wait_ratio=waits.get(rank, 0.6),
-        )
-        for rank in range(count)
-    ]
-    return surveyed(*found, agents=[{"gpus": [gpu()] * 8, "node": "alpha"}], **more)
-
-
-def test_each_rank_has_a_bar_of_its_waits_and_the_late_one_a_mark() -> None:
-    found = many(8, verdicts=[LATE])
-
-    drawn = {line.text.split()[0]: line for line in picture(found, NOW_NS)[:11]}
-
-    assert "██████░░░░  60%      50 ms" in drawn["0"].text
-    assert "░░░░░░░░░░   2%      50 ms" in drawn["!7"].text
-    assert [drawn[rank].style for rank in ("0", "!7", "!")] == ["", "trouble", "trouble"]
-
-
 def test_a_run_in_which_nothing_is_wrong_says_so_where_an_agent_looks() -> None:
     bound = {"who": {"run": "one"}, "kind": "bound", "sentence": "input-bound"}
     well = [surveyed(process(), agents=[{}]), surveyed(process(), agents=[{}], verdicts=[bound])]
@@ -374,24 +346,6 @@ def test_a_run_in_which_nothing_is_wrong_says_so_where_an_agent_looks() -> None:
     assert ["  nothing is wrong" in lines(each) for each in (*well, *unknown, over, ill)] == [
         *(True, True, False, False, False, False, False)
     ]
-
-
-def test_the_last_values_are_those_of_the_first_rank_with_the_loss_in_front() -> None:
-    names = [("lr", "train", ""), ("acc", "val", "max"), *((f"n{at}", "", "") for at in range(9))]
-    rows = [
-        {"name": name, "split": split, "direction": way, "last": {"value": 0.123456, "step": 1}}
-        for name, split, way in names
-    ]
-    missing = {"name": "odd", "split": "", "direction": "min", "last": None}
-
-    (shown_line,) = (
-        line
-        for line in shown(process(rank=1, summary=rows[:1]), process(summary=[*rows, missing]))
-        if "lr" in line
-    )
-
-    assert shown_line.startswith("  acc (val) 0.12346  odd -  lr 0.12346  n0 0.12346")
-    assert shown_line.endswith("and 4 more")
 
 
 @pytest.mark.parametrize("count", [2, 40, 10_000])
@@ -425,14 +379,6 @@ def test_runs_that_have_ended_take_no_room_from_those_that_go_on() -> None:
     assert "run old-8, train, 1 of 2 ranks here" in lines(over, columns=79, rows=24)
 
 
-def test_the_picture_of_a_pipe_has_twenty_rows_of_each_run_and_whole_sentences() -> None:
-    drawn = lines(many(40, verdicts=[LATE]))
-
-    assert f"  ! {LATE['sentence']}".rstrip() in [line.rstrip() for line in drawn]
-    assert "  and 21 more ranks, all running" in drawn
-    assert len([line for line in drawn if "node-" in line]) == 19
-
-
 def test_colours_are_for_terminals_that_have_them() -> None:
     os.environ["TERM"] = "xterm"
     os.environ.pop("NO_COLOR", None)
@@ -442,76 +388,3 @@ def test_colours_are_for_terminals_that_have_them() -> None:
     assert (with_colours, has_colours()) == (True, False)
     assert styled([Line("bad", "trouble")], coloured=True) == ["\x1b[1;31mbad\x1b[0m"]
     assert styled([Line("bad", "trouble")], coloured=False) == ["bad"]
-
-
-# --- GPUs
-
-
-def gpu(**more: Any) -> dict[str, Any]:
-    return {
-        "index": "0",
-        "name": "NVIDIA H100",
-        "uuid": "GPU-1",
-        "labels": {"run": "one", "rank": "3", "node": "alpha"},
-        "processes": 1,
-        "throttled": [],
-        "busy_ratio": 0.871,
-        "used_bytes": 60.0 * 2**30,
-        "limit_bytes": 80.0 * 2**30,
-        "power_w": 411.4,
-        "power_limit_w": 700.0,
-        "temperature_c": 64.0,
-        **more,
-    }
-
-
-def devices(*gpus: Any, remarks: Any = (), driver: Any = "NVIDIA driver 550.54.14") -> list[str]:
-    """What is shown of them, below the line that names the node."""
-    agent = {
-        "node": "alpha",
-        "gpus": list(gpus),
-        "gpu_remarks": list(remarks),
-        "gpu_driver": driver,
-    }
-    shown_lines = shown(agents=[agent])
-    heads = [n for n, line in enumerate(shown_lines) if line.startswith("GPUs of alpha")]
-    return shown_lines[heads[0] : shown_lines.index("", heads[0])] if heads else []
-
-
-def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
-    shown_lines = devices(
-        gpu(),
-        gpu(index="1", labels={"run": "one"}, throttled=["sw_power", "hw_thermal"]),
-        gpu(index="2", labels={"node": "alpha"}, processes=0, used_bytes=2.0 * 2**30),
-        # In a container the driver may name no process, but what they hold is there.
-        gpu(index="5", labels={"node": "alpha"}, processes=0),
-        gpu(index="3", labels={"node": "alpha"}, processes=2),
-        {"index": "4:1", "name": "MIG 1g.10gb", "used_bytes": 1 << 30, "power_limit_w": 70},
-        # Of a board whose memory is not told it is not known that it is free.
-        {"index": "6", "name": "Other GPU", "power_w": 150, "processes": 0},
-    )
-
-    assert shown_lines == [
-        "GPUs of alpha, NVIDIA driver 550.54.14",
-        "  gpu  name         rank               busy    memory         power      temp   "
-        "throttled by",
-        "  0    NVIDIA H100  3                  87.1 %  60.0/80.0 GiB  411/700 W  64 °C  -",
-        "  1    NVIDIA H100  shared by run one  87.1 %  60.0/80.0 GiB  411/700 W  64 °C  "
-        "sw_power, hw_thermal",
-        "  2    NVIDIA H100  free               87.1 %  2.0/80.0 GiB   411/700 W  64 °C  -",
-        "  5    NVIDIA H100  others             87.1 %  60.0/80.0 GiB  411/700 W  64 °C  -",
-        "  3    NVIDIA H100  others             87.1 %  60.0/80.0 GiB  411/700 W  64 °C  -",
-        "  4:1  MIG 1g.10gb  free               -       1.0 GiB        -/70 W     -      -",
-        "  6    Other GPU    no rank            -       -              150 W      -      -",
-    ]
-
-
-def test_several_runs_and_remarks_of_gpus_are_shown_but_that_there_are_none() -> None:
-    remark = "GPU 1 does not answer (GPU is lost)"
-    two = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}), remarks=[remark])
-
-    assert "  3 of run one  " in two[2]
-    assert "  0 of run two  " in two[3]
-    assert two[-1] == f"  ! {remark}"
-    assert devices(gpu(throttled=["\x1b[2J"]))[2].endswith(r"\x1b[2J")
-    assert devices(remarks=["There is no NVIDIA driver (Driver Not Loaded)."], driver="") == []

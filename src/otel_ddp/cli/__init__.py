@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ COMMANDS = {
     "doctor": ("doctor", "check the installation, and suggest fixes"),
     "goodput": ("goodput", "show where the time of a run went, over all its attempts"),
     "mcp": ("mcp", "answer an assistant's questions on the runs of this node, over MCP"),
-    "notify": ("notify", "send a test message to the addresses in OTEL_DDP_NOTIFY"),
     "open": ("open", "open the page of a run in the browser; without an agent, serve it"),
     "profile": ("profile", "trace the same steps of a suspect and of a healthy rank"),
     "replay": ("replay", "send the data of offline runs"),
@@ -35,6 +35,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name or a bar may be no character of the terminal.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Before the import of the command, which may need these calls. `run` works without them.
     needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}
     if needs and (lacking := place.missing_calls()):

@@ -19,8 +19,6 @@ from otel_ddp.history.terminal import printable, when
 from otel_ddp.journal.place import Place, existing
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS
 
-_PLAIN_BARS = str.maketrans("█░", "#.")
-
 
 def add_directory_option(parser: argparse.ArgumentParser) -> None:
     """Add --dir, the same for all commands."""
@@ -30,6 +28,24 @@ def add_directory_option(parser: argparse.ArgumentParser) -> None:
         default="",
         help="the directory of journals and agent (default: OTEL_DDP_DIR, else one on tmpfs)",
     )
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Add RUN, the same for all commands that read one history."""
+    parser.add_argument(
+        "which",
+        nargs="?",
+        type=run_name,
+        metavar="RUN",
+        help="its name, GROUP/RUN, its history, or a folder with one run (default: the newest)",
+    )
+
+
+def run_name(text: str) -> str:
+    """The name of a run: an empty one, as of an unset variable, does not mean the newest."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a run is empty")
+    return text
 
 
 def _directory(text: str) -> str:
@@ -76,21 +92,10 @@ def history_directory() -> Path:
 # -- output
 
 
-def encodable(text: str) -> str:
-    """The text with only characters of stdout's encoding."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        plain = text.translate(_PLAIN_BARS)
-        return plain.encode(encoding, "backslashreplace").decode(encoding)
-    return text
-
-
 def print_answer(text: str) -> int:
     """Print text in the terminal's encoding; returns the exit status."""
     try:
-        print(encodable(text))
+        print(text)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from otel_ddp.cli.command import history_directory, print_answer, print_json
+from otel_ddp.cli.command import history_directory, print_answer, print_json, run_name
 from otel_ddp.history import compare
 from otel_ddp.history.compare import Comparison, Differing
 from otel_ddp.history.directory import NotFound
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "logged. A run is its name, a history, or a folder with one run. Exit status: 0, 1 if B is "
         "worse with --fail-if-worse, 2 if the runs cannot be compared."
     )
-    parser.add_argument("a", metavar="A", help="the run to compare with")
-    parser.add_argument("b", metavar="B", help="the run that may be better or worse")
+    parser.add_argument("a", type=run_name, metavar="A", help="the run to compare with")
+    parser.add_argument("b", type=run_name, metavar="B", help="the run that may be better or worse")
     parser.add_argument(
         "--fail-if-worse",
         action="store_true",

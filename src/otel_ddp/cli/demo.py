@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import settings
 from otel_ddp.cli.command import end_by_signals
 from otel_ddp.cli.picture import picture
 from otel_ddp.errors import ConfigError, MissingDependency
@@ -26,6 +24,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.survey import survey, told_by_agent
 
 _PREFIX = "otel_ddp-demo-"
+_RANKS = 2
 # The phases in which a rank can be late, and the other faults.
 _PHASES = ("data", "backward")
 _FAULTS = ("hang", "kill")
@@ -80,9 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=20.0, help="how long to train (default: %(default)g)"
     )
     parser.add_argument(
-        "--ranks", type=int, default=2, help="how many processes (default: %(default)s)"
-    )
-    parser.add_argument(
         "--inject",
         default="",
         metavar="TROUBLE",
@@ -92,21 +88,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.ranks < 1 or not options.seconds > 0:
-        raise ConfigError("--ranks and --seconds must be positive.")
+    if not options.seconds > 0:
+        raise ConfigError("--seconds must be positive.")
     injected = parse(options.inject)
-    if injected.what and injected.rank >= options.ranks:
+    if injected.rank >= _RANKS:
         raise ConfigError(
-            f"There is no rank {injected.rank} among {options.ranks}: ranks are 0 to "
-            f"{options.ranks - 1}."
+            f"There is no rank {injected.rank}: the demo has {_RANKS} ranks, 0 and 1."
         )
-    if settings.read().disabled:
-        raise ConfigError("Nothing would be recorded: OTEL_SDK_DISABLED is set; unset it.")
     if importlib.util.find_spec("torch") is None:
         raise MissingDependency(_NO_TORCH)
     end_by_signals()
-    ranks = f"{options.ranks} rank{'s' * (options.ranks != 1)}"
-    print(f"Training on {ranks} for {options.seconds:g} s ...", flush=True)
+    print(
+        f"Training on {_RANKS} ranks for {options.seconds:g} s, once torch is imported ...",
+        flush=True,
+    )
     if injected.what:
         print(f"After {TROUBLE_AT} steps, on purpose: {options.inject}", flush=True)
     with _training(options) as node:
@@ -117,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(_VERDICT_S)
         found = survey([node.place])
         if status and injected.what not in _FAULTS:
-            print(node.errors(), end="", file=sys.stderr)
+            print(node.log.read_text(errors="replace"), end="", file=sys.stderr)
             print("The training failed.", file=sys.stderr)
             return status
     print("\nRecorded, as `otel-ddp status` shows it:")
@@ -132,20 +127,17 @@ def run(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _training(options: argparse.Namespace) -> Iterator[_Node]:
     """Runs the training; only its history is left afterwards."""
-    try:
-        root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
-    except OSError:
-        root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        node = _Node(root, options)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(
+        prefix=_PREFIX, dir=memory, ignore_cleanup_errors=True
+    ) as folder:
+        node = _Node(Path(folder), options)
         try:
             yield node
         finally:
             # A second Ctrl-C would leave processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             node.end()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
 
 
 class _Node:
@@ -154,7 +146,7 @@ class _Node:
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
         self.run = time.strftime("demo-%m%d-%H%M%S")
         self.place = Place(root / "place")
-        self._log = root / "training.log"
+        self.log = root / "training.log"
         own = {
             "OTEL_DDP_RUN": self.run,
             "OTEL_DDP_DIR": str(self.place.directory),
@@ -169,20 +161,21 @@ class _Node:
         passed = {
             name: text
             for name, text in os.environ.items()
-            if name == "OTEL_DDP_HISTORY_DIR" or not name.startswith("OTEL_DDP_")
+            if name == "OTEL_DDP_HISTORY_DIR"
+            or not name.startswith(("OTEL_DDP_", "OTEL_SDK_DISABLED"))
         }
         command = [
             sys.executable,
             "-m",
             "torch.distributed.run",
             "--standalone",
-            f"--nproc-per-node={options.ranks}",
+            f"--nproc-per-node={_RANKS}",
             "-m",
             "otel_ddp.cli.demo_training",
             str(options.seconds),
             options.inject,
         ]
-        with self._log.open("wb") as log:
+        with self.log.open("wb") as log:
             # torchrun prints pages about a killed rank or Ctrl-C. Show them only if it fails.
             self._torchrun = subprocess.Popen(
                 command, env={**passed, **own}, stderr=log, start_new_session=True
@@ -190,16 +183,13 @@ class _Node:
 
     def tell_where(self) -> None:
         """Print where to look."""
-        agent = self._agent()
-        if remark := agent.get("remark"):
+        if remark := self._agent().get("remark"):
             print(f"Note:  {remark}")
         if page := addresses.page(self.place):
-            print(f"Look:  {addresses.page_of_run(page, self.run)}", flush=True)
+            print(f"Look:  {addresses.page_of_run(page, self.run)}")
             if tunnel := addresses.tunnel(page, os.environ):
-                print(f"       from your machine: {tunnel}", flush=True)
+                print(f"       from your machine: {tunnel}")
         print(f"       otel-ddp status --dir {self.place.directory}", flush=True)
-        if url := agent.get("scrape"):
-            print(f"       curl {url}", flush=True)
 
     def _agent(self) -> Mapping[str, Any]:
         """The state that the agent publishes. It starts a moment after the first rank."""
@@ -216,10 +206,6 @@ class _Node:
             return self._torchrun.wait(most_s)
         except subprocess.TimeoutExpired:
             return None
-
-    def errors(self) -> str:
-        """The stderr of the ranks and their launcher."""
-        return self._log.read_text(errors="replace")
 
     def end(self) -> None:
         """End the training, then its agent, and wait for its last export."""

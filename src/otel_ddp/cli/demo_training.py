@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,29 +21,20 @@ CLASSES, FEATURES, BATCH = 10, 64, 128
 PAUSE_S = 0.005
 
 
-class Pause(torch.autograd.Function):  # type: ignore[misc]
-    """Sleeps as long as a larger model would compute."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, late_s: float) -> torch.Tensor:
-        ctx.late_s = late_s
-        time.sleep(PAUSE_S)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        time.sleep(PAUSE_S + ctx.late_s)
-        return gradients[0], None
-
-
 class Classifier(nn.Module):  # type: ignore[misc]
+    """Sleeps in forward and backward as long as a larger model would compute."""
+
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.out = nn.Linear(FEATURES, 256), nn.Linear(256, CLASSES)
         self.late_s = 0.0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Pause.apply(self.out(torch.relu(self.hidden(inputs))), self.late_s)
+        time.sleep(PAUSE_S)
+        found = self.out(torch.relu(self.hidden(inputs)))
+        if found.requires_grad:
+            found.register_hook(lambda _: time.sleep(PAUSE_S + self.late_s))
+        return found
 
 
 def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,31 +75,30 @@ def main(seconds: float, injected: Injection) -> None:
     loss_of = nn.CrossEntropyLoss()
     ends_at = time.monotonic() + seconds
     go_on = torch.ones(1)
-    with tempfile.TemporaryDirectory() as folder:
-        for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
-            trouble = step >= TROUBLE_AT
-            if trouble:
-                net.late_s = injected.late_s("backward", rank)
-            loss = loss_of(model(inputs), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            if trouble and injected.hits("kill", rank):
-                os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.step()
-            run.log({"loss": loss, "lr": 0.005}, step=step, epoch=step // 100)
-            if step % 100 == 99:
-                with run.phase("eval"), torch.no_grad():
-                    inputs, labels = points(generator, BATCH)
-                    hits = (model.module(inputs).argmax(1) == labels).float().mean()
-                run.log({"accuracy": hits}, step=step, split="validation")
-                if rank == 0:
-                    with run.phase("checkpoint"):
-                        torch.save(model.module.state_dict(), Path(folder) / "model.pt")
-                # Rank 0's clock decides, so that all ranks stop at the same step.
-                go_on[0] = float(time.monotonic() < ends_at)
-                dist.broadcast(go_on, src=0)
-                if not go_on.item():
-                    break
+    for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
+        trouble = step >= TROUBLE_AT
+        if trouble:
+            net.late_s = injected.late_s("backward", rank)
+        loss = loss_of(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        if trouble and injected.hits("kill", rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        run.log({"loss": loss, "lr": 0.005}, step=step, epoch=step // 100)
+        if step % 100 == 99:
+            with run.phase("eval"), torch.no_grad():
+                inputs, labels = points(generator, BATCH)
+                hits = (model.module(inputs).argmax(1) == labels).float().mean()
+            run.log({"accuracy": hits}, step=step, split="validation")
+            if rank == 0:
+                with run.phase("checkpoint"):
+                    torch.save(model.module.state_dict(), io.BytesIO())
+            # Rank 0's clock decides, so that all ranks stop at the same step.
+            go_on[0] = float(time.monotonic() < ends_at)
+            dist.broadcast(go_on, src=0)
+            if not go_on.item():
+                break
     run.event("done", steps=step)
     run.finish()
     dist.destroy_process_group()

@@ -46,12 +46,16 @@ class Inputs:
     """The environment, settings and processes that are checked."""
 
     def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
-        """Raises ConfigError for a wrong variable, as a training would."""
-        self.env = env
-        self.conf = settings.read(env, directory=directory or None)
-        # These check combinations of variables.
-        identity.Choice(self.conf.strategy)
-        identity.resolve(env=env)
+        self.refused = settings.refused(env)
+        """Why a training would not start, by variable."""
+        self.env = {name: text for name, text in env.items() if name not in self.refused}
+        self.conf = settings.read(self.env, directory=directory or None)
+        try:
+            # These check combinations of variables.
+            identity.Choice(self.conf.strategy)
+            identity.resolve(env=self.env)
+        except ConfigError as error:
+            self.refused[""] = str(error)
 
     @cached_property
     def survey(self) -> Survey:
@@ -116,6 +120,7 @@ def torch(inputs: Inputs) -> Said:
 
 
 def variables(inputs: Inputs) -> Said:
+    yield from (("fail", sentence) for sentence in inputs.refused.values())
     for sentence in (*settings.doubts(inputs.env), *settings.unknown(inputs.env)):
         yield "warn", sentence
     if inputs.conf.disabled:
@@ -126,8 +131,11 @@ def variables(inputs: Inputs) -> Said:
 
 
 def journals(inputs: Inputs) -> Said:
-    """Creates the directory, as the next training process would."""
+    """Creates the default directory, as the next training process would, but not a named one."""
     conf = inputs.conf
+    if conf.directory and not os.path.lexists(conf.directory):
+        yield "warn", f"{conf.directory} does not exist: nothing has recorded there yet"
+        return
     try:
         places, remark = place.find(conf.directory, inputs.env, offline=conf.offline)
     except ConfigError as error:

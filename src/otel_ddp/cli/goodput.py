@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp import shown
-from otel_ddp.cli.command import cell, history_directory, print_answer, print_json
+from otel_ddp.cli.command import (
+    add_run_argument,
+    cell,
+    history_directory,
+    print_answer,
+    print_json,
+)
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.terminal import aligned, shown_time
@@ -22,18 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Tell what the time of a run went to, of all its ranks and over all its attempts: what "
         "moved it on, and what was lost to which cause."
     )
-    parser.add_argument(
-        "which",
-        nargs="?",
-        default="",
-        metavar="RUN",
-        help="its name, GROUP/RUN, its history, or a folder with one run (default: the newest)",
-    )
+    add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
 def run(options: argparse.Namespace) -> int:
-    found = document(options.which)
+    found = document(options.which or "")
     return print_json(found) if options.json else print_answer("\n".join(_lines(found)))
 
 

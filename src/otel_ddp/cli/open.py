@@ -11,7 +11,7 @@ from pathlib import Path
 
 from otel_ddp import settings
 from otel_ddp.agent.serve.server import Handler, NoToken, admits, bind, find_token
-from otel_ddp.cli.command import add_directory_option, find_places, history_directory
+from otel_ddp.cli.command import add_directory_option, find_places, history_directory, run_name
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.app import App
@@ -26,26 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        default="",
+        type=run_name,
         metavar="RUN|DIR",
         help="a run by its name, or a folder with histories of runs (default: the newest run)",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        help="without an agent: the port of the page, or the next free one (default: any)",
     )
     add_directory_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if not 0 <= options.port < 1 << 16:
-        raise ConfigError(f"--port must be 0 to 65535, got {options.port}.")
     _, places, _ = find_places(options.dir)
     served = {place: base for place in places if (base := addresses.page(place))}
     try:
-        folder, group, name = _kept(options.what)
+        folder, group, name = _kept(options.what or "")
     except NotFound:
         if options.what or not served:
             raise
@@ -56,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         if told_by_agent(place).agent.get("history", {}).get("directory") == str(folder):
             _open(addresses.page_of_run(base, name, group))
             return 0
-    return _serve(folder, group, name, options.port)
+    return _serve(folder, group, name)
 
 
 def _kept(words: str) -> tuple[Path, str, str]:
@@ -80,10 +72,11 @@ def _open(address: str) -> None:
         print("no browser could be started here: open the address yourself", flush=True)
 
 
-def _serve(folder: Path, group: str, name: str, port: int) -> int:
+def _serve(folder: Path, group: str, name: str) -> int:
+    conf = settings.read()
     app = App(folder, ours=folder == history_directory())
     try:
-        token = find_token(settings.read().scrape_token_file, _HOST)
+        token = find_token(conf.scrape_token_file, _HOST)
     except NoToken as why:
         raise ConfigError(f"The page cannot be served: {why}.") from None
 
@@ -92,7 +85,7 @@ def _serve(folder: Path, group: str, name: str, port: int) -> int:
         return asked.page_answer(app, is_known=bool(token) and admits(token, given))
 
     try:
-        server = bind(_HOST, port, answer)
+        server = bind(_HOST, conf.scrape_port, answer)
     except OSError as error:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:

@@ -6,12 +6,13 @@ import argparse
 import json
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import files, plain
+from otel_ddp import files
 from otel_ddp.cli.command import add_directory_option, cell, find_places, print_answer
 from otel_ddp.errors import ConfigError, OtelDdpError
 from otel_ddp.history.verdicts import named_ranks
@@ -29,10 +30,6 @@ _LARGEST_ANSWER = 64 * 1024
 _LONGEST_NAME = 80
 
 
-class NotFound(OtelDdpError):
-    """There is nothing to profile; the text says why, and what to do."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Record some steps of a rank with torch's profiler while it trains, and the same steps of "
@@ -41,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank",
         type=int,
+        action="append",
         help="this rank (default: the one that a verdict names), and one that no verdict names",
     )
     parser.add_argument(
@@ -63,12 +61,13 @@ def _steps(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    ranks = options.rank or [None]
+    if len(ranks) > 1:
+        raise ConfigError("--rank takes one rank; a healthy one is traced beside it.")
     _, places, missing = find_places(options.dir)
     try:
-        chosen, why = _choose(places, options.rank, options.of_run)
+        chosen, why = _choose(places, missing, ranks[0], options.of_run)
         folder = _make_folder(options.out, chosen[0].process.run)
-    except NotFound as error:
-        raise NotFound(f"{error} {missing}".strip()) from None
     except OSError as error:
         raise ConfigError(f"No folder for the traces: {error}.") from None
     windows = [Window(each, folder) for each in chosen]
@@ -89,12 +88,9 @@ def _make_folder(out: Path | None, run_name: str) -> Path:
     else:
         root = out.expanduser().absolute()
         root.mkdir(parents=True, exist_ok=True)
-    seconds, ns = divmod(time.time_ns(), 10**9)
-    at = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    at = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     safe = re.sub(r"[^\w.-]+", "-", run_name).strip(".-")[:_LONGEST_NAME]
-    folder = root / f"{safe or 'run'}-{at}-{ns // 1_000_000:03}"
-    folder.mkdir(0o700)
-    return folder
+    return Path(tempfile.mkdtemp(prefix=f"{safe or 'run'}-{at}-", dir=root))
 
 
 def _record(windows: Sequence[Window], steps: int) -> None:
@@ -116,9 +112,10 @@ def _record(windows: Sequence[Window], steps: int) -> None:
 
 
 def _outcome(window: Window) -> str:
+    answer = {key: cell(each, "?") for key, each in window.answer.items()}
     if window.state == "written":
-        return f"{window.steps} steps from step {window.first_step} on"
-    return f"{'failed' if window.state == 'failed' else 'not profiled'}: {window.why}"
+        return f"{answer.get('steps')} steps from step {answer.get('first_step')} on"
+    return f"{'failed' if window.state == 'failed' else 'not profiled'}: {answer.get('why')}"
 
 
 def _report(folder: Path, windows: Sequence[Window]) -> int:
@@ -152,8 +149,13 @@ class Candidate(NamedTuple):
         return self.journal.with_suffix(ASK_SUFFIX).exists()
 
 
-def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[Candidate], str]:
-    """The suspect and a healthy rank of its run, and the reason. Raises NotFound."""
+def _choose(
+    places: Sequence[Place], missing: str, rank: int | None, run: str
+) -> tuple[list[Candidate], str]:
+    """The suspect and a healthy rank of its run, and the reason.
+
+    *missing*: as of find_places. Raises OtelDdpError if there is nothing to profile.
+    """
     found: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []
     looks: list[str] = []
@@ -180,7 +182,7 @@ def _choose(places: Sequence[Place], rank: int | None, run: str) -> tuple[list[C
             advice = f"{what} on this node; choose one by --rank: {known}."
         else:
             advice = f"No rank{run and f' of run {cell(run)}'} runs on this node."
-        raise NotFound("\n".join((advice, *map(cell, looks))))
+        raise OtelDdpError("\n".join((f"{advice} {missing}".strip(), *map(cell, looks))))
     suspect, why = fitting[0], "named"
     if rank is None:
         why = f"rank {suspect.rank} is named by a verdict"
@@ -207,11 +209,8 @@ class Window:
 
     def __init__(self, rank: Candidate, folder: Path) -> None:
         self.rank = rank
-        self.state = "waiting"
+        self.answer: Mapping[str, Any] = {"state": "waiting"}
         """Then `recording`, and finally `written`, `refused` or `failed`."""
-        self.why = ""
-        self.steps = 0
-        self.first_step: int | None = None
         self.trace = folder / f"rank-{rank.rank}.json"
         # Also the id of the request.
         self.asked_ns = 0
@@ -237,13 +236,9 @@ class Window:
     def poll(self) -> None:
         """Read the answer."""
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
-        state = answer.get("state")
         if not self.is_over and answer.get("number") == self.asked_ns:
-            self.state = plain.text(state) or "failed"
-            self.why = cell(answer.get("why"))
-            self.steps = plain.whole(answer.get("steps")) or 0
-            self.first_step = plain.whole(answer.get("first_step"))
-        elif self.state == "waiting" and state == "recording":
+            self.answer = answer
+        elif self.state == "waiting" and answer.get("state") == "recording":
             self.refuse("another profile of this rank is under way")
         if files.lock_holder(self.rank.journal) is None:
             self.refuse("it ended")
@@ -251,7 +246,11 @@ class Window:
     def refuse(self, why: str) -> None:
         """End the request, unless it has ended."""
         if not self.is_over:
-            self.state, self.why = "refused", why
+            self.answer = {"state": "refused", "why": why}
+
+    @property
+    def state(self) -> str:
+        return str(self.answer.get("state"))
 
     @property
     def is_over(self) -> bool:

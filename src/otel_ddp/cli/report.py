@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import files
-from otel_ddp.cli.command import history_directory, print_answer, print_json
+from otel_ddp.cli.command import add_run_argument, history_directory, print_answer, print_json
 from otel_ddp.history.whole_run import WholeRun
 
 
@@ -18,23 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write report.html, one page that needs no network, and report.json, from the history of a "
         "run."
     )
-    parser.add_argument(
-        "which",
-        nargs="?",
-        default="",
-        metavar="RUN",
-        help="its name, GROUP/RUN, its history, or a folder with one run (default: the newest)",
-    )
-    parser.add_argument(
+    add_run_argument(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         help="where the two files go (default: a folder here, named after the run)",
     )
-    parser.add_argument(
+    how.add_argument(
         "--card", action="store_true", help="print the end of the run, and write nothing"
     )
-    parser.add_argument(
+    how.add_argument(
         "--json", action="store_true", help="print report.json, for programs, and write nothing"
     )
 
@@ -47,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.page.http import as_json
 
     # Inside of `with`, which reports a damaged history.
-    with find_run(options.which, history_directory()) as run:
+    with find_run(options.which or "", history_directory()) as run:
         postmortems = postmortems_of(run)
         document = report.gather(run, postmortems)
         if options.json:

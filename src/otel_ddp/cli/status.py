@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from otel_ddp.cli.command import (
     add_directory_option,
-    encodable,
     end_by_signals,
     find_places,
     print_answer,
@@ -23,8 +22,6 @@ from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.settings import Settings
 
 _EVERY_S = 1.0
-# Redraw less often if drawing takes more than this share of a core.
-_SHARE = 0.1
 _STYLES = {"": "", "bold": "\x1b[1m", "trouble": "\x1b[1;31m", "dim": "\x1b[2m"}
 
 
@@ -40,19 +37,18 @@ def run(options: argparse.Namespace) -> int:
         return watch(options.dir)
     if options.json:
         return print_json(_survey(options.dir)[0].to_json())
-    columns = _size()[0] if _is_terminal() else None
+    columns = _size().columns if _is_terminal() else None
     lines = _picture(options.dir, columns)
     return print_answer("\n".join(styled(lines, coloured=_is_terminal() and has_colours())))
 
 
 def watch(directory: str) -> int:
     """Show the picture until Ctrl-C; returns the exit status."""
-    once = "; `otel-ddp status` prints it once."
-    if not _is_terminal():
-        raise ConfigError(f"The live picture needs a terminal{once}")
-    if os.environ.get("TERM", "dumb") == "dumb":
-        can = "a terminal that can move its cursor (TERM is dumb or unset)"
-        raise ConfigError(f"The live picture needs {can}{once}")
+    if not _is_terminal() or os.environ.get("TERM", "dumb") == "dumb":
+        raise ConfigError(
+            "The live picture needs a terminal, and its name in TERM; `otel-ddp status` prints it "
+            "once."
+        )
     # May raise, so before the screen is cleared.
     _survey(directory)
     end_by_signals()
@@ -60,14 +56,12 @@ def watch(directory: str) -> int:
     try:
         while True:
             columns, rows = _size()
-            began_s = time.process_time()
             # One column less: erasing the rest of a full line could erase its last character.
             lines = _picture(directory, columns - 1, rows)
-            took_s = time.process_time() - began_s
             # In place and in one write, without flicker.
             shown = "\x1b[K\n".join(styled(lines, coloured=has_colours()))
             _write(f"\x1b[H{shown}\x1b[K\x1b[J")
-            time.sleep(max(_EVERY_S, took_s / _SHARE))
+            time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         return 0
     finally:
@@ -115,5 +109,5 @@ def styled(lines: Iterable[Line], *, coloured: bool) -> list[str]:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(encodable(text))
+    sys.stdout.write(text)
     sys.stdout.flush()
