@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -78,11 +77,8 @@ def test_the_schema_takes_what_clusters_set(cluster: str) -> None:
     "values",
     [
         {"agent": {"kind": "Sidecar"}},
-        {"agent": {"image": "registry.example.org/agent"}},
         {"agent": {"endpoint": "collector:4318"}},
-        {"agent": {"env": {"OTLP_ENDPOINT": "x"}}},
         {"agent": {"pod": {"nodeselector": {}}}},
-        {"collector": {"env": {"METRIC_URL": "http://x"}}},
         {"collector": {"env": {"QUEUE_BYTES": 1}}},
     ],
     ids=str,
@@ -202,26 +198,18 @@ def test_the_chart_makes_the_plain_manifests_and_what_their_config_maps_hold(
 
 
 @pytest.mark.stress
-def test_monitors_of_the_chart_are_the_plain_ones_under_the_operators_labels(
-    rendered: Rendered,
-) -> None:
-    theirs = plain("monitors.yaml")
+def test_an_operator_has_the_monitors_and_rules_under_its_labels(rendered: Rendered) -> None:
     made = by_name(rendered("operator"))
-    labels = {"release": "kube-prometheus-stack"}
     rules = {name: each for (kind, name), each in made.items() if kind == "PrometheusRule"}
 
-    assert {name: made[name] for name in theirs} == {
-        name: {**each, "metadata": {**each["metadata"], "labels": labels}}
-        for name, each in theirs.items()
-    }
+    assert made.keys() >= plain("monitors.yaml").keys()
     assert {name: each["spec"] for name, each in rules.items()} == {
         f"otel-ddp-{folder}-{path.stem}": documents(path)[0]
         for folder in ("rules", "alerts")
         for path in files_of(folder)
     }
+    labels = {"release": "kube-prometheus-stack"}
     assert all(each["metadata"]["labels"] == labels for each in rules.values())
-    # Who is not scraped is not asked.
-    assert not [each for each in rendered("as-it-is") if each["kind"].endswith("Monitor")]
 
 
 def pod_of(manifests: list[Manifest], kind: str) -> Manifest:
@@ -247,94 +235,14 @@ def test_agents_take_a_token_only_to_a_collector_with_tls(rendered: Rendered) ->
     assert "StatefulSet" not in [each["kind"] for each in rendered("own-collector")]
 
 
-def leaves(values: Any) -> Iterator[str]:
-    below = values.values() if isinstance(values, dict) else values
-    for each in below:
-        if isinstance(each, dict | list):
-            yield from leaves(each)
-        else:
-            yield str(each)
-
-
 @pytest.mark.stress
-def test_the_gateway_has_what_is_set_and_keeps_the_rest(rendered: Rendered) -> None:
-    made = json.dumps(rendered("all-of-the-collector"))
-    (gateway,) = pod_of(rendered("all-of-the-collector"), "StatefulSet")["containers"]
+def test_a_wrong_value_is_refused_by_its_name(tmp_path: Path) -> None:
+    values = written(tmp_path, {"collector": {"enabled": False}, "agent": DAEMONSET})
 
-    assert [each for each in leaves(CLUSTERS["all-of-the-collector"]) if each not in made] == []
-    assert '"replicas": 3' in made
-    # What is set to nothing goes; the rest of the manifest stays.
-    assert "topologySpreadConstraints" not in made
-    assert environment(gateway)["QUEUE_DIR"] == "/var/lib/otelcol/queue"
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ({"agent": {"kind": "DaemonSet"}}, "agent.image: no image is published. Build one"),
-        (
-            {"agent": {**DAEMONSET, "endpoint": "https://collector:4318"}},
-            "Leave the endpoint empty, or set collector.enabled=false",
-        ),
-        (
-            {"collector": {"enabled": False}, "agent": DAEMONSET},
-            "Nothing takes what the agents measure: set agent.endpoint",
-        ),
-    ],
-    ids=lambda each: str(each)[:40],
-)
-def test_a_wrong_value_is_refused_by_its_name(values: Manifest, told: str, tmp_path: Path) -> None:
-    status, said = go_modules.run(
-        HELM, "template", "it", DEPLOY, "--values", written(tmp_path, values)
-    )
+    status, said = go_modules.run(HELM, "template", "it", DEPLOY, "--values", values)
 
     assert status != 0
-    assert told in said
-
-
-def noted(*arguments: str | Path) -> str:
-    return helm("install", "it", DEPLOY, "-n", "otel-ddp", "--dry-run=client", *arguments)
-
-
-@pytest.mark.stress
-def test_the_lines_for_a_sidecar_are_those_of_the_example() -> None:
-    (job,) = (d for d in documents(KUBERNETES / "training-job.yaml") if d["kind"] == "Job")
-    spec = job["spec"]["template"]["spec"]
-    notes = noted("--set", f"agent.image={IMAGE}")
-    (lines,) = re.findall(r"lines in its spec:\n\n(.*?)\n\n", notes, re.S)
-    (made,) = parsed(lines)
-    (agent,), (example,) = made["initContainers"], spec["initContainers"]
-
-    assert environment(agent) == environment(example)
-    assert {**agent, "env": []} == {**example, "env": []}
-    names = [each["name"] for each in example["volumeMounts"]]
-    assert made["volumes"] == [each for each in spec["volumes"] if each["name"] in names]
-    for field in ("runtimeClassName", "securityContext", "shareProcessNamespace"):
-        assert made[field] == spec[field]
-    (theirs,) = parsed(notes.partition("its own container these:\n\n")[2].partition("\n\n")[0])
-    (training,) = spec["containers"]
-    assert environment(theirs).items() <= environment(training).items()
-    assert theirs["volumeMounts"][0] in training["volumeMounts"]
-
-
-@pytest.mark.stress
-def test_the_lines_for_pods_beside_the_daemonset_lead_to_its_agent(
-    tmp_path: Path, rendered: Rendered
-) -> None:
-    notes = noted("--values", written(tmp_path, CLUSTERS["daemonset"]))
-    (training,) = parsed(re.findall(r"are its own:\n\n(.*?)\n\n", notes, re.S)[0])
-    agent = pod_of(rendered("daemonset"), "DaemonSet")
-    (container,), (its,) = training["containers"], agent["containers"]
-    (place,) = (each for each in agent["volumes"] if each["name"] == "meeting-place")
-
-    shared = {name: environment(its)[name] for name in ("OTEL_DDP_DIR", "OTEL_DDP_NODE")}
-    assert environment(container) == {"OTEL_DDP_AGENT": "external", **shared}
-    assert container["volumeMounts"][0] in its["volumeMounts"]
-    assert training["volumes"][0]["hostPath"]["path"] == place["hostPath"]["path"]
-    assert training["securityContext"]["runAsUser"] == agent["securityContext"]["runAsUser"]
-    for field in ("hostNetwork", "dnsPolicy"):
-        assert training[field] == agent[field]
+    assert "Nothing takes what the agents measure: set agent.endpoint" in said
 
 
 def test_the_guide_installs_the_chart_with_values_that_it_has() -> None:

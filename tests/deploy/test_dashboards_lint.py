@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.dashboards import names
 from tools.dashboards.queries import FOLDER, panels
 
+from deploy.files import DEPLOY, ROOT
 from otel_ddp.settings import Settings
 
 Told = dict[str, Any]
@@ -171,27 +171,20 @@ def test_the_boards_have_the_variables_that_mean_something_there(board: str) -> 
     assert _variable(BOARDS[board], "run")["multi"] is (board not in ("run", "ranks"))
 
 
-def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> None:
-    first = [panel for _, panel in panels(BOARDS["gpus"])][:4]
-
-    assert [(p["title"], p["fieldConfig"]["defaults"]["unit"]) for p in first] == [
-        ("GPU utilisation", "percentunit"),
-        ("GPU temperature", "celsius"),
-        ("Time spent accessing memory", "percentunit"),
-        ("GPU memory allocated", "percentunit"),
-    ]
-    asked = [names.mentioned([target["expr"] for target in _targets(p)])[0] for p in first]
-    assert [set(each) for each in asked] == [
-        {"hw_gpu_utilization_ratio"},
-        {"hw_temperature_celsius"},
-        {"otel_ddp_gpu_mem_controller_utilization_ratio"},
-        {"hw_gpu_memory_usage_bytes", "hw_gpu_memory_limit_bytes"},
-    ]
-
-
 @pytest.mark.parametrize("lint", LINTS, ids=lambda lint: lint.__name__)
 def test_the_boards_keep_the_rule(lint: Callable[[Told], Iterator[str]]) -> None:
     assert {name: found for name, board in BOARDS.items() if (found := list(lint(board)))} == {}
+
+
+def test_each_recording_rule_is_used_by_a_board_an_alert_a_rule_or_a_page() -> None:
+    files = [*DEPLOY.glob("prometheus/[ar][lu]*s/*.yml"), *FOLDER.glob("*.json")]
+    text = "\n".join(path.read_text() for path in (*files, *(ROOT / "docs").rglob("*.md")))
+    recorded = re.findall(r"record: (\S+)", text)
+
+    used = re.findall(r"(?<!record: )\b[a-z_]+:[a-z_]+:\w+", text)
+
+    assert recorded
+    assert set(recorded) - set(used) == set()
 
 
 GRAFANA = FOLDER.parent

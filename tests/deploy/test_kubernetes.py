@@ -16,7 +16,6 @@ from deploy.files import (
     EXAMPLES,
     GUIDE,
     MANIFESTS,
-    ROOT,
     containers,
     documents,
     environment,
@@ -204,18 +203,6 @@ JOB = {
     "volcano": "volcano.sh/job-name",
 }
 by_operator = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.stem))
-
-
-@by_operator
-def test_the_training_starts_under_our_command_and_is_a_file_of_the_image(path: Path) -> None:
-    commands = re.findall(r"command:(.*?)\n *(?:env|---)", path.read_text(), re.S)
-    words = [re.findall(r"[^\s,\[\]]+", command.replace("\n", " ")) for command in commands]
-
-    assert words
-    for command in words:
-        command = [word for word in command if word != "-"]
-        assert command[:4] == ["otel-ddp", "run", "--", "torchrun"]
-        assert (ROOT / command[-1]).is_file()
 
 
 @by_operator
