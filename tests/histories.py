@@ -42,6 +42,14 @@ def kept_steps(history: History, series: Series) -> list[StepBucket]:
     return [*map(StepBucket.of, STEPS.in_pieces(history.columns(series), 1))]
 
 
+def summary(name: str, split: str, points: Sequence[tuple[int, int, float]]) -> dict[str, Any]:
+    """The row of a value in `about`, whose least is its best one; *points* as of `value_rows`."""
+    told = [{"value": value, "step": step, "time_ns": ns} for step, ns, value in points]
+    low, high = (choose(told, key=lambda each: each["value"]) for choose in (min, max))
+    row = {"name": name, "split": split, "direction": "min"}
+    return {**row, "last": told[-1], "min": low, "max": high}
+
+
 def write_history(
     directory: Path,
     run: str = "lr-0.3",
@@ -61,7 +69,6 @@ def write_history(
     seed: int = 0,
     about: Mapping[str, Any] = {},
     bound: str = "",
-    constants: Mapping[str, float] = {},
     verdicts: Sequence[Mapping[str, Any]] = (),
     waits_s: Mapping[Collective, Mapping[int, float]] = {},
 ) -> Path:
@@ -70,7 +77,7 @@ def write_history(
     *late_in*: it is so in these steps alone, by a verdict that is over unless the run goes on.
     *logged_by*: so many ranks log the values.
 
-    *bound*: the sentence of a verdict that nothing is wrong. *constants*: further values of rank 0.
+    *bound*: the sentence of a verdict that nothing is wrong.
     *verdicts*: further ones. *waits_s*: of each collective, what these ranks wait in a step.
     """
     chance, late_steps = random.Random(seed), late_in or range(steps)
@@ -125,10 +132,6 @@ def write_history(
             name = catalog.TRAINING_COLLECTIVE_STEP_WAIT.name
             points = [(s, s * S, wait_s) for s in range(now_ns // S, at_ns[-1] // S + 1)]
             rows[SeriesKey("node", name, str(rank), labels)] = value_rows(points)
-    for name, value in constants.items():
-        key = SeriesKey("value", name, str(first_rank), (("split", "train"),))
-        points = [(step, at_ns[step + 1], value) for step in range(steps)]
-        rows[key] = value_rows(points)
     attempts = about.get("attempts") or [{"began_ns": now_ns}]
     described = {
         str(first_rank + rank): {
@@ -143,9 +146,6 @@ def write_history(
             "pid": 1000 + rank,
             "started_ns": attempts[-1]["began_ns"],
             "seen_alive_ns": at_ns[-1],
-            "phase": "forward",
-            "phase_since_ns": at_ns[-1],
-            "reason": "",
             "world_size": ranks,
             "totals": _TOTALS,
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from histories import S, value_rows
+from histories import S, summary, value_rows
 from otel_ddp.history import report
 from otel_ddp.history.buckets import step_row
 from otel_ddp.history.directory import file_name, find_run
@@ -38,17 +38,13 @@ def wrote(
     processes: Sequence[ProcessState],
     losses: dict[int, float],
     attempts_s: Sequence[int] = (),
+    events: Sequence[Event] = (),
+    **about: Any,
 ) -> None:
     """The history of a node, with the losses of rank 0 by their steps, one a second."""
     file = RunFile(folder / file_name("", "r", node))
     began_ns, ended_ns = processes[-1].started_ns, processes[-1].seen_alive_ns or 0
     points = [(step, began_ns + step * S, loss) for step, loss in losses.items()]
-    summary = []
-    if points:
-        named = [{"value": loss, "step": step, "time_ns": ns} for step, ns, loss in points]
-        low, high = (choose(named, key=lambda each: each["value"]) for choose in (min, max))
-        row = {"name": "loss", "split": "train", "direction": "min", "last": named[-1]}
-        summary = [{**row, "min": low, "max": high}]
     codes = bytes([PHASES["forward"]])
     steps = [step_row(step, ns, ns + S, codes, [S], 0, False) for step, ns, _ in points]
     file.write(
@@ -59,14 +55,16 @@ def wrote(
             "run": "r",
             "node": node,
             "job_type": "",
-            "summary": summary,
+            "summary": [summary("loss", "train", points)] if points else [],
             "began_ns": began_ns,
             "seen_ns": ended_ns,
             "attempts": [
                 {"attempt": number, "began_ns": T + began_s * S}
                 for number, began_s in enumerate(attempts_s, 1)
             ],
+            **about,
         },
+        events=events,
     )
     file.close()
 
@@ -132,15 +130,13 @@ def test_a_wide_bucket_is_not_drawn_beyond_where_its_rank_moved_away(tmp_path: P
 
 
 def test_what_a_rank_has_said_counts_as_its_own_node_has_it(tmp_path: Path) -> None:
-    first, second = process(0, "killed", 0, 30), process(1, "running", 0, 30, "b")
-    wrote(tmp_path, "a", [second, first], {})
-    wrote(tmp_path, "b", [process(1, "running", 0, 300, "b")], {})
-    for node, ranks in {"a": (0, 1), "b": (1,)}.items():
-        file = RunFile(tmp_path / file_name("", "r", node))
+    of_a = [process(1, "running", 0, 30, "b"), process(0, "killed", 0, 30)]
+    of_b = [process(1, "running", 0, 300, "b")]
+    for node, ranks, nodes in (("a", of_a, {"b": T}), ("b", of_b, {})):
         # The clock of another node is known to some milliseconds.
-        said = [Event(T + ord(node), 1, str(rank), "log", "INFO", "saved", {}) for rank in ranks]
-        file.write(about={"led_by": "a", "nodes": {"b": T} if node == "a" else {}}, events=said)
-        file.close()
+        at_ns = T + ord(node)
+        said = [Event(at_ns, 1, str(each.rank), "log", "INFO", "saved", {}) for each in ranks]
+        wrote(tmp_path, node, ranks, {}, events=said, led_by="a", nodes=nodes)
 
     with find_run(str(tmp_path), tmp_path) as run:
         found = ANSWERS["events"](run, Question("events"))["events"]
@@ -155,10 +151,7 @@ def test_a_node_that_led_an_earlier_attempt_does_not_call_what_it_has_the_whole_
     tmp_path: Path, is_here: bool
 ) -> None:
     # Rank 0 is on the other node now.
-    wrote(tmp_path, "a", [process(0, "killed", 0, 30, "a")], {})
-    file = RunFile(tmp_path / file_name("", "r", "a"))
-    file.write(about={"led_by": "b", "nodes": {"b": 1}})
-    file.close()
+    wrote(tmp_path, "a", [process(0, "killed", 0, 30, "a")], {}, led_by="b", nodes={"b": 1})
     if is_here:
         wrote(tmp_path, "b", [process(0, "running", 40, 50, "b")], {})
 
@@ -195,7 +188,6 @@ def test_a_node_that_led_an_earlier_attempt_does_not_call_what_it_has_the_whole_
         ),
         # An evaluator that starts after the training is no attempt of it.
         ([[process(0, "failed", 0, 10)], [process(9, "finished", 20, 30, "b")]], "failed"),
-        ([], "starting"),
     ],
 )
 def test_the_state_is_that_of_the_newest_attempt(nodes: Any, state: str) -> None:
@@ -223,6 +215,10 @@ def test_a_rank_whose_node_is_not_heard_any_more_does_not_count_beside_others() 
         return newest_attempt([OfNode(ranks, T + 100 * S)]).state
 
     assert (state(30), state(90)) == ("running", "finished")
+    # The agent of the other node has vanished as well.
+    here = OfNode({"0": process(0, "finished", 0, 99).to_json()}, T + 100 * S)
+    there = OfNode({"1": process(1, "running", 0, 30).to_json()}, T + 30 * S)
+    assert newest_attempt([here, there]).state == "finished"
 
 
 def test_a_process_is_the_same_though_its_clock_is_known_better_now() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from documents import check
-from histories import S, value_rows, write_history
+from histories import S, summary, value_rows, write_history
 from otel_ddp.history.card import lines
 from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import answers as page_answers
@@ -31,20 +31,12 @@ def gathered(folder: Path, **arguments: Any) -> dict[str, Any]:
         return gather(run)
 
 
-def summary(name: str, best: float) -> dict[str, Any]:
-    point = {"value": best, "step": 7, "time_ns": BEGAN_NS}
-    return {
-        "name": name,
-        "split": "train",
-        "direction": "min",
-        "last": {**point, "value": 9.0},
-        "min": point,
-        "max": {**point, "value": 10.0},
-    }
+def row(name: str, best: float) -> dict[str, Any]:
+    return summary(name, "train", [(7, BEGAN_NS, best), (8, BEGAN_NS, 10.0), (9, BEGAN_NS, 9.0)])
 
 
 def test_it_says_how_the_run_ended_and_what_it_came_to(tmp_path: Path) -> None:
-    report = gathered(tmp_path, state="failed", about={"summary": [summary("loss", 0.25)]})
+    report = gathered(tmp_path, state="failed", about={"summary": [row("loss", 0.25)]})
 
     run = report["run"]
     assert (run["group"], run["run"], run["state"]) == ("sweep", "r", "failed")
@@ -53,14 +45,21 @@ def test_it_says_how_the_run_ended_and_what_it_came_to(tmp_path: Path) -> None:
     times = report["time"]
     assert sum(times["phases_s"].values()) == pytest.approx(times["steps_s"], rel=1e-3)
     assert times["step_s"] == pytest.approx(0.0185, rel=0.05)
+    # 32 samples of each rank in a step.
+    assert times["work_per_s"] == pytest.approx(4 * 32 / 0.0188, rel=0.05)
     [loss] = [each for each in report["values"] if each["name"] == "loss" and each["best"]]
     assert (loss["best"]["value"], loss["best"]["step"], loss["last"]["value"]) == (0.25, 7, 9.0)
 
 
 def test_it_says_the_last_of_what_only_others_than_rank_0_have_logged(tmp_path: Path) -> None:
     # The agent keeps the summary of rank 0; processes without a number are no rank 0.
-    here = {"first_rank": 3, "ranks": 2, "names": (), "constants": {"reward": 0.5}}
-    report = gathered(tmp_path, **here, about={"summary": [summary("loss", 0.25)]})
+    about = {"summary": [row("loss", 0.25)]}
+    file = RunFile(write_history(tmp_path, "r", first_rank=3, ranks=2, steps=20, about=about))
+    key = SeriesKey("value", "reward", "3", (("split", "train"),))
+    file.write(rows={key: value_rows([(1, S, 0.5)])})
+    file.close()
+    with find_run("r", tmp_path) as run:
+        report = gather(run)
     check("report", report)
     told = {each["name"]: (each["last"]["value"], each["best"]) for each in report["values"]}
     assert told["reward"] == (0.5, None)
@@ -69,31 +68,14 @@ def test_it_says_the_last_of_what_only_others_than_rank_0_have_logged(tmp_path: 
     assert re.search(r"reward +last 0\.5", text)
 
 
-def test_it_says_where_all_ranks_are_shown_unless_that_history_is_here_too(tmp_path: Path) -> None:
-    led = {"node": "node-1", "ranks": 2, "first_rank": 2, "about": {"led_by": "node-0"}}
-    alone = gathered(tmp_path / "alone", **led)
-    write_history(tmp_path / "both", "r", began_ns=BEGAN_NS, ranks=2)
-    whole = gathered(tmp_path / "both", **led)
-
-    look = "all ranks of this run are shown on node-0"
-    assert (alone["run"]["look"], whole["run"]["look"]) == (look, "")
-    assert any(look in line for line in lines(card_of(alone)))
-
-
 def test_what_telemetry_costs_is_added_up_over_ranks_and_nodes(tmp_path: Path) -> None:
-    hook, step = catalog.OTEL_DDP_HOOK_TIME.name, catalog.TRAINING_STEP_DURATION.name
     for node in range(2):
-        path = write_history(
-            *(tmp_path, "r"), node=f"n{node}", ranks=1, first_rank=node, began_ns=BEGAN_NS
-        )
-        file = RunFile(path)
-        file.write(ranks={str(node): {"state": "finished", "totals": {hook: 1.0, step: 100.0}}})
-        file.close()
+        write_history(tmp_path, "r", node=f"n{node}", ranks=1, first_rank=node, steps=20)
     with find_run("r", tmp_path) as run:
         report = gather(run)
 
-    assert report["cost"] == {"hook_s": 2.0, "hook_share": 0.01}
-    assert "  telemetry          hooks 2 s on all ranks (1 % of the steps)" in lines(
+    assert report["cost"] == {"hook_s": 1.0, "hook_share": 0.005}
+    assert "  telemetry          hooks 1 s on all ranks (0.5 % of the steps)" in lines(
         card_of(report)
     )
 
@@ -148,19 +130,13 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
 
 
 def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) -> None:
-    path = write_history(tmp_path, "r", names=(), steps=10)
-    file = RunFile(path)
-    points = {
-        **{SeriesKey("value", "loss", str(rank)): 600 for rank in range(40)},
-        **{SeriesKey("value", f"name-{number}", "0"): 3 for number in range(70)},
-        SeriesKey("value", "alone", "0"): 600,
-    }
-    file.write(
-        rows={
-            key: value_rows([(step, S + step, 1.0) for step in range(count)])
-            for key, count in sorted(points.items(), reverse=True, key=lambda item: item[1])
-        }
-    )
+    file = RunFile(write_history(tmp_path, "r", names=(), steps=10))
+    keys = [
+        *(SeriesKey("value", "loss", str(rank)) for rank in range(40)),
+        *(SeriesKey("value", f"name-{number}", "0") for number in range(70)),
+    ]
+    rows = value_rows([(step, S + step, 1.0) for step in range(600)])
+    file.write(rows=dict.fromkeys(keys, rows))
     file.close()
     with find_run("r", tmp_path) as run:
         page = page_answers.saved(run)
@@ -169,10 +145,10 @@ def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) 
     answers = json.loads(gzip.decompress(base64.b64decode(packed)))
     lengths = {
         name: [len(each["columns"]["x"]) for each in answers["values"][name]["series"]]
-        for name in ("loss", "alone")
+        for name in ("loss", "name-0")
     }
-    assert lengths == {"loss": [200], "alone": [300]}
-    assert (len(answers["values"]), answers["names"]["left_out"]) == (60, 12)
+    assert lengths == {"loss": [200], "name-0": [300]}
+    assert (len(answers["values"]), answers["names"]["left_out"]) == (60, 11)
 
 
 def test_a_run_without_steps_or_values_has_a_report(tmp_path: Path) -> None:
@@ -191,7 +167,7 @@ def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:
         tmp_path,
         late=1,
         names=tuple(f"name-{number}" for number in range(30)),
-        about={"summary": [summary(f"name-{number}", 0.1) for number in range(30)]},
+        about={"summary": [row(f"name-{number}", 0.1) for number in range(30)]},
     )
     taken_back = {"kind": "death", "sentence": "NONE", "evidence": {"taken_back": True}}
     report["verdicts"] = [taken_back, *report["verdicts"] * 30]

@@ -47,7 +47,7 @@ def document(which: str, *, paths: bool = True) -> dict[str, Any]:
             f"{_title(of)} has no time that was counted: it made no step, or an earlier version of "
             "otel_ddp has kept it."
         )
-    return {**of, "goodput": found.to_json()}
+    return {**of, "goodput": found}
 
 
 def _title(of: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import plain, shown
 from otel_ddp.history.whole_run import WholeRun
@@ -12,36 +12,11 @@ from otel_ddp.vocabulary.words import TIME_CAUSES
 _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 
 
-class Goodput(NamedTuple):
-    """Seconds are sums over all ranks."""
+def goodput_of(run: WholeRun) -> dict[str, Any] | None:
+    """Seconds are sums over all ranks. docs/json.md describes each key.
 
-    seconds: Mapping[str, float]
-    """By cause, in the order of TIME_CAUSES."""
-    late: Mapping[str, float]
-    """The seconds of `late_rank` by the rank or node that was late."""
-    attempts: Sequence[Mapping[str, Any]]
-
-    @property
-    def total_s(self) -> float:
-        return sum(self.seconds.values())
-
-    def share(self, cause: str) -> float:
-        """The share of a cause."""
-        return self.seconds.get(cause, 0.0) / self.total_s if self.total_s else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs; docs/json.md describes each key."""
-        return {
-            "rank_s": round(self.total_s, 3),
-            "share": round(self.share("productive"), 6),
-            "seconds": {each: round(s, 3) for each, s in self.seconds.items()},
-            "late": {each: round(s, 3) for each, s in self.late.items()},
-            "attempts": [dict(each) for each in self.attempts],
-        }
-
-
-def goodput_of(run: WholeRun) -> Goodput | None:
-    """None if nothing was counted: a run without steps, or of an earlier version."""
+    None if nothing was counted: a run without steps, or of an earlier version.
+    """
     of_nodes: dict[str, Mapping[str, Any]] = {}
     attempts: Sequence[Mapping[str, Any]] = ()
     for history in run.histories:
@@ -55,9 +30,14 @@ def goodput_of(run: WholeRun) -> Goodput | None:
     seconds, late = (_summed(of_nodes.values(), key) for key in ("seconds", "late"))
     if not seconds:
         return None
-    ordered = {each: seconds[each] for each in TIME_CAUSES if each in seconds}
-    before = [{}, *attempts]
-    return Goodput(ordered, late, [*map(_plain, attempts, before)])
+    total_s = sum(seconds.values())
+    return {
+        "rank_s": round(total_s, 3),
+        "share": round(seconds.get("productive", 0.0) / (total_s or 1.0), 6),
+        "seconds": {each: round(seconds[each], 3) for each in TIME_CAUSES if each in seconds},
+        "late": {each: round(s, 3) for each, s in late.items()},
+        "attempts": [*map(_plain, attempts, [{}, *attempts])],
+    }
 
 
 def _total_s(counted: Mapping[str, Any]) -> float:
@@ -85,7 +65,7 @@ def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
 
 
 def in_words(counted: Mapping[str, Any]) -> str:
-    """One line for a card, from `to_json`: goodput, and the largest other causes."""
+    """One line for a card, from `goodput_of`: goodput, and the largest other causes."""
     total_s, many = counted["rank_s"], len(counted["attempts"])
     shares = {each: s / total_s for each, s in counted["seconds"].items() if each != "productive"}
     most = sorted(shares, key=lambda each: -shares[each])[:_MOST_SHOWN]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import sqlite3
-import stat
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -56,8 +54,11 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._check_kind()
-        self._db = self._open()
+        address = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with self._readable():
+            self._db = sqlite3.connect(address, uri=True, timeout=_BUSY_S)
         try:
+            self._rows("PRAGMA trusted_schema = OFF")
             version = self._rows("PRAGMA user_version")[0][0]
             if version != tables.VERSION:
                 read = f"this otel-ddp reads version {tables.VERSION}"
@@ -73,22 +74,10 @@ class History:
         """Refuse other files: SQLite opens anything, and would block on a fifo."""
         try:
             is_ours = tables.is_history(self.path)
-            for each in tables.beside(self.path):
-                if os.path.lexists(each) and not stat.S_ISREG(os.lstat(each).st_mode):
-                    raise Unreadable(f"{self.path} is not read: {each.name} beside it is no file")
         except OSError as error:
             raise Unreadable(f"{self.path} cannot be opened: {error.strerror}") from error
         if not is_ours:
             raise Unreadable(f"{self.path} is no history of a run")
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            address = f"file:{quote(str(self.path.absolute()))}?mode=ro"
-            database = sqlite3.connect(address, uri=True, timeout=_BUSY_S)
-            database.execute("PRAGMA trusted_schema = OFF")
-        except sqlite3.Error as error:
-            raise Unreadable(f"{self.path} cannot be opened: {error}") from error
-        return database
 
     def __enter__(self) -> History:
         return self
@@ -227,13 +216,12 @@ class History:
 
     # -- events and verdicts
 
-    def events(self, most: int = 1000, before_ns: int = 2**63 - 1, like: str = "") -> list[Event]:
-        """The events before a time that contain *like*, latest first."""
+    def events(self, most: int = 1000, like: str = "") -> list[Event]:
+        """The events that contain *like*, latest first."""
         rows = self._rows(
             "SELECT time_ns, step, rank, name, severity, body, attributes FROM events "
-            "WHERE time_ns < ? AND instr(lower(body || ' ' || name), ?) "
-            "ORDER BY time_ns DESC LIMIT ?",
-            (before_ns, like.lower(), most),
+            "WHERE instr(lower(body || ' ' || name), ?) ORDER BY time_ns DESC LIMIT ?",
+            (like.lower(), most),
         )
         return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
 

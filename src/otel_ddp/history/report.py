@@ -27,7 +27,6 @@ _GPU = {
 def gather(run: WholeRun, postmortems: Sequence[Any] = ()) -> dict[str, Any]:
     """The report. *postmortems*: from `directory.postmortems`."""
     about, cells = run.about, run.cells()
-    found = goodput.goodput_of(run)
     return {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -38,7 +37,7 @@ def gather(run: WholeRun, postmortems: Sequence[Any] = ()) -> dict[str, Any]:
         "ranks": [_rank(rank, each) for rank, each in run.ranks.items()],
         "values": [{**row, "best": row.get(str(row.get("direction")))} for row in run.summary],
         "time": _time(cells),
-        "goodput": None if found is None else found.to_json(),
+        "goodput": goodput.goodput_of(run),
         "verdicts": run.verdicts(),
         "gpus": list(_gpus(run)),
         "cost": run.cost,
@@ -50,16 +49,12 @@ def gather(run: WholeRun, postmortems: Sequence[Any] = ()) -> dict[str, Any]:
 def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
     began_ns, seen_ns = run.began_ns, run.seen_ns
     return {
-        "group": run.group,
-        "run": run.name,
+        **run.head(),
         "job_type": run.word("job_type"),
-        "project": run.word("project"),
-        "state": run.state,
         "reasons": sorted({str(e["reason"]) for e in run.ranks.values() if e.get("reason")}),
         "began_ns": began_ns or None,
         "seen_ns": seen_ns or None,
         "duration_s": (seen_ns - began_ns) / 1e9 if began_ns and seen_ns else None,
-        "nodes": run.nodes,
         "look": run.look,
         "world_size": run.world_size,
         "steps": round(sum(each.steps for each in cells)),

@@ -45,11 +45,6 @@ def named_ranks(verdict: Verdict) -> Sequence[str]:
     return [str(rank)] if rank else [*map(str, of_node)] if isinstance(of_node, list) else []
 
 
-def is_late(verdict: Verdict) -> bool:
-    """Whether it is about lateness."""
-    return "excess_s" in plain.mapping(verdict.get("evidence"))
-
-
 def _lost_s(verdict: Verdict) -> float:
     return plain.number(plain.mapping(verdict.get("evidence")).get("lost_s")) or 0.0
 

@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median, median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import plain
 from otel_ddp.history.buckets import FAR, STEPS, Columns, StepBucket
 from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.reader import History, Series
-from otel_ddp.history.verdicts import is_late, named_ranks, shown_first
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.verdicts import named_ranks, shown_first
+from otel_ddp.history.whole_run import WholeRun, column_width
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT, TRAINING_COLLECTIVE_STEP_WAIT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
@@ -28,30 +28,21 @@ _MOST_BARS, _NEAR_S = 128, 15
 _LATE = 0.05
 _STRIP = [STEPS.names.index(each) for each in ("first", "steps", *(f"{w}_ns" for w in WORK_PHASES))]
 _Series = Mapping[str, tuple[History, Series]]
+_Mean = Mapping[str, Any]
 
 
-class _Rank(NamedTuple):
+def _mean(rank: str, node: str, found: StepBucket) -> dict[str, Any]:
     """The mean step of one rank."""
-
-    rank: str
-    node: str
-    step_s: float
-    work_per_s: float
-    # Without waits and unusual phases.
-    work_s: float
-    phases: Mapping[str, float]
-
-    @classmethod
-    def of(cls, rank: str, node: str, found: StepBucket) -> _Rank:
-        phases = {word: ns / found.steps / 1e9 for word, ns in found.phases_ns.items()}
-        return cls(
-            rank,
-            node,
-            found.took_ns / found.steps / 1e9,
-            found.work / found.took_ns * 1e9,
-            sum(phases[word] for word in WORK_PHASES),
-            phases,
-        )
+    phases = {word: ns / found.steps / 1e9 for word, ns in found.phases_ns.items()}
+    return {
+        "rank": rank,
+        "node": node,
+        "step_s": found.took_ns / found.steps / 1e9,
+        "work_per_s": found.work / found.took_ns * 1e9,
+        # Without waits and unusual phases.
+        "work_s": sum(phases[word] for word in WORK_PHASES),
+        "phases": phases,
+    }
 
 
 def waits(run: WholeRun) -> dict[str, Any]:
@@ -65,30 +56,32 @@ def waits(run: WholeRun) -> dict[str, Any]:
         return {"ranks": []}
     lowest, highest = min(low for low, _ in spans), max(high for _, high in spans)
     first_ones = shown_first(run.verdicts(), run.newest.began_ns)
-    late = next(filter(is_late, first_ones), {})
+    # A verdict on lateness has an excess.
+    lates = (each for each in first_ones if "excess_s" in plain.mapping(each.get("evidence")))
+    late = next(lates, {})
     is_past = late.get("until_ns") is not None
     first, until = max(highest - _LAST_STEPS + 1, lowest), highest
     if is_past and late["since_step"] is not None:
         first, until = (late[key] - run.shift for key in ("since_step", "until_step"))
     goes_on = run.state not in ENDED_STATES and not is_past
     begins = max(highest - _STRIP_STEPS + 1, lowest) if goes_on else lowest
-    found, times_ns = list[_Rank](), list[int]()
+    found, times_ns = list[dict[str, Any]](), list[int]()
     for rank, (history, one) in series.items():
         for row in STEPS.in_pieces(history.columns(one, first, until), FAR):
             bucket = StepBucket.of(row)
-            found.append(_Rank.of(rank, run.node_of(history, rank), bucket))
+            found.append(_mean(rank, run.node_of(history, rank), bucket))
             times_ns += [bucket.first_ns, bucket.last_ns]
-    usual_s = median_low(each.work_s for each in found) if found else 0.0
+    usual_s = median_low(each["work_s"] for each in found) if found else 0.0
     named = named_ranks(late)
-    found.sort(key=lambda each: (each.rank not in named, -each.work_s))
+    found.sort(key=lambda each: (each["rank"] not in named, -each["work_s"]))
     suspects = _suspects(found, usual_s, named)
     return {
         "first": first + run.shift,
         "until": until + run.shift,
-        "step_s": median(each.step_s for each in found) if found else None,
-        "work_per_s": sum(each.work_per_s for each in found),
+        "step_s": median(each["step_s"] for each in found) if found else None,
+        "work_per_s": sum(each["work_per_s"] for each in found),
         "usual_work_s": usual_s,
-        "ranks": [each._asdict() for each in suspects],
+        "ranks": suspects,
         "others": _together(found[len(suspects) :]),
         "dimensions": _dimensions(run, times_ns),
         "strip": _strip(series, begins, highest, run.shift),
@@ -105,32 +98,30 @@ def _work_s(columns: Columns, wide: int) -> dict[int, float]:
     return {at: work_ns[at] / many / 1e9 for at, many in steps.items()}
 
 
-def _suspects(found: Sequence[_Rank], usual_s: float, named: Sequence[str]) -> list[_Rank]:
+def _suspects(found: Sequence[_Mean], usual_s: float, named: Sequence[str]) -> list[_Mean]:
     """The late ranks and those of the verdict; all ranks if there are few."""
     return [
         each
         for each in found[:_MOST_SUSPECTS]
         if len(found) <= _MOST_SUSPECTS
-        or each.rank in named
-        or each.work_s - usual_s > _LATE * each.step_s
+        or each["rank"] in named
+        or each["work_s"] - usual_s > _LATE * each["step_s"]
     ]
 
 
-def _together(others: Sequence[_Rank]) -> dict[str, Any] | None:
+def _together(others: Sequence[_Mean]) -> dict[str, Any] | None:
     if not others:
         return None
-    count, work_s = len(others), [each.work_s for each in others]
-    phases = {w: sum(each.phases[w] for each in others) / count for w in MEASURED_PHASES}
+    count, work_s = len(others), [each["work_s"] for each in others]
+    phases = {w: sum(each["phases"][w] for each in others) / count for w in MEASURED_PHASES}
     return {"count": count, "phases": phases, "work_s": [min(work_s), max(work_s)]}
 
 
 def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
     """How long each rank waited in a step of these times in its groups of each dimension."""
     found: dict[str, dict[str, float]] = {}
-    name, (first_s, until_s) = (
-        TRAINING_COLLECTIVE_STEP_WAIT.name,
-        [ns // 10**9 for ns in (min(times_ns, default=0), max(times_ns, default=0))],
-    )
+    name = TRAINING_COLLECTIVE_STEP_WAIT.name
+    first_s, until_s = (extreme(times_ns, default=0) // 10**9 for extreme in (min, max))
     waits = [(each, one) for each in run.histories for one in each.series("node", name)]
     for history, one in run.by_rank(waits):
         for each in history.sums(one, first_s - _NEAR_S, until_s + _NEAR_S, most=1):
@@ -149,9 +140,8 @@ def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any
     With many ranks, a row shows the latest of several. *shift*: from our step numbers to the
     program's.
     """
-    kept = math.lcm(*(one.width for _, one in series.values()))
     most = max(min(_MOST_COLUMNS, _MOST_CELLS // len(series)), 2)
-    wide = kept * max(math.ceil((until - first + 1) / most / kept), 1)
+    wide = column_width(series.values(), first, until, most)
     numbers = range(first // wide, until // wide + 1)
     work_s = {
         rank: found

@@ -92,6 +92,18 @@ class WholeRun:
         """See `History.shift`."""
         return self.histories[0].shift
 
+    def head(self) -> dict[str, Any]:
+        """The keys that the list, the page and a report share."""
+        return {
+            "group": self.group,
+            "run": self.name,
+            "project": self.word("project"),
+            "nodes": self.nodes,
+            "state": self.state,
+            "began_ns": self.began_ns,
+            "seen_ns": self.seen_ns,
+        }
+
     def word(self, key: str) -> str:
         """A text of `about`, such as `project`; empty if unknown."""
         return str(self.about.get(key) or "")
@@ -255,6 +267,12 @@ class WholeRun:
             # Most buckets include an unusual step. So remove only the time of unusual phases.
             found = [_without_special(each) for each in found]
         return found
+
+
+def column_width(chosen: Iterable[_Of], first: int, until: int, most: int) -> int:
+    """The steps in each of at most *most* columns: a multiple of the buckets' widths."""
+    kept = math.lcm(*(series.width for _, series in chosen))
+    return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
 
 def main_values(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import base64
-import csv
-import http.client
-import io
 import json
-import math
 import os
 import re
 import sqlite3
@@ -15,17 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from typing import Any
 
 import pytest
 
-from histories import S, kept_steps, two_attempts, value_rows, write_history
-from history.page.serving import Served
+from histories import S, two_attempts, value_rows, write_history
+from history.page.serving import Client, Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.serve.endpoint import Endpoint
 from otel_ddp.history.page.app import App
-from otel_ddp.history.page.runs import Runs
+from otel_ddp.history.page.runs import Runs, head
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile
 from otel_ddp.history.tables import Event, SeriesKey
@@ -33,35 +28,6 @@ from otel_ddp.history.whole_run import main_values
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import MEASURED_PHASES
-
-
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Client:
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def ask(self, path: str, method: str = "GET", /, **headers: str) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, headers=named)
-            answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Reply(answer.status, found, answer.read())
-        finally:
-            connection.close()
-
-    def api(self, path: str, /, **query: Any) -> Reply:
-        return self.ask(f"/api/{path}?{urlencode(query, doseq=True)}")
 
 
 @contextmanager
@@ -112,18 +78,12 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
 
 def test_words_where_numbers_belong_are_a_fault_of_one_file(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path, "good", ranks=1)
-    of_values = "SELECT id FROM series WHERE kind = 'value'"
-    for run, change in (
-        ("verdicts", "UPDATE verdicts SET about = '7'"),
-        ("blocks", f"UPDATE blocks SET content = 'many' WHERE series IN ({of_values})"),
-    ):
-        with closing(sqlite3.connect(write_history(tmp_path, run, ranks=1, late=0))) as db, db:
-            db.execute(change)
+    with closing(sqlite3.connect(write_history(tmp_path, "bad", ranks=1, late=0))) as db, db:
+        db.execute("UPDATE verdicts SET about = '7'")
 
-    listed = client.api("runs").json
-    broken = client.api("values", run="blocks", name="loss")
+    listed, broken = client.api("runs").json, client.api("run", run="bad")
 
-    assert sorted(run["run"] for run in listed["runs"]) == ["blocks", "good"]
+    assert [run["run"] for run in listed["runs"]] == ["good"]
     assert ["is damaged" in fault for fault in listed["faults"]] == [True]
     assert (broken.status, "is damaged" in broken.json["error"]) == (500, True)
 
@@ -153,39 +113,20 @@ def test_values_are_those_of_the_file_and_of_fewer_columns_the_extremes_and_sums
         assert few["mean"][at] == pytest.approx(sum(own) / len(own))
 
 
-def test_values_that_are_not_finite_are_null_and_counted(tmp_path: Path, client: Client) -> None:
-    file = RunFile(tmp_path / "a.sqlite")
-    key = SeriesKey("value", "loss", "0")
-    points = [(0, S, 1.0), (1, 2 * S, math.nan), (2, 3 * S, math.inf), (3, 4 * S, 2.0)]
-    file.write(rows={key: value_rows(points)}, about={"run": "a"})
-    file.close()
-
-    [found] = client.api("values", run="a", name="loss").json["series"]
-
-    assert found["columns"]["last"] == [1.0, None, None, 2.0]
-    assert found["columns"]["not_finite"] == [0, 1, 1, 0]
-    assert found["columns"]["mean"] == [1.0, None, None, 2.0]
-
-
 def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client) -> None:
-    path = write_history(tmp_path, ranks=4, steps=90, late=2)
-    with History(path) as history:
-        of_rank = {
-            each.key.rank: kept_steps(history, each) for each in history.step_series.values()
-        }
+    write_history(tmp_path, ranks=4, steps=90, late=2)
 
     found = client.api("steps", run="lr-0.3", columns=9).json
 
     assert found["wide"] == 10
     columns = found["columns"]
     assert columns["steps"] == [40] * 9
+    # Of one of four ranks it takes half as long again.
+    assert columns["forward"] == pytest.approx([6.75e-3] * 9, rel=0.02)
     for at in range(9):
         assert sum(columns[phase][at] for phase in MEASURED_PHASES) == pytest.approx(
             columns["step_s"][at]
         )
-        of_all = [each for steps in of_rank.values() for each in steps[at * 10 : at * 10 + 10]]
-        own = sum(each.phases_ns["forward"] for each in of_all) / 40 / 1e9
-        assert columns["forward"][at] == pytest.approx(own)
 
 
 def test_ranks_of_two_nodes_are_side_by_side(tmp_path: Path, client: Client) -> None:
@@ -253,11 +194,9 @@ def test_each_dimension_has_the_waits_of_its_ranks_at_the_steps_that_are_shown(
     ("logged", "main"),
     [
         ("lr/ accuracy/val loss/train loss/val", "loss/train loss/val"),
-        ("grad_norm/ train.loss/ eval.loss/", "train.loss/ eval.loss/"),
         # No loss of validation is logged.
         ("loss/train accuracy/validation", "loss/train accuracy/validation"),
         ("lossy/ reward/", "lossy/"),
-        ("", ""),
     ],
 )
 def test_a_run_is_judged_by_its_loss_and_by_one_of_validation(logged: str, main: str) -> None:
@@ -318,74 +257,25 @@ def test_a_counter_is_shown_by_its_rate(tmp_path: Path, client: Client) -> None:
     assert found["columns"]["ms"] == [2000, 4000, 5000]
 
 
-def test_a_table_has_each_series_and_no_formula(tmp_path: Path, client: Client) -> None:
-    write_history(tmp_path, steps=30, names=("=cmd()",))
-
-    answer = client.ask("/api/values.csv?run=lr-0.3&name=%3Dcmd()&columns=4096")
-    rows = list(csv.DictReader(io.StringIO(answer.body.decode())))
-
-    assert answer.headers["content-type"].startswith("text/csv")
-    assert [row["x"] for row in rows if row["split"] == "train"] == [str(at) for at in range(30)]
-    assert {row["name"] for row in rows} == {"'=cmd()"}
-    json_last = client.api("values", run="lr-0.3", name="=cmd()").json["series"][0]["columns"][
-        "last"
-    ]
-    assert [float(row["last"]) for row in rows if row["split"] == "train"] == json_last
-
-
-def test_a_table_of_several_runs_has_the_columns_of_all(tmp_path: Path, client: Client) -> None:
-    write_history(tmp_path, "without", ranks=1, steps=30, names=("loss",))
-    write_history(tmp_path, "with", ranks=1, steps=30, names=("loss", "=key"))
-    write_history(tmp_path, "with", group="other", ranks=1, steps=20, names=("=key",))
-
-    def rows(path: str, **query: Any) -> list[dict[str, str]]:
-        answer = client.api(path, **query, columns=4096)
-        return list(csv.DictReader(io.StringIO(answer.body.decode())))
-
-    asked = {"run": ["without", "with", "with"], "group": ["sweep", "sweep", "other"]}
-    values = [row for row in rows("values.csv", name="=key", **asked) if row["split"] == "train"]
-    steps = rows("steps.csv", **asked)
-
-    assert [row["run"] for row in values] == ["with"] * 50
-    assert [row["x"] for row in values] == [str(at) for at in (*range(30), *range(20))]
-    assert {row["name"] for row in values} == {"'=key"}
-    assert [row["run"] for row in steps] == ["without"] * 30 + ["with"] * 50
-    assert client.api("values.csv", run=["with", "gone"], name="loss").status == 404
-
-
-def test_steps_have_the_numbers_of_the_program_everywhere(tmp_path: Path, client: Client) -> None:
-    attempts = [{"began_ns": 1, "shift": -1}, {"began_ns": 2, "shift": 5}]
+@pytest.mark.parametrize(("is_even", "shift", "found_at"), [(True, -1, 105), (False, 0, 100)])
+def test_steps_have_the_numbers_of_the_program_everywhere(
+    tmp_path: Path, client: Client, is_even: bool, shift: int, found_at: int
+) -> None:
+    first = {"began_ns": 1, "shift": -1, "is_even": is_even}
+    attempts = [first, {**first, "began_ns": 2, "shift": 5}]
     write_history(tmp_path, late=2, late_in=range(61, 250), about={"attempts": attempts})
-    other = [{"began_ns": 1, "shift": 7, "is_even": False}]
-    write_history(tmp_path, "uneven", late=2, late_in=range(61, 250), about={"attempts": other})
 
-    found, found_at = {}, []
-    for run in ("lr-0.3", "uneven"):
-        head, waits, whole, part = (
-            client.api(each, run=run, **bounds).json
-            for each, bounds in (
-                ("run", {}),
-                ("waits", {}),
-                ("steps", {}),
-                ("steps", {"first": 99, "until": 109}),
-            )
-        )
-        (late,) = head["verdicts"]
-        found_at.append(late["step"])
-        found[run] = {
-            "late": (late["since_step"], late["until_step"]),
-            "bars": (waits["first"], waits["until"]),
-            "strip": (waits["strip"]["x"][0], waits["strip"]["until"]),
-            "steps": (whole["columns"]["first"][0], whole["columns"]["x"][-1]),
-            "zoomed": (part["columns"]["first"][0], part["columns"]["x"][-1]),
-        }
+    head, waits, whole = (client.api(of, run="lr-0.3").json for of in ("run", "waits", "steps"))
+    part = client.api("steps", run="lr-0.3", first=99, until=109).json["columns"]
 
-    spans = {"late": (61, 249), "bars": (61, 249), "strip": (0, 299), "steps": (0, 299)}
-    less = {each: (first - 1, last - 1) for each, (first, last) in spans.items()}
-    zoomed = {"zoomed": (99, 109)}
-    assert found == {"lr-0.3": less | zoomed, "uneven": spans | zoomed}
+    (late,) = head["verdicts"]
+    assert (late["since_step"], late["until_step"]) == (61 + shift, 249 + shift)
     # Detectors count from 1 in each attempt: this is the second.
-    assert found_at == [105, 100]
+    assert late["step"] == found_at
+    assert (waits["first"], waits["until"]) == (61 + shift, 249 + shift)
+    assert (waits["strip"]["x"][0], waits["strip"]["until"]) == (shift, 299 + shift)
+    assert whole["columns"]["first"][0] == shift
+    assert (part["first"][0], part["x"][-1]) == (99, 109)
 
 
 def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, client: Client) -> None:
@@ -413,27 +303,18 @@ def test_a_run_that_came_back_is_not_judged_by_what_ended_an_earlier_attempt(
         about["attempts"][1]["began_ns"] = began_ns + began_s * S
         state = "running" if run == "open" else "finished"
         write_history(tmp_path, run, began_ns=began_ns, late=1, about=about, state=state)
+    none = {"kind": "death", "since_ns": 6 * S, "until_ns": 7 * S, "who": {"rank": "0"}}
+    taken_back = {**none, "evidence": {"taken_back": True}}
+    write_history(tmp_path, "no death", began_ns=5 * S, verdicts=[taken_back])
 
     rows = {each["run"]: each["verdicts"] for each in client.api("runs").json["runs"]}
     heads = {run: client.api("run", run=run).json for run in rows}
 
-    assert (rows["before"], heads["before"]["first"]) == ([], [])
+    assert (rows["before"], heads["before"]["first"], heads["no death"]["first"]) == ([], [], [])
     for run in ("since", "open"):
         found = (*rows[run], *heads[run]["first"])
         assert [each["kind"] for each in found] == ["straggler"] * 2
-    assert [len(each["verdicts"]) for each in heads.values()] == [1, 1, 1]
-
-
-def test_a_death_that_was_none_is_not_shown_first(tmp_path: Path, client: Client) -> None:
-    death = {"kind": "death", "since_ns": 6 * S, "until_ns": 7 * S, "who": {"rank": "0"}}
-    taken_back = {**death, "evidence": {"taken_back": True}}
-    write_history(tmp_path, "was", began_ns=5 * S, verdicts=[death])
-    write_history(tmp_path, "none", began_ns=5 * S, verdicts=[taken_back])
-
-    first = {run: client.api("run", run=run).json["first"] for run in ("was", "none")}
-
-    assert [each["kind"] for each in first["was"]] == ["death"]
-    assert first["none"] == []
+    assert [len(each["verdicts"]) for each in heads.values()] == [1, 1, 1, 1]
 
 
 def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, client: Client) -> None:
@@ -449,28 +330,14 @@ def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, clien
     assert ends == [found["seen_ns"], None, over["seen_ns"]]
 
 
-def test_a_node_that_vanished_keeps_no_run_going_that_others_have_ended(
-    tmp_path: Path, client: Client
-) -> None:
-    write_history(tmp_path, began_ns=500 * S)
-    write_history(tmp_path, node="node-1", first_rank=4, state="running", began_ns=300 * S)
-    with Runs(tmp_path, ours=False).opened("sweep", "lr-0.3") as run:
-        assert run.state == "finished"
-
-    [row] = client.api("runs").json["runs"]
-    assert (row["state"], row["nodes"]) == ("finished", ["node-0", "node-1"])
-
-
-def test_events_are_found_by_their_words_page_by_page(tmp_path: Path, client: Client) -> None:
+def test_events_are_found_by_their_words(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path)
 
     all_of_them = client.api("events", run="lr-0.3").json["events"]
-    [first] = client.api("events", run="lr-0.3", most=1).json["events"]
-    [older] = client.api("events", run="lr-0.3", before_ns=first["time_exact"]).json["events"]
     [found] = client.api("events", run="lr-0.3", like="TRAINING").json["events"]
 
     assert [each["body"] for each in all_of_them] == ["<b>loss</b> & more", "training begins"]
-    assert (first, older, found) == (all_of_them[0], all_of_them[1], all_of_them[1])
+    assert found == all_of_them[1]
 
 
 def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
@@ -493,7 +360,6 @@ def test_bad_requests_are_told_of(tmp_path: Path, client: Client) -> None:
         "/api/run?run=none": 404,
         "/api/values?run=lr-0.3&name=loss&columns=many": 400,
         "/api/none?run=lr-0.3": 404,
-        "/api/events.csv?run=lr-0.3": 404,
         "/static/style.css": 404,
         "/../app.py": 404,
         "/none": 404,
@@ -504,27 +370,16 @@ def test_bad_requests_are_told_of(tmp_path: Path, client: Client) -> None:
     assert {path: client.ask(path).status for path in expected} == expected
 
 
-def test_an_agent_that_keeps_nothing_says_so_above_the_list(tmp_path: Path) -> None:
-    with served(
-        App(tmp_path, live=lambda: Survey(agents=[{"history": {"directory": ""}}]))
-    ) as client:
-        [fault] = client.api("runs").json["faults"]
+def test_why_ranks_are_not_compared_is_told_of_runs_that_go_on(tmp_path: Path) -> None:
+    write_history(tmp_path, "r")
+    told = {}
+    for state in ("running", "finished"):
+        rank = ProcessState("r", "sweep", rank=0, state=state)
+        lacks = {"group": "sweep", "run": "r", "why": "why"}
+        with Runs(tmp_path, ours=False).opened("sweep", "r") as run:
+            told[state] = head(run, Survey(processes=[rank], insufficient=[lacks]))["insufficient"]
 
-    assert fault.startswith("This agent keeps no history")
-
-
-@pytest.mark.parametrize(("state", "expected"), [("running", ["why"]), ("finished", [])])
-def test_why_ranks_are_not_compared_is_told_of_runs_that_go_on(
-    tmp_path: Path, state: str, expected: list[str]
-) -> None:
-    write_history(tmp_path, state=state)
-    rank = ProcessState(group="sweep", run="lr-0.3", rank=0, state=state)
-    lacks = {"group": "sweep", "run": "lr-0.3", "why": "why"}
-    app = App(tmp_path, live=lambda: Survey(processes=[rank], insufficient=[lacks]))
-    with served(app) as client:
-        found = client.api("run", run="lr-0.3").json
-
-    assert found["insufficient"] == expected
+    assert told == {"running": ["why"], "finished": []}
 
 
 def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(
@@ -611,11 +466,9 @@ def test_other_sites_get_no_answer(client: Client) -> None:
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
-        ("http://evil.example", 403),
-        ("http://localhost:1", 403),
         ("http://localhost.evil.example", 403),
+        ("http://localhost:1", 403),
         ("null", 403),
-        ("", 403),
         ("http://LOCALHOST:9464", 200),
     ],
 )
@@ -683,8 +536,6 @@ def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_pat
         tmp_path.chmod(0o700)
         named = [change(what="name=best", **bearer), change(what="tags=keep", **bearer)]
         rows = client.ask("/api/runs", **bearer).json["runs"]
-        emptied = change(what="tags=", **bearer)
-        head = client.ask("/api/run?group=g&run=r", **bearer).json
         deleted = change(what="delete=yes", **bearer)
         left = client.ask("/api/runs", **bearer).json["runs"]
     finally:
@@ -692,12 +543,8 @@ def test_a_run_that_is_over_is_renamed_tagged_and_deleted_with_the_token(tmp_pat
 
     assert refused == [401, 403, 403, 405, 409, 409, 404]
     assert open_to_others == [500, 500]
-    assert [*named, emptied] == [200, 200, 200]
-    assert [(each["name"], each["tags"]) for each in rows if each["run"] == "r"] == [
-        ("best", "keep")
-    ]
-    assert head["texts"] == {"name": "best", "tags": ""}
-    assert deleted == 200
+    assert [*named, deleted] == [200, 200, 200]
+    assert ("best", "keep") in {(each["name"], each["tags"]) for each in rows}
     assert {each["run"] for each in left} == {"on", "held"}
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"on", "held"}
 

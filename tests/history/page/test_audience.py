@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from histories import two_attempts, write_history
-from history.page.serving import Served
+from history.page.serving import Client, Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.serve.endpoint import Endpoint
 from otel_ddp.agent.serve.server import is_own
@@ -23,30 +22,14 @@ from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import Survey
 
 _STRANGER = 65534
-ALIVE = ProcessState(
-    group="sweep",
-    run="alive",
-    node="node-0",
-    rank=0,
-    state="running",
-    step=3,
-    phase="forward",
-    phase_since_ns=5,
-    started_ns=2**62,
-    reason="RuntimeError: secret",
-)
 
 
 def live() -> Survey:
+    alive = ProcessState("alive", "sweep", rank=0, started_ns=2**62, reason="RuntimeError: secret")
     who = {"group": "sweep", "run": "alive", "rank": "0"}
-    verdict = {
-        "kind": "stall",
-        "who": who,
-        "phase": "forward",
-        "sentence": "it stands in secret.py",
-    }
+    verdict = {"kind": "stall", "who": who, "phase": "", "sentence": "it stands in secret.py"}
     agent = {"node": "node-0", "remark": "secret"}
-    return Survey(agents=[agent], processes=[ALIVE], verdicts=[verdict])
+    return Survey(agents=[agent], processes=[alive], verdicts=[verdict])
 
 
 @pytest.fixture
@@ -61,15 +44,9 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     served.stop()
 
 
-def ask(port: int, path: str, method: str = "GET", headers: str = "") -> tuple[int, str]:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        request = f"{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n"
-        connection.sendall(request.encode())
-        parts = []
-        while piece := connection.recv(65536):
-            parts.append(piece)
-    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
-    return int(head.split()[1]), body.decode()
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    found = Client(port).ask(path, method, **headers)
+    return found.status, found.body.decode()
 
 
 def as_stranger(work: Callable[[], Any]) -> Any:
@@ -104,23 +81,15 @@ def test_our_own_user_sees_everything(endpoint: Endpoint) -> None:
     assert json.loads(table)["ranks"][0]["reason"] == "RuntimeError: secret"
     assert [each.get("why") for each in found["time"]["attempts"]] == ["secret", None]
     assert "secret.py" in ask(endpoint.port, "/api/now")[1]
-    assert ask(endpoint.port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")[0] == 200
+    assert ask(endpoint.port, "/api/stacks", "POST", X_Otel_Ddp="page")[0] == 200
 
 
 def test_another_user_sees_nothing_but_the_empty_page(endpoint: Endpoint) -> None:
-    questions = (
-        "runs",
-        "now",
-        "run?run=alive",
-        "ranks?run=alive",
-        "waits?run=alive",
-        "values?run=alive&name=loss",
-        "events.csv?run=alive",
-    )
+    questions = ("runs", "now", "run?run=alive", "ranks?run=alive", "values?run=alive&name=loss")
     port = endpoint.port
     page = as_stranger(lambda: ask(port, "/"))
     answers = as_stranger(lambda: [ask(port, f"/api/{each}") for each in questions])
-    answers.append(as_stranger(lambda: ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")))
+    answers.append(as_stranger(lambda: ask(port, "/api/stacks", "POST", X_Otel_Ddp="page")))
 
     # But for its number it is the page of anybody.
     assert (page[0], len(page[1])) == (200, len(static_files.served()[0]))
@@ -146,10 +115,10 @@ def test_a_token_admits_to_everything(tmp_path: Path) -> None:
     served.start()
     try:
         port = served.port
-        named = "Authorization: Bearer abc\r\n"
-        with_token = as_stranger(lambda: ask(port, "/api/run?run=lr-0.3", headers=named))
+        named = {"Authorization": "Bearer abc"}
+        with_token = as_stranger(lambda: ask(port, "/api/run?run=lr-0.3", **named))
         without = ask(port, "/api/run?run=lr-0.3")
-        post_without = ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")
+        post_without = ask(port, "/api/stacks", "POST", X_Otel_Ddp="page")
     finally:
         served.stop()
 

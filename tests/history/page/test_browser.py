@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sqlite3
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from histories import SPENT_S, S, two_attempts, value_rows, write_history
+from histories import SPENT_S, S, summary, two_attempts, value_rows, write_history
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.serve.endpoint import Endpoint
@@ -45,32 +46,15 @@ STACK = {"file": "train.py", "line": 7, "function": "forward"}
 def live() -> Survey:
     now_ns = time.time_ns()
     who = {"group": "sweep", "run": "late", "node": "node-0", "rank": "2"}
+    since = {"phase": "forward", "phase_since_ns": now_ns - 5 * S}
+    late = {"kind": "straggler", "who": who, "phase": "forward", "since_ns": now_ns}
     return Survey(
         agents=[{"node": "node-0", "version": "0"}],
         processes=[
-            ProcessState(
-                group="sweep",
-                run="late",
-                job_type="train",
-                node="node-0",
-                rank=rank,
-                local_rank=rank,
-                step=299,
-                pid=9,
-                phase="forward" if rank == 2 else "comm_wait",
-                phase_since_ns=now_ns - (3 + rank) * S,
-            )
+            ProcessState("late", "sweep", node="node-0", rank=rank, step=299, **since)
             for rank in range(4)
         ],
-        verdicts=[
-            {
-                "kind": "straggler",
-                "who": who,
-                "phase": "forward",
-                "since_ns": now_ns,
-                "sentence": "rank 2 (node-0) keeps the others waiting: forward takes 3 ms longer",
-            }
-        ],
+        verdicts=[{**late, "sentence": "rank 2 (node-0) keeps the others waiting"}],
     )
 
 
@@ -83,19 +67,10 @@ def stacks(group: str, run: str, rank: str) -> list[dict[str, Any]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("histories")
     began_ns = time.time_ns() - 60 * S
-    row = {
-        "name": "loss",
-        "split": "val",
-        "direction": "min",
-        "last": {"value": 0.125, "step": 290},
-        "min": {"value": 0.0625, "step": 280},
-    }
+    row = summary("loss", "val", [(280, began_ns, 0.0625), (290, began_ns, 0.125)])
     names = ("loss", "accuracy", "lr")
     again = two_attempts(began_ns, why=MARKUP)
     write_history(folder, "again", group="again", ranks=1, began_ns=began_ns, about=again)
-    unseen = two_attempts(began_ns)
-    del unseen["attempts"][0]["ended_ns"], unseen["attempts"][0]["state"]
-    write_history(folder, "unseen", group="again", ranks=1, began_ns=began_ns, about=unseen)
     spent = {"productive": 18.2, "start": 1.9, "data": 0.4, "late_rank": 2.1, "end": 0.2}
     nan = {"kind": "nonfinite", "who": {"rank": "3", "node": "node-0"}, "step": 290}
     write_history(
@@ -118,12 +93,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         bound="compute-bound",
         waits_s={("tp", "all_reduce"): {2: 0.0, 3: 0.002}, ("dp", "all_reduce"): {0: 0.003}},
-        constants={"rate": 7e-10},
     )
     config = {"lr": 0.1, "batch": 32}
     write_history(
         *(folder, "other"),
-        names=names,
+        names=(*names, "=lr"),
         began_ns=began_ns - 60 * S,
         seed=1,
         about={"config": config},
@@ -140,13 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE series SET rank = '<b>0</b>' WHERE kind = 'steps'")
     names = ("learning_rate", "grad_norm", "lr", "train/loss", "loss", "val/grad_norm")
-    path = write_history(folder, "read", group="names", ranks=1, steps=60, names=names)
-    file = RunFile(path)
-    memory = SeriesKey("node", "process.memory.usage", "0")
-    points = [(s, s * S, 512e6 + 1e3 * (s % 60)) for s in range(10**9, 10**9 + 60)]
-    file.write(rows={memory: value_rows(points)})
-    file.close()
-    write_history(folder, "no-loss", group="names", ranks=1, steps=60, names=names[:1])
+    write_history(folder, "read", group="names", ranks=1, steps=60, names=names)
     return folder
 
 
@@ -265,15 +233,11 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
         *(page, *ALWAYS, *WAITS, LEARNS, ".trouble", ".trouble p", ".bar", ".causes", ".jump")
     )
     worst, costliest = (each.inner_text() for each in page.locator(".trouble").all())
-    heights = page.evaluate(
-        "[...document.querySelectorAll('.trouble h2, .trouble p')].map(e => e.clientHeight)"
-    )
     tiles = {
         name: rest
         for name, *rest in (each.split("\n") for each in page.locator(".tile").all_inner_texts())
     }
     bars = [each.split("\n") for each in page.locator(".wait").all_inner_texts()]
-    scales = page.evaluate("[...document.querySelectorAll('.wait > div')].map(e => e.clientWidth)")
     spans = page.evaluate(SPANS, "loss (train), loss (val)")
     check_accessibility(page)
 
@@ -283,8 +247,6 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
     assert "Rank 2 (node-0) held the run back steps 61 to 249" in costliest
     assert "3 ms late in forward: 21.5 ms a step instead of 18.5 ms. Look at what" in costliest
     assert "1.16× slower" in costliest
-    # One line each.
-    assert max(heights) < 40
     assert tiles["loss (train)"] == ["0.106", "step 299"]
     assert tiles["loss (val)"] == ["0.125", "best 0.0625 at step 280"]
     assert tiles["step time"][0] == "21.5 ms"
@@ -295,8 +257,6 @@ def test_the_first_screen_of_an_ended_run_names_the_worst_trouble_and_the_costli
         ["waits in dp", "rank 0 13.9 %, least rank 0"],
         ["waits in tp", "rank 3 9.3 %, least rank 2"],
     ]
-    # All bars have one scale.
-    assert len(set(scales)) == 1
     assert spans == [["late: rank 2", 61, 249], ["NaN: rank 3", 290, 299]]
 
 
@@ -338,45 +298,20 @@ def test_the_first_screen_of_a_run_that_goes_on_says_what_to_do_next(
     assert "The latest: ranks 36–37, by up to 3" in strip
 
 
-def test_the_first_screen_asks_for_little(window: Window) -> None:
-    page = window.open("/run/late?group=sweep")
-    page.locator(LEARNS).wait_for()
-    page.locator(".wait.late").wait_for()
-    asked = page.evaluate(
-        "['navigation', 'resource'].flatMap(each => performance.getEntriesByType(each))"
-        ".map(({name, transferSize}) => [name, transferSize])"
-    )
-
-    paths = [name.removeprefix(window.address).partition("?")[0] for name, _ in asked]
-    assert paths[:2] == ["/run/late", "/api/run"]
-    # The same values are drawn wide and narrow, and asked for once.
-    assert paths.count("/api/values") == len({name for name, _ in asked if "/api/values" in name})
-    assert sum(size for _, size in asked) < 300_000
-
-
-@pytest.mark.parametrize(("ranks", "steps"), [(1, 40), (1024, 20), (2, 0)])
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 40), (1024, 20)])
 def test_the_first_screen_has_what_the_run_has_and_nothing_empty(
     window: Window, tmp_path: Path, ranks: int, steps: int
 ) -> None:
-    if steps:
-        write_history(tmp_path, "r", group="", ranks=ranks, steps=steps)
-    else:
-        file = RunFile(tmp_path / "r.sqlite")
-        processes = {str(rank): {"state": "starting", "rank": rank} for rank in range(ranks)}
-        file.write(about={"run": "r", "began_ns": time.time_ns()}, ranks=processes)
-        file.close()
+    write_history(tmp_path, "r", group="", ranks=ranks, steps=steps)
     with Served(App(tmp_path)) as served:
         page = window.page
         page.goto(f"{served.url}/run/r")
         page.get_by_text(f"{ranks} rank").first.wait_for()
-        if steps:
-            page.locator(LEARNS).wait_for()
-        if ranks > 1 and steps:
-            page.locator(".wait").first.wait_for()
+        page.locator(LEARNS).wait_for()
+        if ranks > 1:
             page.get_by_text("others").first.wait_for()
-        seen = on_first_screen(page, "h1", *([".tile", LEARNS] if steps else []))
+        seen = on_first_screen(page, "h1", ".tile", LEARNS)
         counts = {each: page.locator(each).count() for each in (".trouble", ".wait", ".bar")}
-        heads = page.locator("h2:visible").all_inner_texts()
         widths = {}
         for width in (400, 2560):
             page.set_viewport_size({"width": width, "height": 700})
@@ -387,10 +322,7 @@ def test_the_first_screen_has_what_the_run_has_and_nothing_empty(
 
     assert all(seen.values())
     # Nothing is wrong, and time was not counted.
-    bars = 0 if ranks == 1 or not steps else 1
-    assert counts == {".trouble": 0, ".wait": bars, ".bar": 0}
-    assert ("Step time and phases" in heads) is bool(steps)
-    assert "Verdicts" not in heads
+    assert counts == {".trouble": 0, ".wait": int(ranks > 1), ".bar": 0}
     assert widths == {400: 400, 2560: 2560}
 
 
@@ -409,46 +341,26 @@ def test_ten_thousand_ranks_are_drawn_as_far_as_one_scrolls_the_worst_first(
         page = window.page
         page.goto(f"{served.url}/run/r")
         page.get_by_text("Ranks, the worst first").click()
-        frame = page.get_by_role("region", name="10000 of 10000 ranks")
-        frame.wait_for()
-        rows = frame.locator("tbody tr")
+        rows = page.get_by_role("region", name="10000 of 10000 ranks").locator("tbody tr")
         first, count = rows.first.inner_text(), rows.count()
-        frame.evaluate("frame => frame.scrollTo(0, frame.scrollHeight)")
-        page.wait_for_function(
-            f"() => document.querySelectorAll('#ranks tbody tr').length > {count}"
-        )
-        page.get_by_label("Ranks with").fill("7778")
-        page.get_by_role("region", name="1 of 10000 ranks").wait_for()
+        heads = page.locator("h2:visible").all_inner_texts()
         page.goto("about:blank")
 
     assert first.startswith("7777\tn\tfailed")
     assert count == 100
+    # It has made no step.
+    assert not {"Step time and phases", "Verdicts"} & {*heads}
 
 
 def test_the_page_of_a_run(window: Window) -> None:
     page = window.open(LATE)
-    window.figure("rate")
-    low, high = page.evaluate(
-        "(({min, max}) => [min, max])(document.querySelector('figure[data-picture=rate]')"
-        ".picture.drawn.chart.scales.y)"
-    )
-    assert (low, high) == (pytest.approx(6.3e-10), pytest.approx(7.7e-10))
     caption = window.figure("loss").locator("figcaption").inner_text()
     phases = window.figure("Phases of a step").locator("figcaption").inner_text()
-    devices = page.get_by_role("region", name="Each device")
-    devices.get_by_role("cell", name="H100 GPU-2").wait_for()
-    assert re.search(r"H100 GPU-2\t[78]\d(\.\d)? %", devices.inner_text())
     window.draw_all()
     check_accessibility(page)
     page.get_by_label("Filter events").fill("begins")
     page.get_by_role("cell", name="training begins").wait_for()
-    page = window.open("/")
-    page.get_by_role("link", name="late").wait_for()
-    # Of both it is known what bounds them; one has trouble.
-    late = page.locator("tr[data-run=late] td.bad").inner_text()
-    assert page.locator("tr[data-run=other] td.bad").count() == 0
 
-    assert late == "NaN · rank 3 · step 290"
     # The histories are made by chance, and always alike.
     assert "train: last 0.106, lowest 0.106, highest 2.0559" in caption
     assert "waiting for other ranks: 1.4" in phases
@@ -460,31 +372,19 @@ BAR = """[...document.querySelectorAll('.bar > span')].map(each =>
 """
 
 
-def test_a_run_shows_what_its_time_went_to_and_its_attempts(
-    window: Window, folder: Path, tmp_path: Path
-) -> None:
-    with find_run("again", folder) as run:
-        (tmp_path / "report.html").write_text(answers.saved(run))
+def test_a_run_shows_what_its_time_went_to_and_its_attempts(window: Window) -> None:
     page = window.open("/run/again?group=again&x=time")
     causes = page.locator(".causes li")
     causes.first.wait_for()
     bar, told = dict(page.evaluate(BAR)), causes.all_inner_texts()
     rows = page.get_by_role("region", name="Attempts").locator("tbody tr")
-    attempts = [each.split("\t") for each in rows.all_inner_texts()]
+    first, second = (each.split("\t") for each in rows.all_inner_texts())
     window.figure("loss")
-    window.figure("Step time")
-    against_time = [page.evaluate(SPANS, each) for each in ("loss", "Step time")]
-    brief = page.locator(".title").inner_text()
+    against_time = page.evaluate(SPANS, "loss")
     page.get_by_role("combobox", name="x", exact=True).select_option("step")
     window.draw_all()
-    against_steps = [page.evaluate(SPANS, each) for each in ("loss", "Step time")]
+    against_steps = page.evaluate(SPANS, "loss")
     check_accessibility(page)
-    window.open("/run/unseen?group=again")
-    rows.first.wait_for()
-    unseen = [each.split("\t")[2:7:4] for each in rows.all_inner_texts()]
-    page.goto((tmp_path / "report.html").as_uri())
-    page.locator(".causes li").first.wait_for()
-    saved, saved_bar = page.locator(".causes").inner_text(), dict(page.evaluate(BAR))
 
     for cause, spent_s in SPENT_S.items():
         assert bar[cause] == pytest.approx(spent_s / 100, abs=0.005)
@@ -495,17 +395,11 @@ def test_a_run_shows_what_its_time_went_to_and_its_attempts(
         "steps done twice, after a restart 12 % · 12 s",
         "not known 3 % · 3 s",
     ]
-    first, second = attempts
     assert (first[0], *first[2:6], first[7]) == ("1", "", "0", "99", "-", MARKUP)
     assert first[6].startswith("killed ")
     assert second[0:1] + second[2:] == ["2", "7 s", "60", "199", "40", "finished", ""]
-    # How soon it was back, and how it ended, where no agent saw the end of the first.
-    assert unseen == [["", "-"], ["-", "finished"]]
-    assert [[each[0] for each in picture] for picture in against_time] == [["attempt 2"]] * 2
-    assert against_steps == [[["attempt 2", 60, None]], []]
-    assert "attempt 2" in brief
-    assert "60 % · 60 s" in saved
-    assert saved_bar == bar
+    assert [each[0] for each in against_time] == ["attempt 2"]
+    assert against_steps == [["attempt 2", 60, None]]
 
 
 @STRESS
@@ -515,9 +409,6 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         page.get_by_role("link", name="late").wait_for()
         check_accessibility(page)
         assert MARKUP in page.locator("main").inner_text()
-        heights = page.evaluate(
-            "[...document.querySelectorAll('tr[data-run]')].map(e => e.clientHeight)"
-        )
         late = page.locator("tr[data-run=late]")
         cells, curves = late.inner_text().split("\t"), late.locator("svg.spark").count()
         page.get_by_role("button", name="Sort by run").click()
@@ -525,12 +416,6 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         page.keyboard.press("Enter")
         back = page.locator("tr[data-run] a").all_inner_texts()
         assert "sort=-run" in page.url
-        page.get_by_text("Columns").click()
-        page.get_by_label("loss", exact=True).uncheck()
-        assert page.locator("svg.spark").count() == 0
-        page.get_by_label("loss", exact=True).check()
-        # A line each, however long a name is.
-        assert max(heights) < 40
         assert cells[1:4] == ["finished", "late", "sweep"]
         assert cells[6:8] == ["NaN · rank 3 · step 290", "299"]
         assert cells[-1] == "79.8 %"
@@ -540,55 +425,30 @@ def test_the_list_of_runs_leads_to_their_comparison(driver: Any, server: Served,
         page.get_by_label("Group by").select_option("state")
         assert page.locator("tr[data-run]").count() == 2
         assert "state: finished (2)" in page.locator("tr.group").inner_text()
-        page.get_by_label("Compare late").check()
-        page.get_by_label("Compare other").check()
+        for run in ("late", "other"):
+            page.get_by_label(f"Compare {run}").focus()
+            page.keyboard.press("Space")
         page.get_by_role("button", name="Compare the ticked runs").click()
         page.wait_for_url("**/compare?*")
         assert "Compare 2 runs" in page.get_by_role("heading", level=1).inner_text()
         caption = window.figure("loss").locator("figcaption").inner_text()
         window.draw_all()
         check_accessibility(page)
-        first = page.locator("main").inner_text()
-        assert first.index("What differs") < first.index("Values")
         runs = page.get_by_role("region", name="Runs").inner_text()
-        differs = page.get_by_role("region", name="What differs")
-        assert "lr\t0.3\t0.1" in differs.inner_text()
-        assert "batch" not in differs.inner_text()
+        differs = page.get_by_role("region", name="What differs").inner_text()
         page.get_by_label("Step", exact=True).fill("200")
         page.keyboard.press("Enter")
         table = page.get_by_role("region", name="Values at step 200")
         row = table.locator("tr", has_text="loss (train)").inner_text()
-        assert "at=200" in page.url
 
+    assert "lr\t0.3\t0.1" in differs
+    assert "batch" not in differs
     assert "NaN · rank 3 · step 290" in runs
     assert "late · rank 2 · 1.16× slower" in runs
     assert "late, train: last" in caption
     assert "other, val: last" in caption
     for last in ("0.27909", "0.30732"):
         assert f"{last} (step 200)" in row
-
-
-def test_a_run_is_ticked_by_keys_while_the_list_is_made_anew(
-    window: Window, tmp_path: Path
-) -> None:
-    write_history(tmp_path, "on", ranks=1, steps=20, state="running", began_ns=time.time_ns())
-    with Served(App(tmp_path)) as served:
-        page = window.page
-        page.goto(served.url)
-        box, row = page.get_by_label("Compare on"), page.locator("tr[data-run=on]")
-        box.focus()
-        page.keyboard.press("Space")
-        before = row.inner_text()
-        # How long it has taken, for one.
-        page.wait_for_function(
-            "was => document.querySelector('tr[data-run=on]').innerText !== was", arg=before
-        )
-        was_ticked = box.is_checked()
-        page.keyboard.press("Space")
-        is_ticked = box.is_checked()
-        page.goto("about:blank")
-
-    assert (was_ticked, is_ticked) == (True, False)
 
 
 def test_ticked_runs_are_renamed_and_deleted_by_who_types_the_token(
@@ -612,11 +472,6 @@ def test_ticked_runs_are_renamed_and_deleted_by_who_types_the_token(
             page.get_by_role("button", name="Save").click()
             page.get_by_text("the best · mnist/train.py").wait_for()
             check_accessibility(page)
-            page.get_by_label("Compare one").check()
-            written = page.get_by_label("Name", exact=True).input_value()
-            page.get_by_label("Name", exact=True).fill("")
-            page.get_by_role("button", name="Save").click()
-            page.get_by_text("the best · mnist/train.py").wait_for(state="detached")
             page.get_by_label("Compare other").check()
             page.get_by_role("button", name="Delete").click()
             page.locator("tr[data-run=other]").wait_for(state="detached")
@@ -624,7 +479,7 @@ def test_ticked_runs_are_renamed_and_deleted_by_who_types_the_token(
     finally:
         endpoint.stop()
 
-    assert (written, left) == ("the best", 1)
+    assert left == 1
 
 
 def test_what_goes_on_now_and_where_it_is(window: Window, look: str) -> None:
@@ -662,33 +517,29 @@ def test_what_is_chosen_stands_in_the_address(driver: Any, server: Served) -> No
         window.figure("loss")
         assert again.evaluate(range_of) == zoomed
         assert again.get_by_label("Log axis").is_checked()
-        again.get_by_role("button", name="Whole range of loss", exact=True).click()
-        again.wait_for_function("() => !location.search.includes('zoom=')")
 
 
-@STRESS
-def test_pictures_are_saved_as_numbers_and_as_an_image(
-    driver: Any, server: Served, tmp_path: Path
-) -> None:
-    with Window(driver, server.url) as window:
-        page = window.open(LATE)
-        figure = window.figure("loss")
+def test_pictures_are_saved_as_numbers_and_as_an_image(window: Window, tmp_path: Path) -> None:
+    def saved(path: str, title: str, kind: str) -> bytes:
+        page = window.open(path)
+        button = window.figure(title).get_by_role("button", name=f"{kind} of {title}")
         with page.expect_download() as download:
-            figure.get_by_role("link", name="CSV of loss").click()
-        download.value.save_as(tmp_path / "loss.csv")
-        with page.expect_download() as download:
-            figure.get_by_role("button", name="PNG of loss").click()
-        download.value.save_as(tmp_path / "loss.png")
-        page = window.open(BOTH)
-        with page.expect_download() as download:
-            window.figure("loss").get_by_role("link", name="CSV of loss").click()
-        download.value.save_as(tmp_path / "both.csv")
+            button.click()
+        download.value.save_as(tmp_path / kind)
+        return (tmp_path / kind).read_bytes()
 
+    image = saved(LATE, "loss", "PNG")
+    one, both = (
+        [*csv.DictReader(saved(path, title, "CSV").decode().splitlines())]
+        for path, title in ((LATE.replace("late", "other"), "=lr"), (BOTH, "loss"))
+    )
+
+    assert image.startswith(b"\x89PNG")
+    assert [row["x"] for row in one if row["split"] == "train"] == [str(at) for at in range(300)]
+    # No spreadsheet takes it for a formula.
+    assert {row["name"] for row in one} == {"'=lr"}
     # Of train, and each tenth of val.
-    assert len((tmp_path / "loss.csv").read_text().splitlines()) == 1 + 300 + 30
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    runs = [row.split(",")[0] for row in (tmp_path / "both.csv").read_text().splitlines()]
-    assert (runs[0], set(runs[1:]), len(runs)) == ("run", {"late", "other"}, 661)
+    assert [row["run"] for row in both] == ["late"] * 330 + ["other"] * 330
 
 
 def test_markup_in_names_is_text(window: Window) -> None:
@@ -719,7 +570,7 @@ def test_a_saved_page_shows_the_run_without_a_network(
         page.get_by_label("Log axis").check()
 
     assert asked == [window.address]
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert min(lines) > 0
     assert "Telemetry took: hooks 2 s on all ranks (0.5 % of the steps)." in text
     assert "training begins" in text
@@ -727,47 +578,22 @@ def test_a_saved_page_shows_the_run_without_a_network(
     assert re.search(r"H100 GPU-2\t[78]\d(\.\d)? %, mean", text)
 
 
-def test_what_is_logged_and_read_is_drawn_once_and_a_loss_that_is_not_read_is_told(
-    window: Window,
-) -> None:
+def test_what_is_logged_and_read_is_drawn_once(window: Window) -> None:
     page = window.open("/run/read?group=names")
     window.figure("lr")
     drawn = page.locator("section[aria-labelledby=values] h3").all_inner_texts()
     count = page.get_by_text("4 of 6 names; ").inner_text()
     page.get_by_label("Filter", exact=True).fill("learning")
     window.figure("learning_rate")
-    shown = window.figure("process.memory.usage").evaluate(
-        "figure => figure.picture.drawn.chart.axes[1]._values"
-    )
-    window.open("/run/no-loss?group=names")
-    told = page.get_by_text("1 of 1 names").inner_text()
 
-    assert 'the model returns none: run.log({"loss": loss}, step=step) logs it' in told
     assert drawn == ["lr", "train/loss", "val/grad_norm", "grad_norm"]
     assert "learning_rate, loss is logged under another name" in count
-    assert len(shown) == len(set(shown)) > 2
 
 
 @STRESS
-def test_an_agent_that_is_gone_is_told_of_and_its_return_is_noticed(
-    driver: Any, folder: Path
+def test_a_run_that_goes_on_stays_zoomed_and_an_agent_that_has_gone_is_told_of(
+    driver: Any, tmp_path: Path
 ) -> None:
-    app = App(folder, live=live)
-    with Served(app) as first:
-        port = first.port
-        window = Window(driver, first.url)
-        window.open(LATE)
-        window.figure("loss")
-    with window:
-        page = window.page
-        page.get_by_text("The agent has not answered since").wait_for()
-        assert page.locator("figure[data-drawn] .uplot").count() > 0
-        with Served(app, port):
-            page.locator("#trouble").wait_for(state="hidden")
-
-
-@STRESS
-def test_a_run_that_goes_on_is_drawn_on_and_stays_zoomed(driver: Any, tmp_path: Path) -> None:
     file = RunFile(tmp_path / "on.sqlite")
     key = SeriesKey("value", "loss", "0", (("split", "train"),))
 
@@ -782,7 +608,9 @@ def test_a_run_that_goes_on_is_drawn_on_and_stays_zoomed(driver: Any, tmp_path: 
         )
 
     write(50)
-    with Served(App(tmp_path)) as server, Window(driver, server.url) as window:
+    app = App(tmp_path, live=live)
+    with Served(app) as first:
+        port, window = first.port, Window(driver, first.url)
         page = window.open("/run/on")
         window.figure("loss").locator(".plot").focus()
         page.keyboard.press("+")
@@ -793,6 +621,11 @@ def test_a_run_that_goes_on_is_drawn_on_and_stays_zoomed(driver: Any, tmp_path: 
         # What was zoomed to stays.
         assert page.url == address
     file.close()
+    with window:
+        page.get_by_text("The agent has not answered since").wait_for()
+        assert page.locator("figure[data-drawn] .uplot").count() > 0
+        with Served(app, port):
+            page.locator("#trouble").wait_for(state="hidden")
 
 
 def test_no_run_at_all_says_what_to_type(window: Window, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from otel_ddp.history.waits import waits
 from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 
-_MOST_EVENTS = 500
+_MOST_EVENTS = 200
 # Limits of a saved page: charts, points of all lines in a chart, characters of a post-mortem.
 _SAVED_NAMES, _SAVED_POINTS, _SAVED_TEXT = 60, 8192, 256 * 1024
 _SAVED_COLUMNS, _FEWEST_COLUMNS = 512, 32
@@ -29,22 +29,15 @@ def _names(run: WholeRun, question: Question) -> dict[str, Any]:
 
 
 def _events(run: WholeRun, question: Question) -> dict[str, Any]:
-    """Events, exceptions and checkpoints, latest first. `more`: whether there are older ones."""
-    most = question.whole("most", 100, 1, _MOST_EVENTS)
-    before_ns = question.whole("before_ns", 2**62, 0, 2**62)
+    """The last events, exceptions and checkpoints that contain `like`, latest first."""
     found: list[dict[str, Any]] = [
-        {
-            **each._asdict(),
-            # JavaScript numbers lose digits.
-            "time_exact": str(each.time_ns),
-            "node": run.node_of(history, each.rank),
-        }
+        {**each._asdict(), "node": run.node_of(history, each.rank)}
         for history in run.histories
-        for each in history.events(most + 1, before_ns, question.text("like")[:200])
+        for each in history.events(_MOST_EVENTS, question.text("like")[:200])
         if run.tells_events(history, each.rank)
     ]
     found.sort(key=lambda each: -each["time_ns"])
-    return {"events": found[:most], "more": len(found) > most}
+    return {"events": found[:_MOST_EVENTS]}
 
 
 def _waits(run: WholeRun) -> dict[str, Any]:
@@ -80,7 +73,7 @@ def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
         "node": _pictures(run, [each["name"] for each in shown["node"]], "node", "counter"),
         "steps": columns.grid(run, Question("steps", {"columns": [str(_SAVED_COLUMNS)]})),
         "waits": _waits(run),
-        "events": _events(run, Question("events", {"most": ["200"]})),
+        "events": _events(run, Question("events")),
         "postmortems": {"postmortems": reports},
         "postmortem": {name: text[:_SAVED_TEXT] for name, text in texts.items()},
     }

@@ -1,4 +1,4 @@
-"""Answers the requests of a browser: the page, and its data as JSON or CSV. Without a server."""
+"""Answers the requests of a browser: the page, and its data as JSON. Without a server."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ _TEXTS, _LONGEST = ("name", "tags"), 500
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
-# In one CSV table.
-_MOST_RUNS = 50
 _NOTHING = Survey()
 
 
@@ -90,7 +88,8 @@ class App:
                 return http.as_json(500, {"error": str(why)})
         if _VIEWS.fullmatch(path):
             page, policy = static_files.served()
-            return http.as_html(page, policy)
+            kind = {"Content-Type": "text/html; charset=utf-8"}
+            return Answer(200, {**kind, "Content-Security-Policy": policy}, page.encode())
         return http.as_text(404, "try /, /metrics or /healthz\n")
 
     # -- the API
@@ -122,8 +121,7 @@ class App:
         documents = {**posts, "now": self._now, "compare": self._compared}
         if path in documents:
             return http.as_json(200, documents[path](question))
-        name = path.removesuffix(".csv")
-        return self._of_run(name, question) if path == name else self._table(name, question)
+        return self._of_run(path, question)
 
     def _of_run(self, name: str, question: Question) -> Answer:
         with self._runs.opened(question.group, question.text("run")) as run:
@@ -140,28 +138,17 @@ class App:
                 raise Refused(404, f"there is no {name[:100]!r}")
         return http.as_json(200, found)
 
-    def _table(self, name: str, question: Question) -> Answer:
-        """CSV of one run, or of several with a column for the run."""
-        if name not in ("steps", "values", "node"):
-            raise Refused(404, f"{name[:100]!r} is no table")
-        questions, found = question.of_each_run(), list[dict[str, Any]]()
-        for each in questions[:_MOST_RUNS]:
-            with self._runs.opened(each.group, run := each.text("run")) as opened:
-                answer = answers.ANSWERS[name](opened, each)
-            rows = [{"columns": answer["columns"]}] if name == "steps" else answer["series"]
-            found += [{"run": run, **row} for row in rows] if len(questions) > 1 else rows
-        return http.as_csv(found)
-
     def _compared(self, question: Question) -> dict[str, Any]:
         """The result of `otel-ddp compare` for two runs."""
         sides = []
-        for each in question.of_each_run()[:2]:
-            with self._runs.opened(each.group, each.text("run")) as found:
+        for group, run in zip(question.texts("group"), question.texts("run"), strict=False):
+            with self._runs.opened(group, run) as found:
                 sides.append(compare.of_run(found))
-        if len(sides) < 2:
-            raise Refused(400, "name two runs")
+        if len(sides) != 2:
+            raise Refused(400, "name two runs, each with its group")
         result = compare.compare(*sides)
-        return {**result.to_json(), "tables": [each._asdict() for each in compare.tables(result)]}
+        tables = [{"heads": heads, "rows": rows} for heads, rows in compare.tables(result)]
+        return {**result.to_json(), "tables": tables}
 
     def _may_read(self) -> bool:
         """False if other users may write into a folder that must be ours."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any
@@ -12,7 +11,7 @@ from otel_ddp.history.newest_attempt import rank_order
 from otel_ddp.history.page.http import Question
 from otel_ddp.history.reader import History, Series
 from otel_ddp.history.tables import SeriesKey
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.whole_run import WholeRun, column_width
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
@@ -100,7 +99,7 @@ def _over_ranks(
         ranks = {one.key.rank for _, one in of_ranks}
         whole = [each.columns(series, first, until) for each, series in of_ranks]
         steps = [step for each in whole for step in (*each[FIRST][:1], *each[FIRST][-1:])]
-        wide = _width(of_ranks, min(steps, default=0), max(steps, default=0), wanted)
+        wide = column_width(of_ranks, min(steps, default=0), max(steps, default=0), wanted)
         cells: dict[int, list[Row]] = {}
         for each in whole:
             for at, row in VALUES.sum_up(each, wide).items():
@@ -161,7 +160,7 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
     )
     first, until = max(first, lowest), min(until, highest)
     most = min(question.whole("columns", 400, 2, _MOST_COLUMNS), max(_MOST_CELLS // len(chosen), 2))
-    wide = _width(chosen, first, until, most)
+    wide = column_width(chosen, first, until, most)
     cells = run.steps(wide, first, until, question.text("rank"))
     numbers = range(first // wide, until // wide + 1) if until >= first else range(0)
     return {
@@ -173,12 +172,6 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
             "by_device": any(series.key.name == "device" for _, series in chosen),
         },
     }
-
-
-def _width(chosen: list[tuple[History, Series]], first: int, until: int, most: int) -> int:
-    """The number of steps in a column: a multiple of the buckets' widths."""
-    kept = math.lcm(*(series.width for _, series in chosen))
-    return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
 
 def _seconds(total_ns: int, steps: int) -> float:

@@ -1,25 +1,19 @@
-"""HTTP of the page: requests, answers in JSON and CSV, and which requests are refused."""
+"""HTTP of the page: requests, answers in JSON, and which requests are refused."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
 import json
 import math
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.message import Message
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
-# A spreadsheet interprets a cell with these prefixes as a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Refused(Exception):
@@ -63,14 +57,6 @@ class Question(NamedTuple):
     def texts(self, name: str) -> Sequence[str]:
         return self.query.get(name, ())
 
-    def of_each_run(self) -> list[Question]:
-        """A question for each requested run; without a group, the newest of that name."""
-        groups, found = self.texts("group"), []
-        for at, run in enumerate(self.texts("run")):
-            query = {**self.query, "run": [run], "group": groups[at : at + 1]}
-            found.append(self._replace(query={key: each for key, each in query.items() if each}))
-        return found or [self]
-
     def whole(self, name: str, default: int, low: int, high: int) -> int:
         """An integer, clamped to the bounds."""
         text = self.text(name)
@@ -109,37 +95,6 @@ def as_text(status: int, text: str, headers: Mapping[str, str] | None = None) ->
     return Answer(status, {"Content-Type": TEXT, **(headers or {})}, body)
 
 
-def as_html(page: str, policy: str) -> Answer:
-    headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy}
-    return Answer(200, headers, page.encode())
-
-
-def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:
-    """One row for each value; the labels of its series come first."""
-    rows = list(series)
-    labels = list(dict.fromkeys(key for each in rows for key in each if key != "columns"))
-    columns = list(dict.fromkeys(key for each in rows for key in each["columns"]))
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(map(_cell, (*labels, *columns)))
-    for each in rows:
-        before = [_cell(each.get(label)) for label in labels]
-        missing = [None] * max(map(len, each["columns"].values()), default=0)
-        values = [each["columns"].get(column, missing) for column in columns]
-        writer.writerows([*before, *map(_cell, row)] for row in zip(*values, strict=True))
-    headers = {
-        "Content-Type": "text/csv; charset=utf-8",
-        "Content-Disposition": 'attachment; filename="otel_ddp.csv"',
-    }
-    return Answer(200, headers, out.getvalue().encode("utf-8", "replace"))
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return "" if value is None else value
-
-
 def _plain(content: Any) -> Any:
     if isinstance(content, float):
         return content if math.isfinite(content) else None
@@ -152,7 +107,6 @@ def _plain(content: Any) -> Any:
 
 # -- requests that are refused
 
-_RESOLV_CONF = Path("/etc/resolv.conf")
 # A name or an address with its port: no user, no escapes, no zone.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I | re.ASCII)
 # Required for POST: a form of another site cannot set it.
@@ -211,21 +165,10 @@ def check_post(headers: Mapping[str, str]) -> None:
         raise Refused(403, f"send the header {ASKED}: page")
 
 
-def _own_names() -> set[str]:
-    """Our host name, short and with the search domains, without DNS queries."""
-    own = socket.gethostname().lower()
-    short = own.partition(".")[0]
-    names = {own, short}
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in _RESOLV_CONF.read_text().splitlines():
-            keyword, *domains = line.lower().split() or [""]
-            if keyword in ("search", "domain"):
-                names.update(f"{short}.{domain.strip('.')}" for domain in domains)
-    return names
-
-
 def _is_ours(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost") or host in _own_names():
+    # Without a DNS query, of which another site could decide the answer.
+    own = socket.gethostname().lower()
+    if host in ("localhost", own, own.partition(".")[0]) or host.endswith(".localhost"):
         return True
     try:
         ip_address(host)

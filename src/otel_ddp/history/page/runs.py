@@ -89,11 +89,8 @@ class Runs:
             group, _ = max(found.values(), key=lambda each: each.began_ns).of_run
         paths = sorted(path for path, each in found.items() if each.of_run[0] == group)
         if not paths:
-            raise Refused(
-                404,
-                f"There is no history of run {run!r}. It begins with the first second of a run; "
-                "OTEL_DDP_HISTORY_BYTES=0 keeps none.",
-            )
+            why = "It begins with the first second of a run; OTEL_DDP_HISTORY_BYTES=0 keeps none."
+            raise Refused(404, f"There is no history of run {run!r}. {why}")
         return directory.open_run(paths)
 
     def _read(self) -> dict[Path, _File]:
@@ -133,10 +130,7 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
         main, spent = main_values(summary), goodput_of(run)
         ranks, texts = run.ranks.values(), run.section("texts")
         row = {
-            "group": run.group,
-            "run": run.name,
-            "project": run.word("project"),
-            "nodes": run.nodes,
+            **run.head(),
             "ranks": [*run.ranks],
             "world_size": run.world_size,
             "job_type": sorted({str(each.get("job_type") or "") for each in ranks}),
@@ -144,15 +138,12 @@ def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[st
             "tags": texts.get("tags"),
             "name": texts.get("name"),
             "script": run.section("environment").get("script"),
-            "state": run.state,
             "silent": is_silent(run.state, run.seen_ns),
             "step": run.step,
-            "began_ns": run.began_ns,
-            "seen_ns": run.seen_ns,
             "summary": summary,
             "main": main,
             "curve": _curve(run, main[0]) if main else [],
-            "share": spent and spent.share("productive"),
+            "share": spent and spent["share"],
             "config": dict([*run.section("config").items()][:_MOST_SETTINGS]),
             "verdicts": [*map(_short, verdicts[:_MOST_SENTENCES])],
         }
@@ -183,8 +174,7 @@ def _short(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     """State, time by cause, verdicts, gaps, configuration."""
-    of_run, now_ns = (run.group, run.name), time.time_ns()
-    newest = _newest(run, live)
+    of_run, newest = (run.group, run.name), _newest(run, live)
     ranks = newest.ranks.values()
     steps = [step for each in ranks if (step := plain.whole(each.get("step"))) is not None]
     summary = run.summary[:_MOST_SUMMARY]
@@ -192,15 +182,10 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
     shown_verdicts, time_spent = verdicts(run.verdicts()), goodput_of(run)
     return {
-        "now_ns": now_ns,
-        "group": run.group,
-        "run": run.name,
-        "project": run.word("project"),
-        "nodes": run.nodes,
+        **run.head(),
+        "now_ns": time.time_ns(),
         "state": newest.state,
         "silent": is_silent(newest.state, run.seen_ns),
-        "began_ns": run.began_ns,
-        "seen_ns": run.seen_ns,
         "ranks": len(ranks),
         "states": Counter(str(each.get("state")) for each in ranks),
         "step": max(steps, default=None),
@@ -208,7 +193,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
             *(f"not measured: {each}" for each in _words_of(ranks, "not_measured")),
             *_words_of(ranks, "measuring"),
         ],
-        "time": time_spent and {**time_spent.to_json(), "shown": TIME_CAUSES},
+        "time": time_spent and {**time_spent, "shown": TIME_CAUSES},
         "verdicts": shown_verdicts,
         "first": shown_first(shown_verdicts, newest.began_ns),
         "gaps": [

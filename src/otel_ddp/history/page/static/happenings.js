@@ -54,9 +54,7 @@ export class Postmortems {
 export class Events {
   constructor(run) {
     this.run = run;
-    this.rows = [];
     this.list = el("div");
-    this.more = el("button", { type: "button", hidden: true, click: () => this.older() }, "Older");
     let timer = 0;
     const filter = el("input", {
       type: "search", value: chosen("events"),
@@ -64,40 +62,22 @@ export class Events {
         clearTimeout(timer);
         timer = setTimeout(() => {
           choose("events", filter.value);
-          this.refresh(true).catch(() => {});
+          this.refresh().catch(() => {});
         }, 200);
       },
     });
     this.filter = filter;
     this.element = el(
       "section", { "aria-labelledby": "events", hidden: true }, el("h2", { id: "events" }, "Events"),
-      el("div", { class: "controls" }, labelled("Filter events", filter)), this.list, this.more,
+      el("div", { class: "controls" }, labelled("Filter events", filter)), this.list,
     );
   }
 
-  /** The latest ones; rows that were asked for with "Older" stay. */
-  async refresh(anew = false) {
+  async refresh() {
     const like = this.filter.value;
-    const { events, more } = await ask("events", { ...this.run.key(), like });
-    const last = events.length ? events[events.length - 1].time_ns : 0;
-    const older = anew || !this.rows.length ? [] : this.rows.filter((each) => each.time_ns < last);
-    this.rows = [...events, ...older];
-    if (!older.length) this.more.hidden = !more;
-    this.show();
-  }
-
-  async older() {
-    const last = this.rows[this.rows.length - 1];
-    const parameters = { ...this.run.key(), like: this.filter.value, before_ns: String(last.time_exact || last.time_ns) };
-    const { events, more } = await ask("events", parameters);
-    this.rows = [...this.rows, ...events];
-    this.more.hidden = !more;
-    this.show();
-  }
-
-  show() {
-    this.element.hidden = !this.rows.length && !this.filter.value;
-    const rows = this.rows.map((each) => [
+    const { events } = await ask("events", { ...this.run.key(), like });
+    this.element.hidden = !events.length && !like;
+    const rows = events.map((each) => [
       time(each.time_ns), each.severity, each.rank, each.step ?? "", each.name,
       el("td", { class: "long" }, each.body, attributes(each.attributes)),
     ]);

@@ -17,9 +17,7 @@ export class MergedPicture extends Picture {
     return { parts, series, left_out };
   }
 
-  /** One table, with the run before each row. The last runs of an address may lack their groups. */
-  offerCsv(parameters) {
-    const group = this.keys.map((key) => key.group).filter((each) => each !== null);
-    super.offerCsv({ ...parameters, run: this.keys.map((key) => key.run), group });
+  tables({ parts }) {
+    return parts.flatMap((part, of) => super.tables(part).map((each) => ({ run: this.keys[of].run, ...each })));
   }
 }

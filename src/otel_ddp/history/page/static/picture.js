@@ -1,7 +1,8 @@
 // One picture: drawn when it is scrolled to, with its numbers as text, CSV and PNG.
 
-import { address, askOnce } from "./api.js";
+import { askOnce } from "./api.js";
 import { themed } from "./colors.js";
+import { csv } from "./csv.js";
 import { el, fill } from "./dom.js";
 import { plot } from "./plot.js";
 import { isSaved } from "./saved.js";
@@ -16,8 +17,8 @@ const resized = new ResizeObserver((entries) => {
 
 const KEYS = { "+": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
 const [PNG_SCALE, PNG_HEAD] = [2, 24];
-// Columns that are asked for.
-const [SHARED, MOST] = [800, 2400];
+// Columns that are asked for, for a picture and for a table.
+const [SHARED, MOST, MOST_ROWS] = [800, 2400, 4096];
 
 /**
  * A picture of what one address answers.
@@ -34,12 +35,12 @@ export class Picture {
     this.plot = el("div", { class: "plot", role: "img", "aria-label": title, tabindex: "0", keydown: (event) => this.key(event) });
     this.plot.picture = this;
     this.notes = el("figcaption");
-    this.csv = el("a", { download: "", href: "#", hidden: isSaved, "aria-label": `CSV of ${title}` }, "CSV");
+    const csv_button = el("button", { type: "button", "aria-label": `CSV of ${title}`, click: () => this.saveCsv() }, "CSV");
     const png = el("button", { type: "button", "aria-label": `PNG of ${title}`, click: () => this.savePng() }, "PNG");
     this.whole_button = el("button", { type: "button", hidden: true, "aria-label": `Whole range of ${title}`, click: () => this.axis.zoomTo(this.kind(), null) }, "Whole range");
     this.element = el(
       "figure", { "data-picture": title, class: isBare ? "bare" : null },
-      el("div", { class: "top" }, isBare ? null : el("h3", {}, title), this.whole_button, this.csv, png),
+      el("div", { class: "top" }, isBare ? null : el("h3", {}, title), this.whole_button, csv_button, png),
       this.plot, this.notes,
     );
     this.element.picture = this;
@@ -69,8 +70,7 @@ export class Picture {
     this.isStale = false;
     try {
       const zoom = this.axis.zoomOf(this.kind());
-      const parameters = { ...this.parameters(), ...this.bounds(zoom) };
-      this.offerCsv(parameters);
+      const parameters = this.asked(zoom);
       // Wide and narrow pictures of the same share one answer.
       const columns = Math.min(Math.ceil((this.plot.clientWidth || 1) / SHARED) * SHARED, MOST);
       this.answer = await this.load({ ...parameters, columns });
@@ -84,12 +84,17 @@ export class Picture {
     if (this.isStale) this.refresh();
   }
 
+  asked(zoom) {
+    return { ...this.parameters(), ...this.bounds(zoom) };
+  }
+
   load(parameters) {
     return askOnce(this.path, parameters);
   }
 
-  offerCsv(parameters) {
-    this.csv.href = address(`${this.path}.csv`, { ...parameters, columns: 4096 });
+  /** The series of an answer, each with its columns. */
+  tables({ series, columns }) {
+    return series || [{ columns }];
   }
 
   /** The steps (or seconds) of a zoomed range, so that it is answered in more detail. */
@@ -142,6 +147,15 @@ export class Picture {
     event.preventDefault();
   }
 
+  async saveCsv() {
+    const answer = await this.load({ ...this.asked(this.axis.zoomOf(this.kind())), columns: MOST_ROWS });
+    this.save(URL.createObjectURL(new Blob([csv(this.tables(answer))], { type: "text/csv" })), "csv");
+  }
+
+  save(href, ending) {
+    el("a", { href, download: `${this.title.replace(/[^\w.-]+/g, "_")}.${ending}` }).click();
+  }
+
   async savePng() {
     if (!this.answer) await this.refresh();
     const { canvas } = this.drawn.chart.ctx;
@@ -153,7 +167,7 @@ export class Picture {
     into.fillStyle = colors.text;
     into.font = `${PNG_SCALE * 12}px system-ui, sans-serif`;
     into.fillText(this.title, PNG_SCALE * 8, PNG_SCALE * 16);
-    el("a", { href: made.toDataURL("image/png"), download: `${this.title.replace(/[^\w.-]+/g, "_")}.png` }).click();
+    this.save(made.toDataURL("image/png"), "png");
   }
 }
 

@@ -22,7 +22,7 @@ export function answered(path, { name, like = "" }) {
   if (path === "postmortem") return found[name];
   if (path === "events") {
     const words = like.toLowerCase();
-    return { more: false, events: found.events.filter((each) => `${each.body} ${each.name}`.toLowerCase().includes(words)) };
+    return { events: found.events.filter((each) => `${each.body} ${each.name}`.toLowerCase().includes(words)) };
   }
   return found;
 }
