@@ -164,7 +164,7 @@ def test_equal_runs_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert compare(folder, "a", "b", "--fail-if-worse") == 0
 
     said = capsys.readouterr().out
-    assert "Result: no significant difference" in said
+    assert "No significant difference." in said
     assert "A: 190 steps, without 10 to warm up." in said
 
 
@@ -176,8 +176,8 @@ def test_a_run_that_is_worse_fails_the_job_that_asks_for_it(
     assert compare(folder, "slow", "a", "--fail-if-worse") == 0
 
     said = capsys.readouterr().out
-    assert said.count("Result: worse: step_time +1.6 %, throughput -1.6 %, forward +5.1 %") == 2
-    assert said.count("Result: better: step_time") == 1
+    assert said.count("Worse: step_time +1.6 %, throughput -1.6 %, forward +5.1 %") == 2
+    assert said.count("Better: step_time") == 1
 
 
 def test_what_cannot_be_compared_is_said_and_no_verdict(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from functools import cache
 from itertools import pairwise
@@ -13,8 +12,8 @@ import pytest
 from histories import write_history
 from history.noisy_runs import noisy_side
 from otel_ddp.history import blocks
-from otel_ddp.history.compare import Comparison, Row, Side, compare, load, of_run, percent
-from otel_ddp.history.directory import NotFound, find_run
+from otel_ddp.history.compare import Comparison, Row, Side, compare, load
+from otel_ddp.history.directory import NotFound
 
 
 @cache
@@ -87,25 +86,6 @@ def test_the_pace_of_a_machine_is_not_told_as_a_change_of_the_code() -> None:
     assert [verdicts(each) for each in found if verdicts(each)] == []
 
 
-def wandering(seed: int, memory: float) -> list[float]:
-    """300 steps, each of which resembles the one before by so much."""
-    chance = random.Random(seed)
-    found, apart = [], chance.gauss(0, 1) / math.sqrt(1 - memory**2)
-    for _ in range(300):
-        apart = memory * apart + chance.gauss(0, 1)
-        found.append(20 + 0.1 * apart)
-    return found
-
-
-def test_steps_that_resemble_each_other_for_long_prove_less() -> None:
-    pairs = [
-        blocks.of_values(wandering(seed, 0.9), wandering(seed + 1000, 0.9)) for seed in range(100)
-    ]
-
-    # A tenth would do so if steps were independent; 29 do if no value wanders.
-    assert sum(each is not None and each < 0.1 for each in pairs) <= 18
-
-
 def test_a_worse_loss_is_found_and_an_equal_one_is_not() -> None:
     worse = compare(usual(1), noisy_side(2, loss=1.1))
     same = compare(usual(1), usual(2))
@@ -120,7 +100,6 @@ def test_first_steps_checkpoints_and_pauses_are_left_out_and_counted() -> None:
     [one, _] = found.used
     assert (one.warm_up, one.unusual) == (15, 3)
     assert one.used + one.pauses == 300 - 15 - 3
-    assert row(found, "checkpoint").untested == "not in every step"
 
 
 def test_many_pauses_are_no_exceptions() -> None:
@@ -145,7 +124,7 @@ def test_a_few_steps_are_no_test(steps: int) -> None:
 
     assert row(found, "step_time").untested == "too few steps"
     steps = [row for row in found.rows if not row.of_value]
-    assert found._replace(rows=steps).conclusion == "nothing could be tested"
+    assert found._replace(rows=steps).conclusion == "Nothing could be tested."
 
 
 def test_what_both_have_in_common_drops_out_of_values() -> None:
@@ -183,19 +162,6 @@ def test_a_step_that_is_slower_in_all_phases_alike_may_be_another_machine() -> N
 # -- where runs come from
 
 
-def test_the_steps_of_two_nodes_are_one_run(tmp_path: Path) -> None:
-    for node in range(2):
-        write_history(tmp_path, "r", node=f"n{node}", ranks=2, first_rank=2 * node, seed=node)
-
-    with find_run("r", tmp_path) as run:
-        found = of_run(run)
-
-    assert run.nodes == ["n0", "n1"]
-    assert list(run.ranks) == ["0", "1", "2", "3"]
-    assert len(found.cells) == 300
-    assert {cell.work for cell in found.cells} == {128.0}
-
-
 def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", group="g")
 
@@ -224,17 +190,7 @@ def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
 
     assert ("ranks", "4", "2") in found.conditions
     assert ("gpus", "4 x H100", "2 x H100") in found.conditions
-    assert ("batch", "32", "64") in found.conditions
-    assert found.config == [("lr", "0.3", "0.1")]
-
-
-def test_two_versions_of_rocm_are_a_difference(tmp_path: Path) -> None:
-    for name, runtime in (("a", "ROCm 6.2.41134"), ("b", "ROCm 6.4.43482")):
-        write_history(tmp_path, name, about={"environment": {"device_runtime": runtime}})
-
-    found = compare(load("a", tmp_path), load("b", tmp_path))
-
-    assert found.conditions == [("device_runtime", "ROCm 6.2.41134", "ROCm 6.4.43482")]
+    assert found.config == [("batch", "32", "64"), ("lr", "0.3", "0.1")]
 
 
 def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
@@ -245,12 +201,6 @@ def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
 
     assert verdicts(found)["backward"] == "worse"
     assert "forward" not in verdicts(found)
-
-
-def test_a_change_of_what_was_near_0_has_no_absurd_share() -> None:
-    shares = [percent(each) for each in (None, -0.123, 9.99, 4000.0, -25.0)]
-
-    assert shares == ["-", "-12.3 %", "+999.0 %", "> +999 %", "< -999 %"]
 
 
 def test_samples_a_second_say_what_the_time_of_a_step_says_also_beside_quick_steps() -> None:

@@ -70,7 +70,7 @@ def lines(found: Comparison) -> Iterator[str]:
         yield from aligned([heads, *clean], right=heads[1:])
     yield ""
     yield from map(printable, found.notes())
-    yield f"Result: {printable(found.conclusion)}"
+    yield printable(found.conclusion)
 
 
 def _of_both(each: Differing) -> str:

@@ -27,8 +27,6 @@ _VALUES_VARY = 0.1
 _FAR = 10.0
 # ... unless pauses are more frequent than this: then they belong to the training.
 _MOST_PAUSES = 0.03
-# Panels of the numeric integral: the relative error of p is below 0.1 %.
-_PANELS = 200
 
 
 def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -102,18 +100,12 @@ def _squares(means: Sequence[float]) -> float:
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """The two-sided p value of Student's t distribution.
+    """The two-sided p value of Student's t distribution, by Wallace's normal approximation.
 
-    Substituting the tangent of an angle for t makes the density a power of the cosine, which is
-    integrated by Simpson's rule.
+    With 8 or more degrees of freedom, 0.01 is at most 1 % too high; smaller ones err more.
     """
-    first = math.atan(t / math.sqrt(freedom))
-    width = (math.pi / 2 - first) / _PANELS
-    angles = (first + at * width for at in range(_PANELS + 1))
-    heights = [math.pow(max(math.cos(angle), 0.0), freedom - 1) for angle in angles]
-    sums = heights[0] + heights[-1] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2])
-    whole = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
-    return min(2 * sums * width / 3 / (whole * math.sqrt(math.pi)), 1.0)
+    nearer = (8 * freedom + 1) / (8 * freedom + 3)
+    return math.erfc(nearer * math.sqrt(freedom * math.log1p(t * t / freedom) / 2))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -28,10 +27,8 @@ _SHOWN_AS = {"comm_wait": "wait"}
 
 # The first steps fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
-_LARGEST_CHANGE = 9.99
 _HEADS = ("per step", "A", "B", "change", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
-_BATCH = re.compile(r"batch|accumul", re.IGNORECASE)
 _CONDITIONS = "nodes gpus model backend precision strategy torch device_runtime"
 
 
@@ -55,7 +52,7 @@ class Side(NamedTuple):
 
     title: str
     conditions: dict[str, str]
-    """What affects the steps: number of ranks, batch size, device."""
+    """What affects the steps: number of ranks, versions, device."""
     config: dict[str, str]
     cells: list[Cell]
     values: list[Value]
@@ -73,12 +70,9 @@ def of_run(run: WholeRun) -> Side:
     cells = run.cells()
     config = {str(key): str(value) for key, value in sorted(run.section("config").items())}
     environment = run.section("environment")
-    work = sorted(each.work for each in cells if each.work)
     conditions = {
         "ranks": str(run.world_size or len(run.ranks)),
         **{key: str(environment.get(key) or "") for key in _CONDITIONS.split()},
-        **{key: value for key, value in config.items() if _BATCH.search(key)},
-        "work a step": shown.number(float(f"{work[len(work) // 2]:.6g}")) if work else "",
         "clock": ", ".join(sorted({one.key.name for _, one in run.step_series()})),
     }
     return Side(
@@ -188,7 +182,8 @@ def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
         second = others[name]
         if name == "throughput" and any(first) and any(second):
             # A mean of rates is dominated by a few quick steps, so the test compares times.
-            p = blocks.of_steps(_inverse(first), _inverse(second))
+            inverse = ([1 / each if each else 0.0 for each in side] for side in (first, second))
+            p = blocks.of_steps(*inverse)
             rows.append(_tested(Row(name, "1/s", "max"), first, second, p, "too few steps"))
         elif name == "step_time" or (name != "throughput" and (any(first) or any(second))):
             p = blocks.of_steps(first, second)
@@ -196,23 +191,6 @@ def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
             step_s = (rows[0] if rows else row).before or 0.0
             rows.append(row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s))
     return _corrected(rows)
-
-
-def _inverse(values: Sequence[float]) -> list[float]:
-    return [1 / each if each else 0.0 for each in values]
-
-
-def _unusual_rows(before: Side, after: Side) -> Iterator[Row]:
-    """Phases that few steps have: the mean over all steps, without a test."""
-    for word in UNUSUAL_PHASES:
-        one, other = (_mean(each.cells, word) for each in (before, after))
-        if one or other:
-            why = "not in every step"
-            yield Row(word, "s", "min", one, other, untested=why, matters=False)
-
-
-def _mean(cells: Sequence[Cell], word: str) -> float:
-    return sum(each.phases_s.get(word, 0.0) * each.steps for each in cells) / (_steps(cells) or 1)
 
 
 # -- values
@@ -290,15 +268,15 @@ class Comparison(NamedTuple):
     @property
     def conclusion(self) -> str:
         """One sentence: what differs."""
-        parts = []
-        for verdict in ("worse", "better", "differs"):
-            rows = [row for row in self.rows if row.verdict == verdict]
-            changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in rows)
-            parts += [f"{verdict}: {changes}"] if rows else []
-        if parts:
-            return "; ".join(parts)
+        changes: dict[str, list[str]] = {"worse": [], "better": [], "differs": []}
+        for row in self.rows:
+            if row.verdict:
+                changes[row.verdict].append(f"{row.shown} {percent(row.change)}")
+        parts = [f"{verdict}: {', '.join(found)}" for verdict, found in changes.items() if found]
         tested = any(row.p is not None for row in self.rows)
-        return "no significant difference" if tested else "nothing could be tested"
+        nothing = "no significant difference" if tested else "nothing could be tested"
+        sentence = "; ".join(parts) or nothing
+        return f"{sentence[0].upper()}{sentence[1:]}."
 
     @property
     def is_worse(self) -> bool:
@@ -316,7 +294,7 @@ class Comparison(NamedTuple):
             if side.look:
                 yield f"{letter}: {side.look}."
         yield (
-            "p: by blocks of steps, corrected for several tests. Reported: p < "
+            "Each p compares blocks of steps, corrected for several tests. Reported: p < "
             f"{_SIGNIFICANT_P:g} and a change of {_LEAST_CHANGE * 100:g} % or more."
         )
         if any(row.verdict and not row.of_value for row in self.rows):
@@ -360,24 +338,19 @@ def _json_row(row: Row) -> dict[str, Any]:
 def percent(share: float | None) -> str:
     if share is None:
         return "-"
-    # The share of a value near 0 means nothing.
-    if abs(share) > _LARGEST_CHANGE:
-        return "> +999 %" if share > 0 else "< -999 %"
     return f"{round(share * 100, 1) + 0.0:+.1f} %"
 
 
 def compare(before: Side, after: Side) -> Comparison:
     first, first_used = _usual(before.cells)
     second, second_used = _usual(after.cells)
-    others = before.conditions.keys() | after.conditions.keys()
-    config = _differing(before.config, after.config)
     return Comparison(
         before,
         after,
         (first_used, second_used),
-        [*_step_rows(first, second), *_unusual_rows(before, after), *_value_rows(before, after)],
+        [*_step_rows(first, second), *_value_rows(before, after)],
         _differing(before.conditions, after.conditions),
-        [each for each in config if each.name not in others],
+        _differing(before.config, after.config),
     )
 
 
@@ -407,17 +380,12 @@ def _steps(cells: Sequence[Cell]) -> float:
 # -- as tables
 
 
-class Table(NamedTuple):
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def tables(found: Comparison) -> Iterator[Table]:
-    """The rows of steps and of values, as text."""
+def tables(found: Comparison) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+    """The heads and rows of a table of steps and one of values, as text."""
     if steps := [_step_cells(row) for row in found.rows if not row.of_value]:
-        yield Table(_HEADS, steps)
+        yield _HEADS, steps
     if values := [_value_cells(row) for row in found.rows if row.of_value]:
-        yield Table(_VALUE_HEADS, values)
+        yield _VALUE_HEADS, values
 
 
 def _step_cells(row: Row) -> list[str]:
