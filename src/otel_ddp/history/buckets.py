@@ -29,12 +29,11 @@ Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]
 FIRST, UNTIL, FIRST_NS, LAST_NS = range(4)
 """The columns that all have: steps, and times."""
+FINITE: Final = 4
+"""A column of values."""
 
 
-def _latest(column: Sequence[float]) -> float:
-    return column[-1]
-
-
+_LATEST = itemgetter(-1)
 _Column = tuple[str, Callable[[Sequence[Any]], Any]]
 _SHARED: Mapping[str, _Column] = {
     "first": ("q", min),
@@ -181,9 +180,9 @@ VALUES: Final = Form(
         "total": ("d", sum),
         "low": ("d", min),
         "high": ("d", max),
-        "last": ("d", _latest),
+        "last": ("d", _LATEST),
         "nonfinite": ("q", sum),
-        "epoch": ("d", _latest),
+        "epoch": ("d", _LATEST),
     }
 )
 STEPS: Final = Form(
@@ -259,20 +258,11 @@ class Bucket(NamedTuple):
     @classmethod
     def of(cls, row: Row) -> Bucket:
         """The bucket of a row, with None for unknown numbers."""
-        first, until, first_ns, last_ns, finite, total, low, high, last, nonfinite, epoch = row
-        return cls(
-            first=first,
-            until=until,
-            first_ns=first_ns,
-            last_ns=last_ns,
-            finite=finite,
-            total=total,
-            low=low if finite else None,
-            high=high if finite else None,
-            last=None if math.isnan(last) else last,
-            nonfinite=nonfinite,
-            epoch=None if math.isnan(epoch) else epoch,
-        )
+        *shared, low, high, last, nonfinite, epoch = row
+        if not row[FINITE]:
+            low = high = None
+        last, epoch = (None if math.isnan(each) else each for each in (last, epoch))
+        return cls._make((*shared, low, high, last, nonfinite, epoch))
 
 
 class StepBucket(NamedTuple):

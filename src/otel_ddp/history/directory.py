@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
@@ -44,15 +43,10 @@ def file_name(group: str, run: str, node: str) -> str:
 
 def histories(directory: Path) -> Iterator[Path]:
     """The histories in a directory, without links."""
-    with contextlib.suppress(OSError):
-        yield from filter(_is_file, directory.glob(f"*{SUFFIX}"))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False  # just deleted
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for each in entries:
+            if each.name.endswith(SUFFIX) and each.is_file(follow_symlinks=False):
+                yield Path(each.path)
 
 
 def why_not_ours(directory: Path) -> str:
@@ -81,20 +75,13 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
     for _, path, size in sorted(found):
         if total <= most_bytes:
             break
-        if path in keep:
-            continue
-        try:
-            path.unlink()
-        except OSError:
-            continue
-        files.remove(*beside(path))
-        log.info(
-            "the history %s was deleted: all of them together may take %d bytes "
-            "(OTEL_DDP_HISTORY_BYTES)",
-            path,
-            most_bytes,
-        )
-        total -= size
+        if path not in keep:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+                files.remove(*beside(path))
+                limit = f"all may take {most_bytes} bytes (OTEL_DDP_HISTORY_BYTES)"
+                log.info("the history %s was deleted: %s", path, limit)
 
 
 def _is_ours(path: Path) -> bool:
@@ -114,7 +101,8 @@ def change(paths: Iterable[Path], texts: Mapping[str, str]) -> None:
     for each in paths:
         # SQLite opens paths by itself: nobody else may write beside them.
         with files.own_directory(each.parent), contextlib.closing(RunFile(each)) as file:
-            file.change(texts)
+            # Separately: an agent may write the program's own again.
+            file.write(about={"changed": {**(file.about("changed") or {}), **texts}})
 
 
 def delete(paths: Iterable[Path]) -> None:

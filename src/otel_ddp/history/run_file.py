@@ -123,18 +123,10 @@ class RunFile:
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
-    def time(self) -> dict[str, Any]:
-        """The attempts, and the time by cause."""
-        return {key: self.about(key) for key in ("time", "attempts")}
-
     def ranks(self) -> list[dict[str, Any]]:
         """The last process of each rank."""
         rows = self._db.execute("SELECT about FROM ranks").fetchall()
         return [files.parse_json(text) for (text,) in rows]
-
-    def change(self, texts: Mapping[str, str]) -> None:
-        """Store texts of a user separately: an agent may write the program's again."""
-        self.write(about={"changed": {**(self.about("changed") or {}), **texts}})
 
     def about(self, key: str) -> Any:
         """A property of the run; None if there is none."""

@@ -29,36 +29,50 @@ def step(number: int, ended_s: float, took_s: float = 1.0, **more: Any) -> Step:
 
 
 class Played:
-    """One rank; times are seconds since the first process began."""
+    """Ranks, the first of which is the usual one; times are seconds since its process began."""
 
     def __init__(self, kept: dict[str, Any] | None = None) -> None:
         self.time = RunTime()
         if kept is not None:
             self.time.restore(kept)
-        self.process = ProcessTime("0", 0, 0, 0, "running")
+        self.processes: dict[str, ProcessTime] = {}
 
-    def begins(self, at_s: float, started_s: float | None = None, by: str = "torchrun-1") -> None:
+    @property
+    def process(self) -> ProcessTime:
+        return self.processes["0"]
+
+    def begins(
+        self,
+        at_s: float,
+        started_s: float | None = None,
+        *,
+        rank: str = "0",
+        node: str = "",
+        by: str = "torchrun-1",
+    ) -> None:
         """*by*: what launched it."""
         at_ns = BEGAN + round(at_s * S)
         started_ns = at_ns if started_s is None else BEGAN + round(started_s * S)
-        self.process = ProcessTime("0", at_ns, started_ns, 0, "running", launched_by=by)
+        process = ProcessTime(rank, at_ns, started_ns, 0, "running", launched_by=by, node=node)
+        self.processes[rank] = process
         self.notes(at_s)
 
-    def ends(self, at_s: float, state: str = "killed") -> None:
-        self.process = self.process._replace(ended_ns=BEGAN + round(at_s * S), state=state)
+    def ends(self, at_s: float, state: str = "killed", *, rank: str = "0") -> None:
+        ended_ns = BEGAN + round(at_s * S)
+        self.processes[rank] = self.processes[rank]._replace(ended_ns=ended_ns, state=state)
         self.notes(at_s)
 
     def notes(self, at_s: float, *verdicts: dict[str, Any]) -> None:
-        self.time.learn([self.process])
-        self.time.note([self.process], verdicts, BEGAN + round(at_s * S))
+        self.time.learn(self.processes.values())
+        self.time.note(self.processes.values(), verdicts, BEGAN + round(at_s * S))
 
-    def steps(self, first: int, last: int, ends_s: float, **more: Any) -> None:
+    def steps(self, first: int, last: int, ends_s: float, rank: str = "0", **more: Any) -> None:
         """Of one second each. *logged*: the program's number of the first one."""
         logged = more.pop("logged", None)
         for number in range(first, last + 1):
             told = {} if logged is None else {"logged": logged + number - first}
             each = step(number, ends_s + number - first, **told, **more)
-            self.time.feed("0", "host", [each])
+            self.time.feed(rank, "host", [each])
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -156,35 +170,17 @@ def test_a_gap_is_within_a_launch_only_if_its_launcher_lived_meanwhile(
 
 @pytest.mark.parametrize(("launcher", "gap_s"), [("torchrun-1", 30), ("torchrun-2", 0)])
 def test_a_rank_that_the_run_went_on_without_has_no_gap(launcher: str, gap_s: float) -> None:
-    time = RunTime()
-    processes: dict[str, ProcessTime] = {}
-
-    def begin(rank: str, at_s: int, by: str) -> None:
-        at_ns = BEGAN + at_s * S
-        processes[rank] = ProcessTime(rank, at_ns, at_ns, 0, "running", launched_by=by)
-        time.learn(processes.values())
-        time.note(processes.values(), (), at_ns)
-        time.feed(rank, "host", [step(1, at_s + 1)])
-
-    def end(rank: str, at_s: int) -> None:
-        ended_ns = BEGAN + at_s * S
-        processes[rank] = processes[rank]._replace(ended_ns=ended_ns, state="killed")
-        time.learn(processes.values())
-        time.note(processes.values(), (), ended_ns)
-
+    played = Played()
     for began_s, ranks in ((0, "01"), (20, "0"), (40, "01")):
         for rank in ranks:
             # Between the attempts of rank 0 there is no time.
-            begin(
-                rank,
-                began_s,
-                "torchrun-0" if rank == "0" else launcher if began_s else "torchrun-1",
-            )
+            by = "torchrun-0" if rank == "0" else launcher if began_s else "torchrun-1"
+            played.begins(began_s, rank=rank, by=by)
+            played.steps(1, 1, began_s + 1, rank)
         for rank in ranks:
-            end(rank, began_s + (10 if rank == "1" else 20))
+            played.ends(began_s + (10 if rank == "1" else 20), rank=rank)
 
-    found = time.to_json()["time"]["seconds"]
-    assert sum(found.values()) == pytest.approx(3 * 20 + 2 * 10 + gap_s)
+    assert sum(played.seconds.values()) == pytest.approx(3 * 20 + 2 * 10 + gap_s)
 
 
 def test_an_attempt_that_ends_as_the_next_one_makes_steps_has_all_of_its_own() -> None:
@@ -282,25 +278,14 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
 
 
-@pytest.mark.parametrize(
-    ("ahead", "rank", "steps", "expected"),
-    [
-        # The only one of its attempt tells its own number.
-        (None, "0", [step(1, 301, logged=61)], [(61, True)]),
-        # What no rank has told before its process died may be new.
-        (-1, "1", numbered(40, 42, 300), [(101, False), (102, False)]),
-    ],
-)
-def test_steps_that_wait_for_a_number_are_told_at_the_end(
-    ahead: int | None, rank: str, steps: list[Step], expected: list[tuple[int, bool]]
-) -> None:
-    attempts = begun_again(numbered(1, 100, ahead=ahead))
-    if rank == "1":
-        attempts.place("0", "host", numbered(1, 40, 300, ahead=59))
-    attempts.place(rank, "host", steps)
+def test_steps_that_wait_for_a_number_are_told_at_the_end() -> None:
+    attempts = begun_again(numbered(1, 100, ahead=-1))
+    attempts.place("0", "host", numbered(1, 40, 300, ahead=59))
+    attempts.place("1", "host", numbered(40, 42, 300))
 
-    held = attempts.release(rank, "host")
-    assert [(each.number, each.is_repeated) for each in held] == expected
+    # What no rank has told before its process died may be new.
+    held = attempts.release("1", "host")
+    assert [(each.number, each.is_repeated) for each in held] == [(101, False), (102, False)]
 
 
 def test_a_program_that_counts_each_part_of_a_step_tells_no_numbers_of_steps() -> None:
@@ -329,28 +314,6 @@ def test_steps_stay_in_their_places_where_the_optimizer_counts_from_1_and_the_lo
     assert (second["first_step"], second["last_step"], second["repeated_steps"]) == (60, 199, 40)
 
 
-def test_steps_of_a_third_attempt_have_their_places_where_the_first_told_no_number() -> None:
-    attempts = Attempts()
-    for began, first in ((0, None), (300, 60), (600, 120)):
-        attempts.begin(BEGAN + began * S)
-        # An optimizer has counted on from what it loaded.
-        placed = attempts.place("0", "host", numbered(1, 100, began, ahead=first))
-
-        assert [each.number for each in placed] == [n + (first or 0) for n in range(1, 101)]
-        assert sum(bool(each.is_repeated) for each in placed) == (40 if first else 0)
-
-
-def test_how_far_an_attempt_came_is_told_by_a_rank_that_knows_the_number() -> None:
-    attempts = Attempts()
-    attempts.begin(BEGAN)
-    attempts.place("0", "host", numbered(1, 90, ahead=-1))
-    attempts.reach("1", 95)
-    assert attempts.told[0]["last_step"] == 89
-    attempts.reach("0", 94)
-
-    assert attempts.told[0]["last_step"] == 94
-
-
 @pytest.mark.parametrize("many", [140, 600])
 def test_a_rank_that_is_left_tells_its_numbers_itself(many: int) -> None:
     attempts = begun_again(numbered(1, 100, ahead=-1), ranks="10")
@@ -373,30 +336,13 @@ def test_another_agent_goes_on_with_what_was_counted() -> None:
     before.steps(1, 20, 139, logged=60)
 
     after = Played(before.time.to_json())
-    after.process = before.process
+    after.processes = before.processes
     after.steps(21, 140, 159, logged=80)
     after.ends(278, "finished")
 
     assert sum(after.seconds.values()) == pytest.approx(278)
     assert after.seconds["repeated"] == pytest.approx(39)
     assert after.attempts[1]["repeated_steps"] == 40
-
-
-def test_an_attempt_ends_with_the_ranks_of_which_this_agent_knows() -> None:
-    before = trained(10)
-    gone = ProcessTime("1", BEGAN, BEGAN, BEGAN + 5 * S, "killed")
-    before.time.begin(ProcessTime("1", BEGAN, BEGAN, 0, "running"), trains=True)
-    before.time.feed("1", "host", [step(1, 1)])
-    # It has no rank yet.
-    before.time.begin(ProcessTime("p123", BEGAN, BEGAN, 0, "running"), trains=False)
-    before.time.note([gone], (), BEGAN + 6 * S)
-
-    after = Played(before.time.to_json())
-    after.process = before.process
-    after.ends(11, "finished")
-
-    [attempt] = after.attempts
-    assert (attempt["state"], attempt["ended_ns"]) == ("finished", BEGAN + 11 * S)
 
 
 def test_a_hang_is_counted_while_it_lasts_and_until_the_process_ends() -> None:
@@ -415,22 +361,6 @@ def test_a_hang_is_counted_while_it_lasts_and_until_the_process_ends() -> None:
     played.time.feed("0", "host", [step(11, 45, 35.0)])
     assert played.seconds["hang"] == pytest.approx(30)
     assert sum(played.seconds.values()) == pytest.approx(45)
-
-
-def test_a_hang_before_the_program_has_told_a_number_is_one() -> None:
-    played = trained(10, logged=0)
-    played.ends(10)
-    played.begins(20)
-    # What these are is not known yet.
-    played.steps(1, 5, 21)
-    since_ns = BEGAN + 25 * S
-    hang = {"kind": "stall", "since_ns": since_ns, "until_ns": None, "who": {}, "sentence": ""}
-    played.notes(40, hang)
-    played.ends(41)
-
-    found = played.seconds
-    assert (found["start"], found["unknown"]) == (pytest.approx(2), pytest.approx(4 + 1))
-    assert found["hang"] == pytest.approx(15)
 
 
 LATE = {"kind": "straggler", "since_ns": BEGAN, "until_ns": None}
@@ -495,7 +425,7 @@ def test_a_process_that_spawns_the_one_that_trains_is_its_start_and_no_attempt()
     child_ns = BEGAN + 20 * S
     child = parent._replace(began_ns=child_ns, started_ns=child_ns)
     played.time.note([parent, child], (), BEGAN + 25 * S)
-    played.time.begin(ProcessTime("0", child_ns, child_ns, 0, "running"), trains=True)
+    played.time.begin(child, trains=True)
     played.steps(1, 10, 30)
 
     assert [each["attempt"] for each in played.attempts] == [1]
@@ -537,36 +467,27 @@ def test_the_clock_of_the_device_counts_where_there_is_one() -> None:
 
 
 def test_an_attempt_ends_with_the_next_one_though_a_node_that_is_gone_tells_no_end() -> None:
-    time = RunTime()
-    here = ProcessTime("0", BEGAN, BEGAN, 0, "running")
-    there = here._replace(rank="1", node="b")
-    time.note([here, there], (), BEGAN)
-    for rank in ("0", "1"):
-        time.feed(rank, "host", [step(1, 10), step(2, 11)])
-    here = here._replace(ended_ns=BEGAN + 20 * S, state="killed")
-    time.learn([here, there])
-    time.note([here, there], (), BEGAN + 20 * S)
-    again = ProcessTime("0", BEGAN + 50 * S, BEGAN + 50 * S, 0, "running")
-    time.learn([here, there, again])
-    time.note([again], (), BEGAN + 50 * S)
+    played = Played()
+    for rank, node in (("0", ""), ("1", "b")):
+        played.begins(0, rank=rank, node=node)
+        played.steps(1, 2, 10, rank)
+    played.ends(20)
+    played.begins(50)
 
-    first, second = time.to_json()["attempts"]
+    first, second = played.attempts
     assert (first["state"], first["ended_ns"]) == ("killed", BEGAN + 20 * S)
     assert second["began_ns"] == BEGAN + 50 * S
 
 
 def test_the_time_of_each_node_is_counted_by_itself_and_goes_on_with_the_next_agent() -> None:
-    time = RunTime()
-    here = ProcessTime("0", BEGAN, BEGAN, 0, "running")
-    for each in (here, here._replace(rank="1", node="b")):
-        time.note([each], (), BEGAN)
-        time.feed(each.rank, "host", [step(1, 10), step(2, 11), step(3, 12 + int(each.rank))])
-    told = time.to_json()["time"]
+    played = Played()
+    for rank, node in (("0", ""), ("1", "b")):
+        played.begins(0, rank=rank, node=node)
+        played.steps(1, 2, 10 + int(rank), rank)
+    kept = played.time.to_json()
 
-    assert sum(told["seconds"].values()) == pytest.approx(12)
-    assert sum(told["nodes"]["b"]["seconds"].values()) == pytest.approx(13)
-    assert time.told is not None
-    assert time.told.seconds == told["seconds"]
-    other = RunTime()
-    other.restore(json.loads(json.dumps(time.to_json())))
-    assert other.to_json()["time"] == told
+    assert sum(kept["time"]["seconds"].values()) == pytest.approx(11)
+    assert sum(kept["time"]["nodes"]["b"]["seconds"].values()) == pytest.approx(12)
+    assert played.time.told is not None
+    assert played.time.told.seconds == kept["time"]["seconds"]
+    assert Played(json.loads(json.dumps(kept))).time.to_json()["time"] == kept["time"]

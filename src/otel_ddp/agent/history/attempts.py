@@ -40,8 +40,6 @@ class _Numbers:
         self.is_even = True
         """Whether the program counts the same steps. Some count micro-batches or epochs."""
         self._moved = 0
-        self.furthest = -1
-        """The furthest step, by the program's number, or by ours without one."""
 
     def tell(self, number: int, logged: int) -> None:
         """Note the program's number of a step."""
@@ -52,13 +50,11 @@ class _Numbers:
         self.is_even = self.is_even and self._moved < 2
         self.shift = shift
         self.told_until = max(self.told_until, number)
-        self.furthest = max(self.furthest, logged)
 
     def go_on(self, attempt: Mapping[str, Any]) -> None:
         """Continue an attempt whose beginning an earlier agent has seen."""
         self.teller = attempt.get("teller", "")
         self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
-        self.furthest = attempt.get("last_step", -1)
 
 
 class Attempts:
@@ -134,7 +130,6 @@ class Attempts:
         """
         # Other ranks know only our number.
         if self._numbers.shift is None or rank == self._numbers.teller:
-            self._numbers.furthest = max(self._numbers.furthest, step)
             self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
@@ -169,7 +164,8 @@ class Attempts:
                 numbers.is_silent = True
                 self._hear_instead(rank, held)
             placed = []
-            while held and self._is_due(held):
+            # Until the number of the first one is known, or will stay unknown.
+            while held and (numbers.is_silent or (held[0].number or 0) <= numbers.told_until):
                 placed.append(self._placed(held.popleft()))
         self._note(placed)
         return placed
@@ -208,17 +204,9 @@ class Attempts:
             return rank == numbers.teller
         return rank == self._teller or not self._teller or numbers.is_silent
 
-    def _is_due(self, held: deque[Step]) -> bool:
-        """Whether the number of the first held step is known, or will stay unknown."""
-        numbers = self._numbers
-        return numbers.is_silent or (held[0].number or 0) <= numbers.told_until
-
     def _placed(self, step: Step) -> Placed:
         numbers, ours = self._numbers, step.number or 0
         shift = numbers.shift
-        if shift is None and step.logged is not None:
-            # The attempt has one step so far.
-            shift = step.logged - ours
         if shift is None or not (numbers.is_even and self._is_even):
             # Without step numbers from the program, a restart and a resume look alike.
             return Placed(step, ours, None if ours <= self._last_place else False)
@@ -231,10 +219,11 @@ class Attempts:
         numbers, told = self._numbers, self.told[-1]
         last_place = max(each.number for each in placed)
         told["last_place"] = max(told.get("last_place", 0), last_place)
-        told["last_step"] = max(told.get("last_step", -1), numbers.furthest)
         if numbers.shift is None:
             told["last_step"] = told["last_place"]
         else:
+            furthest = numbers.told_until + numbers.shift
+            told["last_step"] = max(told.get("last_step", -1), furthest)
             told |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
             if numbers.is_even or "first_step" not in told:
                 told["first_step"] = 1 + numbers.shift

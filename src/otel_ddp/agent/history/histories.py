@@ -395,7 +395,8 @@ class Collector:
                 about |= self._about(each)
             since_ns.setdefault(_node(each), each.began_ns)
             times.append(_time_of(each, rank))
-        own = [each for each in verdicts if _is_of(each, key)]
+        named = [(each, each["who"]) for each in verdicts]
+        own = [each for each, who in named if (who.get("group"), who.get("run")) == key]
         alive = any(each.ended_at is None for each in processes)
         if not alive:
             # An agent that starts later has not seen the run until now.
@@ -451,11 +452,6 @@ def _totals(feed: Process) -> dict[str, float]:
         if total.metric in KEPT_TOTALS:
             found[total.metric] = found.get(total.metric, 0.0) + total.values[0]
     return found
-
-
-def _is_of(verdict: Mapping[str, Any], key: RunKey) -> bool:
-    who = verdict["who"]
-    return (who.get("group"), who.get("run")) == key
 
 
 def _samples(ledger: Ledger, node: str) -> Iterator[Sample]:

@@ -145,7 +145,6 @@ class KeptRun:
             self._positions = file.read_positions()
             self._gaps = [*(file.about("gaps") or []), *self._gaps]
             self._began_ns = plain.whole(file.about("began_ns")) or 0
-            errors.attempt(lambda: self.time.restore(file.time()), None)
             errors.attempt(lambda: self._restore(file), None)
         except BaseException:
             file.close()
@@ -159,6 +158,7 @@ class KeptRun:
 
     def _restore(self, file: RunFile) -> None:
         self._nodes = (file.about("nodes") or {}) | self._nodes
+        self.time.restore({key: file.about(key) for key in ("time", "attempts")})
         known = [each for each in file.ranks() if "journal" in each]
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
@@ -215,7 +215,7 @@ class KeptRun:
         state = self._with_beginnings(state)
         for node, since_ns in state.about.get("nodes", {}).items():
             self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
-        self._state = state.after(self._unwritten())._replace(samples=(), processes=())
+        self._state = state.after(self._state)._replace(samples=(), processes=())
         for released in self.time.note(state.processes, state.verdicts, time.time_ns()):
             self._add_steps(*released)
         for sample in state.samples:
@@ -237,13 +237,6 @@ class KeptRun:
             for each in state.processes
         ]
         return state._replace(ranks=ranks, processes=processes)
-
-    def _unwritten(self) -> State:
-        written = self._written.ranks
-        waiting = {
-            rank: each for rank, each in self._state.ranks.items() if written.get(rank) != each
-        }
-        return self._state._replace(ranks=waiting)
 
     def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
         # Hot path: runs for each value of each rank. Series are looked up once per name and write.
@@ -291,19 +284,18 @@ class KeptRun:
 
     def _add_event(self, rank: str, document: Document) -> None:
         content = document.content
-        try:
-            step = content.get("step")
-            row = Event(
-                int(content["time"]),
-                None if step is None else int(step),
-                rank,
-                str(content.get("name") or "")[:200],
-                str(content.get("severity") or "INFO")[:40],
-                str(content.get("body") or content.get("name") or "")[:_LONGEST_BODY],
-                content["attributes"] if isinstance(content.get("attributes"), dict) else {},
-            )
-        except (KeyError, TypeError, ValueError, OverflowError):
+        time_ns = plain.whole(content.get("time"))
+        if time_ns is None:
             return  # a record of another version
+        row = Event(
+            time_ns,
+            plain.whole(content.get("step")),
+            rank,
+            str(content.get("name") or "")[:200],
+            str(content.get("severity") or "INFO")[:40],
+            str(content.get("body") or content.get("name") or "")[:_LONGEST_BODY],
+            plain.mapping(content.get("attributes")),
+        )
         self._new.events.append(row)
 
     # -- writing
@@ -319,8 +311,10 @@ class KeptRun:
                 self._failing = now_ns, getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that fits no column would block all later writes.
             if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
-                since_ns, first_why = self._failing
-                self._leave_out(since_ns, now_ns, first_why)
+                self.leave_out(self._failing[0], now_ns, self._failing[1])
+                # The offsets stay: what is dropped is not read again.
+                positions, self._new = self._new.positions, _Unwritten()
+                self._new.positions = positions
             raise
         self._failing = 0, ""
 
@@ -365,8 +359,3 @@ class KeptRun:
                 gap = {**last, "until_ns": until_ns}
                 del self._gaps[-1]
         self._gaps = [*self._gaps, gap][-_MOST_GAPS:]
-
-    def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
-        positions, self._new = self._new.positions, _Unwritten()
-        self._new.positions = positions
-        self.leave_out(since_ns, until_ns, why)

@@ -184,7 +184,9 @@ class RunTime:
         known, told = self._ranks.get(rank), self.attempts.told
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
             return
-        if known is not None and not known.has_trained and self._is_at_work(rank, known):
+        before = None if known is None else self._processes.get((rank, known.began_ns))
+        is_at_work = before is not None and not before.ended_ns
+        if known is not None and not known.has_trained and is_at_work:
             # A process that opened the run has started the one that trains.
             if trains:
                 known.began_ns = began_ns
@@ -210,10 +212,6 @@ class RunTime:
             until_ns = max(known.until_ns, started_ns)
         attempt, by = self.attempts.of(began_ns), process.launched_by
         self._ranks[rank] = _Rank(rank, attempt, began_ns, until_ns, by, process.node)
-
-    def _is_at_work(self, rank: str, known: _Rank) -> bool:
-        process = self._processes.get((rank, known.began_ns))
-        return process is not None and not process.ended_ns
 
     def _last_end(self, *, is_over: bool = False) -> tuple[str, int]:
         """State and time of the end of the current attempt; ("", 0) while a process is left.
@@ -375,7 +373,8 @@ class RunTime:
         deaths = [each for each in verdicts if each["kind"] == "death"]
         taken_back = [each for each in deaths if is_taken_back(each.get("evidence"))]
         standing = [each for each in deaths if each not in taken_back]
-        for since_ns in _moments(taken_back) - _moments(standing):
+        explained = {each["since_ns"] for each in standing}
+        for since_ns in {each["since_ns"] for each in taken_back} - explained:
             self.attempts.take_back(since_ns)
         for each in sorted(standing, key=lambda each: each["since_ns"]):
             # A closed verdict means that the run was restarted.
@@ -401,7 +400,3 @@ class RunTime:
         self._late_nodes = present
         for spent in self._spent.values():
             spent.charged_ns = {key: ns for key, ns in spent.charged_ns.items() if key in present}
-
-
-def _moments(verdicts: Iterable[Mapping[str, Any]]) -> set[int]:
-    return {each["since_ns"] for each in verdicts}
