@@ -96,6 +96,21 @@ def test_the_next_agent_of_the_node_sends_what_the_last_one_has_lost(
         assert (found[0], both.received.lost) == (11, 0)
 
 
+def test_what_the_lead_has_is_not_lost_though_the_next_agent_finds_it_overwritten(
+    both: Both,
+) -> None:
+    stored = both.reader.bookmark()
+    both.log(700)
+    both.come()
+    both.sent.close()
+    both.sent = both.sent_from(stored)
+    both.log(600)
+
+    assert both.come() == [*range(701, 1301)]
+    assert both.sent.lost > 0
+    assert both.received.lost == 0
+
+
 def test_checkpoints_are_the_only_spans_that_are_sent(both: Both) -> None:
     for name in (b"checkpoint", b"load"):
         both.rank.writer.append(layout.SPAN, b'{"name": "%s", "start": 1, "end": 2}' % name)

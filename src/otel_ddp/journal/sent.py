@@ -212,6 +212,11 @@ class ReceivedJournal(parser.Journal):
             self._until = stretch.since
         if stretch.since > self._until:
             return False
+        first = stretch.at[0] if stretch.at else stretch.until
+        if stretch.since == self._until or first > self._until:
+            self._new_lost += max(lost - self._told_lost, 0)
+        # A restarted agent counts from 0, and counts records that the last one has sent.
+        self._told_lost = lost
         for position, content in zip(stretch.at, stretch.content, strict=False):
             # A restarted agent sends some records again.
             known = max(self._until - position, 0)
@@ -219,8 +224,6 @@ class ReceivedJournal(parser.Journal):
                 self.ring.position = position + known
                 self._new += self.ring.feed(content[known:])
         self._until = max(self._until, stretch.until)
-        # A restarted agent counts from 0.
-        self._told_lost, self._new_lost = lost, self._new_lost + max(lost - self._told_lost, 0)
         return True
 
     @property
