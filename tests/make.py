@@ -44,7 +44,7 @@ def step_of(
     """A step of these pieces, each with the code of its phase and its nanoseconds."""
     spans_ns = [span_ns for _, span_ns in pieces]
     parts = Parts(began_ns, bytes([code for code, _ in pieces]), spans_ns)
-    given = {"rest": (), "gc_s": 0.0, "skipped": False, "retries": 0, **more}
+    given = {"gc_s": 0.0, "skipped": False, "retries": 0, **more}
     return Step(number, began_ns, began_ns + sum(spans_ns), parts, **given)
 
 

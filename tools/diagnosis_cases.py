@@ -170,7 +170,6 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
                     ends[rank],
                     until,
                     Parts(ends[rank], codes, spans_ns),
-                    (),
                     collected[rank],
                     False,
                     0,

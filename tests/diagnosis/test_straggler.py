@@ -86,15 +86,6 @@ def test_unusual_steps_are_tagged(
     assert facts.garbage_ns == (given.get("gc_s", 0) * S if unusual else 0)
 
 
-def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
-    step = made(USUAL)
-    rest = ((PHASES["forward"], 5 * MS), (PHASES["comm_wait"], 7 * MS))
-    facts = facts_of_one(step._replace(ended_ns=step.ended_ns + 12 * MS, rest=rest))
-
-    assert facts.wait_ns == 42 * MS
-    assert by_word(facts)["forward"] == 35
-
-
 @pytest.mark.parametrize("step", [made(USUAL, number=None), made(())], ids=["number", "length"])
 def test_a_step_without_a_number_or_without_length_has_no_facts(step: Step) -> None:
     assert facts_of([step]) == []

@@ -76,12 +76,8 @@ def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
         took_ns = ended_ns - step.began_ns
         if number is None or took_ns <= 0:
             continue
-        codes, spans_ns = step.parts.codes, step.parts.spans_ns
-        if step.rest:
-            codes += bytes([code for code, _ in step.rest])
-            spans_ns = [*spans_ns, *[ns for _, ns in step.rest]]
         spent_ns, unusual_ns = _NO_TIME.copy(), _NOTHING
-        for word, ns in zip(_words(codes), spans_ns, strict=True):
+        for word, ns in zip(_words(step.parts.codes), step.parts.spans_ns, strict=True):
             spent_ns[word] = spent_ns.get(word, 0) + ns
         if len(spent_ns) > len(_NO_TIME):
             unusual_ns = {word: spent_ns[word] for word in UNUSUAL_PHASES if word in spent_ns}

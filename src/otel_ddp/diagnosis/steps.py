@@ -90,9 +90,8 @@ class Step(NamedTuple):
     began_ns: int
     ended_ns: int
     parts: Parts
-    """Contiguous from the start; up to the end, unless there is a rest."""
-    rest: tuple[tuple[int, int], ...]
-    """In a step with too many parts: each code and its total nanoseconds after the last part."""
+    """Contiguous from the start to the end. Of very many parts, the last ones are the sums of the
+    others by code."""
     gc_s: float
     skipped: bool
     retries: int
@@ -116,13 +115,11 @@ class Step(NamedTuple):
 
     @property
     def measured(self) -> bool:
-        if self.rest and any(code == UNMEASURED for code, _ in self.rest):
-            return False
         return UNMEASURED not in self.parts.codes
 
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Code and nanoseconds of each part, then of the rest."""
-        return (*zip(self.parts.codes, self.parts.spans_ns, strict=True), *self.rest)
+        """Code and nanoseconds of each part."""
+        return tuple(zip(self.parts.codes, self.parts.spans_ns, strict=True))
 
     def seconds(self, phase: int) -> float:
         """The time in a phase."""
@@ -130,5 +127,4 @@ class Step(NamedTuple):
 
     def phases(self) -> set[int]:
         """The codes of its phases."""
-        codes = (*self.parts.codes, *[code for code, _ in self.rest])
-        return {code & PHASE_CODE for code in codes}
+        return {code & PHASE_CODE for code in self.parts.codes}

@@ -273,9 +273,6 @@ class KeptRun:
             if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
             _, codes, spans_ns = step.parts
-            if step.rest:
-                codes += bytes([code for code, _ in step.rest])
-                spans_ns = (*spans_ns, *[ns for _, ns in step.rest])
             unusual = step.skipped or _is_unusual(codes)
             times = number, step.began_ns, step.ended_ns
             rows.append(step_row(*times, codes, spans_ns, step.work, unusual))

@@ -293,10 +293,8 @@ class RunTime:
         # Part of it may be counted already, as a hang.
         spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
-        codes = step.parts.codes + bytes([code for code, _ in step.rest])
-        spans_ns = (*step.parts.spans_ns, *[ns for _, ns in step.rest])
-        for at, cause in _causes(codes):
-            some_ns = min(round(spans_ns[at] * share), left_ns)
+        for at, cause in _causes(step.parts.codes):
+            some_ns = min(round(step.parts.spans_ns[at] * share), left_ns)
             spent.ns[cause] += some_ns
             left_ns -= some_ns
         spent.ns["productive"] += left_ns

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
+from otel_ddp.agent.reading.steps import MOST_PARTS
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal.layout import EVENT, OF_BUFFERS, SPAN, trace_of_step
 from otel_ddp.journal.parser import Document, Journal
@@ -153,7 +154,9 @@ def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[d
         attributes["gc_s"] = step.gc_s
     if step.retries:
         attributes["retries"] = step.retries
-    shown = [(at, part) for at, part in enumerate(step.parts.each(), 1) if part.code != UNMEASURED]
+    # Without the sums of further parts.
+    parts = enumerate(islice(step.parts.each(), MOST_PARTS), 1)
+    shown = [(at, part) for at, part in parts if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
         # Only the longest parts: gaps are true, merged phases would not be.
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)

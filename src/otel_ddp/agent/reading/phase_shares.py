@@ -14,13 +14,10 @@ from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PH
 _LAST = 16
 # Limit of consecutive steps without a device time; beyond it, records were lost.
 _LONGEST_GAP = 1000
-_OTHER, _EVAL = PHASES["other"], PHASES["eval"]
+_OTHER = PHASES["other"]
 # Always measured.
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 _ALONE = bytes([UNMEASURED])
-
-_Spans = Sequence[tuple[int, int]]
-"""Phase codes with nanoseconds."""
 
 
 class _Shares(NamedTuple):
@@ -53,7 +50,6 @@ class PhaseShares:
         self._last: Step | None = None
         self._measured: deque[Step] = deque(maxlen=_LAST)
         # Computed when needed.
-        self._spent_ns: Mapping[int, float] = {}
         self._usual: _Shares | None = _Shares()
 
     def fill(self, steps: Iterable[Step]) -> list[Step]:
@@ -74,27 +70,16 @@ class PhaseShares:
 
     def _estimated(self, step: Step) -> Step:
         if self._usual is None:
-            self._spent_ns = _by_phase(span for each in self._measured for span in each.spans())
-            self._usual = _Shares.of(self._spent_ns)
+            self._usual = _Shares.of(
+                _by_phase(span for each in self._measured for span in each.spans())
+            )
         usual, began_ns = self._usual, step.began_ns
-        if step.parts.codes == _ALONE and not step.rest:
+        if step.parts.codes == _ALONE:
             # The usual case.
             parts = Parts(began_ns, usual.codes, usual.spans_ns(step.ended_ns - began_ns))
             return step._replace(parts=parts)
-        known = step.spans()
-        shares = self._left(known)
-        count = len(step.parts.codes)
-        codes, spans_ns = zip(*_filled(known[:count], shares), strict=True)
-        rest = tuple(_filled(known[count:], shares))
-        return step._replace(parts=Parts(began_ns, bytes(codes), spans_ns), rest=rest)
-
-    def _left(self, known: _Spans) -> _Shares:
-        """The shares of the unmeasured rest of a step in which a user's phase was measured."""
-        here_ns = _by_phase(known)
-        each = sum(here_ns.values()) / (sum(self._spent_ns.values()) or 1)
-        return _Shares.of(
-            {code: max(ns * each - here_ns[code], 0.0) for code, ns in self._spent_ns.items()}
-        )
+        codes, spans_ns = zip(*_filled(step.spans(), usual), strict=True)
+        return step._replace(parts=Parts(began_ns, bytes(codes), spans_ns))
 
 
 def _since(before: Step | None, step: Step) -> Iterator[Step]:
@@ -106,7 +91,7 @@ def _since(before: Step | None, step: Step) -> Iterator[Step]:
         edges = [since_ns + (step.ended_ns - since_ns) * i // count for i in range(count + 1)]
         for number, (began_ns, ended_ns) in enumerate(pairwise(edges), before.number + 1):
             parts = Parts(began_ns, _ALONE, (ended_ns - began_ns,))
-            yield Step(number, began_ns, ended_ns, parts, (), 0.0, False, 0)
+            yield Step(number, began_ns, ended_ns, parts, 0.0, False, 0)
 
 
 def _by_phase(spans: Iterable[tuple[int, int]]) -> Counter[int]:
@@ -117,12 +102,9 @@ def _by_phase(spans: Iterable[tuple[int, int]]) -> Counter[int]:
     return found
 
 
-def _filled(spans: _Spans, shares: _Shares) -> Iterator[tuple[int, int]]:
-    for at, (code, ns) in enumerate(spans):
+def _filled(spans: Iterable[tuple[int, int]], shares: _Shares) -> Iterator[tuple[int, int]]:
+    for code, ns in spans:
         if code != UNMEASURED:
             yield code, ns
-        elif [each for each, _ in spans[at - 1 : at + 2 : 2]] == [_EVAL, _EVAL]:
-            # Between two batches of an evaluation.
-            yield _OTHER, ns
         else:
             yield from zip(shares.codes, shares.spans_ns(ns), strict=True)

@@ -18,8 +18,8 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
-# More parts of a step are only summed.
-_MOST_PARTS = 2000
+# More parts of a step are summed by phase.
+MOST_PARTS = 2000
 # Threads may record times out of order. A time that is further back is from another clock.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
@@ -116,7 +116,7 @@ class StepStream:
         if ends and self._codes[-1] == code and ends[-1] == until_ns:
             # Another phase without duration was in between: extend the part.
             ends[-1] = now_ns
-        elif len(ends) < _MOST_PARTS:
+        elif len(ends) < MOST_PARTS:
             self._codes.append(code)
             ends.append(now_ns)
         else:
@@ -131,13 +131,13 @@ class StepStream:
         idle, count = divmod(told.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
         if 8 * count == len(words):
             calls = self._call_names.read(words, idle & 0xFF, began_ns)
-        spans_ns = tuple(map(sub, self._ends, (began_ns, *self._ends)))
+        codes = bytes([*self._codes, *self._rest])
+        spans_ns = (*map(sub, self._ends, (began_ns, *self._ends)), *self._rest.values())
         return Step(
             told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None,
             began_ns,
             self._until_ns,
-            Parts(began_ns, bytes(self._codes), spans_ns),
-            tuple(self._rest.items()),
+            Parts(began_ns, codes, spans_ns),
             gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
             skipped=layout.STEP_SKIPPED in told,
             retries=sum(told.get(layout.STEP_RETRIES, ())),
