@@ -24,9 +24,9 @@ import leftovers
 import warm
 from make import process_of
 from otel_ddp.cli.picture import picture
+from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import table
-from otel_ddp.journal.reader import CannotOpen
 from otel_ddp.journal.survey import Survey, survey, told_by_agent
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
@@ -194,7 +194,7 @@ class Node:
         read = []
         for path in self.place.journals():
             # The agent may delete one meanwhile.
-            with suppress(CannotOpen):
+            with suppress(Unreadable):
                 read.append(process_of(path))
         return [each.to_json() for each in table(ended, read, told)]
 

@@ -124,7 +124,7 @@ def test_a_journal_for_which_no_file_was_left_is_read_later(
         (unread,) = journals.unreadable()
     assert unread == f"{second}: Too many open files"
     (said,) = [each.message for each in caplog.records]
-    assert said == f"{unread}; this journal is tried again until it can be read"
+    assert said == f"{unread}; it is tried again until it can be read"
     journals.find()
     assert list(journals.marks()) == [first, second]
     assert journals.unreadable() == []

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import struct
-import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, Scalars, Unreadable
-from otel_ddp.journal.reader import CannotOpen, JournalReader
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
-from shortages import descriptors_below
 
 SMALLEST = 128 * 1024
 
@@ -57,60 +54,6 @@ def test_texts_of_a_journal_fit_every_terminal_label_and_encoding(
     assert reader.names[1].text == "n\ufffd"
     assert reader.reason() == "r\ufffd"
     assert reader.unreadable == 0
-
-
-# -- what claims too much
-
-
-def sparse(path: Path, size: int) -> Path:
-    """A file of two blocks whose head claims *size* bytes, with each position at its area's end."""
-    eighth = size // 8
-    areas = [(4096, eighth), (4096 + eighth, eighth), (4096 + 2 * eighth, eighth)]
-    areas.append((4096 + 3 * eighth, eighth))
-    places = [number for area in areas for number in area]
-    head = layout.FIXED.pack(
-        layout.MAGIC, layout.VERSION, layout.HEAD_BYTES, size, *places, 1, 1, 0, 1, 1, bytes(16)
-    )
-    with path.open("wb") as file:
-        file.write(head + layout.FIXED_CRC.pack(layout.checksum(head, 0)))
-        for position in (layout.RING_POSITION, layout.DEFINITIONS_POSITION, layout.LATEST_POSITION):
-            file.seek(position)
-            file.write(struct.pack("<Q", eighth))
-        file.truncate(size)
-    return path
-
-
-def test_a_file_that_claims_more_than_a_journal_holds_is_damaged(tmp_path: Path) -> None:
-    size = 60 * 1024**3
-    path = sparse(tmp_path / "1-0.journal", size)
-
-    assert why_unreadable(path) == f"{path} is damaged: it claims {size} bytes"
-
-
-def test_what_a_head_claims_is_not_what_a_reader_takes_from_memory(tmp_path: Path) -> None:
-    tracemalloc.start()
-    reader = JournalReader(sparse(tmp_path / "1-0.journal", layout.LARGEST_FILE))
-    for _ in range(10):
-        reader.read()
-    assert reader.latest() == []
-    assert reader.totals() == []
-    _, most_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    reader.close()
-
-    assert most_bytes < 32 * 1024 * 1024
-
-
-def test_definitions_of_more_than_one_block_are_read_at_once(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, 64 * 1024 * 1024, {"run": "r"})
-    names = [f"{number:06}" + "x" * 1000 for number in range(5000)]
-    for name in names:
-        assert writer.name(name)
-
-    reader = JournalReader(writer.path)
-    assert [each.text for each in reader.names.values()] == names
-    reader.close()
-    writer.close()
 
 
 # -- what is no journal
@@ -163,25 +106,6 @@ def test_a_head_that_contradicts_itself_is_damaged(
     overwrite(writer.path, 144, struct.pack("<I", layout.checksum(data, 0)))
 
     assert f"{writer.path} is damaged" == why_unreadable(writer.path)
-
-
-def test_a_journal_that_cannot_be_opened_now_may_be_opened_later(writer: JournalWriter) -> None:
-    memory = Path(f"/proc/{os.getpid()}/mem")
-    free = os.dup(0)
-    os.close(free)
-    with descriptors_below(free), pytest.raises(CannotOpen) as not_opened:
-        JournalReader(writer.path)
-    with pytest.raises(CannotOpen) as not_read:
-        # A regular file that can be opened; nobody can read the beginning of an address space.
-        JournalReader(memory)
-
-    assert str(not_opened.value) == f"{writer.path}: Too many open files"
-    assert not_opened.value.errno == errno.EMFILE
-    assert str(not_read.value) == f"{memory}: Input/output error"
-    again = JournalReader(writer.path)
-    again.close()
-    assert free == os.dup(0)
-    os.close(free)
 
 
 # -- in a real one
@@ -240,14 +164,6 @@ def test_a_torn_record_is_waited_for_and_then_given_up(
     assert reader.drained()
     assert reader.lost == 1
 
-    # The next one that is torn is waited for again.
-    log(writer, shape, 3, 1.0)
-    log(writer, shape, 4, 1.0)
-    overwrite(writer.path, torn + 128, b"\xaa")
-    for _ in range(20):
-        assert reader.read() == []
-    assert steps(reader.read()) == [4]
-
     # A record whose bytes only arrive a little later is not lost.
     overwrite(writer.path, torn, before)
     again = JournalReader(writer.path)
@@ -255,8 +171,6 @@ def test_a_torn_record_is_waited_for_and_then_given_up(
     assert steps(again.read()) == [0]
     overwrite(writer.path, torn, before)
     assert steps(again.read()) == [1, 2]
-    overwrite(writer.path, torn + 128, before)
-    assert steps(again.read()) == [3, 4]
     assert again.lost == 0
     again.close()
 
@@ -280,11 +194,7 @@ def test_a_damaged_definition_is_waited_for_and_then_counted_once(
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        *({"index": index} for index in (-1, -(2**40), 2**70, None, "x")),
-        *({"bounds": bounds} for bounds in (1, "abc", [0.5] * 2000)),
-        *({"attributes": None}, {"metric": 7}),
-    ],
+    [{"index": -1}, {"index": 2**70}, {"bounds": 1}, {"attributes": None}, {"metric": 7}],
     ids=lambda wrong: "".join(wrong),
 )
 def test_a_definition_that_makes_no_sense_is_no_total(
@@ -297,58 +207,18 @@ def test_a_definition_that_makes_no_sense_is_no_total(
     assert reader.totals() == []
 
 
-def test_a_position_that_went_back_for_a_moment_costs_nothing(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    log(writer, Shape((1,)), 1, 1.0)
-    assert steps(reader.read()) == [1]
-    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 0))
-
-    assert reader.read() == []
-    assert reader.unread_ratio() == 0.0
-
-    log(writer, Shape((1,)), 2, 1.0)
-    assert steps(reader.read()) == [2]
-    assert reader.lost == 0
-
-
-def test_a_position_that_no_record_ends_at_is_rounded_down(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    shape = Shape((1,))
-    for step in range(3):
-        log(writer, shape, step, 1.0)
-    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 2 * 64 + 5))
-
-    assert steps(reader.read()) == [0, 1]
-    assert reader.drained()
-
-    log(writer, shape, 3, 1.0)
-    assert steps(reader.read()) == [2, 3]
-    assert reader.lost == 0
-
-
 def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, 16 * 1024 * 1024, {})
     shape = Shape(range(1, 901))
-    size = shape.size
-    count = 10 * 1024 * 1024 // size
+    count = 10 * 1024 * 1024 // shape.size
     for step in range(count):
         log(writer, shape, step, *([float(step)] * 900))
     reader = JournalReader(writer.path)
 
-    found = []
-    readings = 0
-    while not reader.drained():
-        records = steps(reader.read())
-        assert 4 * 1024 * 1024 - 60_000 - size <= len(records) * size or reader.drained()
-        assert len(records) * size <= 4 * 1024 * 1024
-        found += records
-        readings += 1
+    readings = [steps(reader.read()) for _ in range(3)]
 
-    assert list(range(count)) == found
-    assert readings == 3
-    assert reader.lost == 0
+    assert [step for each in readings for step in each] == [*range(count)]
+    assert max(map(len, readings)) * shape.size <= 4 * 1024 * 1024
     reader.close()
     writer.close()
 
@@ -367,16 +237,3 @@ def test_a_closed_reader_finds_nothing_and_raises_nothing(
     assert reader.reason() == ""
     assert not reader.writer_is_alive()
     assert reader.drained()
-
-
-def test_a_mark_that_no_reader_can_have_made_is_none(
-    writer: JournalWriter, reader: JournalReader
-) -> None:
-    log(writer, Shape((1,)), 1, 1.0)
-    reader.commit(5, 1, 0)  # no record begins there
-
-    again = JournalReader(writer.path)
-
-    assert again.bookmark() == (0, 1, 0)
-    assert steps(again.read()) == [1]
-    again.close()

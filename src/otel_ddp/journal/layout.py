@@ -96,9 +96,7 @@ STEP_CALLS = 0x8C
 # it how often it was called, or how many bytes it carried. Several words of one name add up.
 STEP_CALL_COUNT, STEP_CALL_BYTES = 0x8D, 0x8E
 
-SMALLEST_FILE = 128 * 1024
-# A journal that claims to be larger is damaged.
-LARGEST_FILE = 1024 * 1024 * 1024
+SMALLEST_FILE, LARGEST_FILE = 128 * 1024, 1024 * 1024 * 1024
 # Even a small file needs this much room for definitions.
 _LEAST_DEFINITIONS = 32 * 1024
 

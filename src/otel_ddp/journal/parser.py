@@ -16,8 +16,6 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# Larger than any block: skips the rest of it.
-_REST = 1 << 62
 # Larger areas of totals are not read.
 _MOST_TOTALS = 4 * 1024 * 1024
 # Control characters except line breaks and tabs, and lone surrogates.
@@ -132,8 +130,6 @@ class Head(NamedTuple):
                 f"{whose} is a journal of version {version}; "
                 f"this otel-ddp reads version {layout.VERSION}"
             )
-        if size > layout.LARGEST_FILE:
-            raise Unreadable(f"{whose} is damaged: it claims {size} bytes")
         areas = layout.Areas(*zip(places[::2], places[1::2], strict=True))
         if (
             layout.FIXED_CRC.unpack(rest[:4])[0] != checksum(fixed, 0)
@@ -148,71 +144,11 @@ class Head(NamedTuple):
         return cls(size, areas, pid, start_ticks, created_ns, created_monotonic_ns)
 
 
-class Definitions:
-    """The area that is never overwritten: documents, names, and the slots of totals."""
-
-    def __init__(self) -> None:
-        self.identity: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
-        self.facts: dict[str, Any] = {}
-        self.names: dict[int, Name] = {}
-        self.totals: list[_Place] = []
-        self.position = self.unreadable = 0
-        # How many reads in a row have found nothing valid at this position.
-        self.stuck = 0
-
-    def feed(self, block: bytes, *, more: bool = False) -> None:
-        """Read the definitions in this block, from the current position on.
-
-        *more*: another block follows, so leave a truncated definition to it.
-        """
-        at = 0
-        while at + RECORD.size <= len(block):
-            parsed = _record(block, at, self.position + at)
-            if parsed is None:
-                if at and more and not self.stuck:
-                    break
-                if not (skipped := self._skip()):
-                    break
-                at += skipped
-                continue
-            self.stuck = 0
-            size, kind, _, whole = parsed
-            self._define(kind, whole[RECORD.size :])
-            at += size
-        self.position += min(at, len(block))
-
-    def _skip(self) -> int:
-        """How many bytes of an invalid definition to skip; 0: it may become valid later."""
-        self.unreadable += 1
-        return _REST
-
-    def _define(self, kind: int, payload: bytes) -> None:
-        if kind == layout.NAME and len(payload) >= layout.NAME_HEAD.size:
-            number, *sizes = layout.NAME_HEAD.unpack_from(payload)
-            start, middle, end = accumulate(sizes, initial=layout.NAME_HEAD.size)
-            name, split = payload[start:middle], payload[middle:end]
-            self.names[number] = Name(intern(clean_text(name)), intern(clean_text(split)))
-            return
-        content = None if kind == layout.NAME else _document(payload)
-        if content is None:
-            self.unreadable += 1
-        elif kind == layout.IDENTITY:
-            # A new dictionary, so that other threads see either the old or the new one.
-            self.identity = _identity(content)
-        elif kind == layout.CONFIG:
-            self.config.update(content)
-        elif kind == layout.FACTS:
-            self.facts.update(_shared(content))
-        elif kind in (layout.COUNTER, layout.HISTOGRAM):
-            self.totals += _places(content)
-
-
 Made = Callable[[int, bytes, int], Any]
 
 
 class Records:
-    """The records of a ring, in order."""
+    """The records of an area, in order."""
 
     def __init__(self, mark: tuple[int, int, int] = (0, 1, 0), made: Made | None = None) -> None:
         """*mark*: position, next sequence number and number of lost records of an earlier read.
@@ -222,6 +158,7 @@ class Records:
         self.position, self.expected, self.lost = mark
         self._made = made or _parsed
         self.unreadable = 0
+        # How many reads in a row have found nothing valid at this position.
         self.stuck = 0
 
     def feed(self, block: bytes, stop: int | None = None) -> list[Any]:
@@ -261,7 +198,42 @@ class Records:
 
     def _skip(self, position: int) -> int:
         """How many bytes of an invalid record to skip; 0: it may become valid later."""
-        return _REST
+        return 0
+
+
+class Definitions(Records):
+    """The area that is never overwritten: documents, names, and the slots of totals."""
+
+    def __init__(self) -> None:
+        super().__init__(made=self._define)
+        self.identity: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.names: dict[int, Name] = {}
+        self.totals: list[_Place] = []
+
+    def _define(self, kind: int, whole: bytes, position: int) -> bool | None:
+        """Whether this definition is understood; None if it is invalid."""
+        payload = whole[RECORD.size :]
+        if kind == layout.NAME and len(payload) >= layout.NAME_HEAD.size:
+            number, *sizes = layout.NAME_HEAD.unpack_from(payload)
+            start, middle, end = accumulate(sizes, initial=layout.NAME_HEAD.size)
+            name, split = payload[start:middle], payload[middle:end]
+            self.names[number] = Name(intern(clean_text(name)), intern(clean_text(split)))
+            return True
+        content = None if kind == layout.NAME else _document(payload)
+        if content is None:
+            return None
+        if kind == layout.IDENTITY:
+            # A new dictionary, so that other threads see either the old or the new one.
+            self.identity = _identity(content)
+        elif kind == layout.CONFIG:
+            self.config.update(content)
+        elif kind == layout.FACTS:
+            self.facts.update(_shared(content))
+        elif kind in (layout.COUNTER, layout.HISTOGRAM):
+            self.totals += _places(content)
+        return True
 
 
 class Bytes:
@@ -298,7 +270,6 @@ class Journal:
         self._definitions = definitions
         self.config, self.facts = definitions.config, definitions.facts
         self.names = definitions.names
-        self._last_progress: ProgressRecord | None = None
 
     @property
     def name(self) -> str:
@@ -388,21 +359,20 @@ class Journal:
     def progress(self) -> ProgressRecord | None:
         """The progress of the process, as last written; None before the first state."""
         # The state first, as it is written last.
-        if self.content.word(layout.STATE):
-            block = self.content.read(layout.PHASE, layout.PROGRESS.size)
-            if len(block) == layout.PROGRESS.size:
-                phase, name, step, expect_ms, state = layout.PROGRESS.unpack(block)
-                self._last_progress = ProgressRecord(
-                    step - 1 if step else None,
-                    expect_ms,
-                    phase >> layout.CODE_SHIFT,
-                    name,
-                    state >> layout.CODE_SHIFT,
-                    phase & _VALUE,
-                    (state & _VALUE) * 1000,
-                )
-        # After a truncation: the previous progress.
-        return self._last_progress
+        is_reported = self.content.word(layout.STATE)
+        block = self.content.read(layout.PHASE, layout.PROGRESS.size)
+        if not is_reported or len(block) < layout.PROGRESS.size:
+            return None
+        phase, name, step, expect_ms, state = layout.PROGRESS.unpack(block)
+        return ProgressRecord(
+            step - 1 if step else None,
+            expect_ms,
+            phase >> layout.CODE_SHIFT,
+            name,
+            state >> layout.CODE_SHIFT,
+            phase & _VALUE,
+            (state & _VALUE) * 1000,
+        )
 
     def in_mark(self) -> bool:
         """Whether it is launching an event of ours, which a full launch queue delays."""
@@ -418,17 +388,6 @@ class Journal:
         if len(text) != size or not size or crc != checksum(text, layout.REASON):
             return ""
         return clean_text(text)
-
-
-def whole_records(block: bytes, position: int) -> Iterator[tuple[int, int, bytes]]:
-    """The position, type and bytes of each whole record, up to the first invalid one."""
-    at = 0
-    while at + RECORD.size <= len(block):
-        if (parsed := _record(block, at, position + at)) is None:
-            return
-        size, kind, _, whole = parsed
-        yield position + at, kind, whole
-        at += size
 
 
 def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:

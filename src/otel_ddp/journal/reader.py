@@ -21,14 +21,6 @@ _MOST_DAMAGED = 256 * 1024
 _MOST_STUCK_READS = 20
 
 
-class CannotOpen(parser.Unreadable):
-    """The system refused to open the file; another attempt may work."""
-
-    def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{path}: {error.strerror}")
-        self.errno = error.errno
-
-
 @dataclass
 class FileBytes(parser.Bytes):
     """The bytes of the journal file. Reads beyond its end return fewer bytes."""
@@ -57,7 +49,7 @@ class FileBytes(parser.Bytes):
 class _Definitions(parser.Definitions):
     """On a weakly ordered machine, the position may be visible before the definitions."""
 
-    def _skip(self) -> int:
+    def _skip(self, position: int) -> int:
         self.stuck += 1
         if self.stuck < _MOST_STUCK_READS:
             return 0
@@ -150,7 +142,7 @@ class JournalReader(parser.Journal):
             self._open()
         except OSError as error:
             self.close()
-            raise CannotOpen(path, error) from None
+            raise parser.Unreadable(f"{path}: {error.strerror}") from None
         except BaseException:
             self.close()
             raise
@@ -175,7 +167,7 @@ class JournalReader(parser.Journal):
         while (position := definitions.position) < end:
             most = _MOST_DAMAGED if definitions.stuck else _MOST_BYTES
             block = self.content.read(start + position, min(end - position, most))
-            definitions.feed(block, more=position + len(block) < end)
+            definitions.feed(block, len(block) - layout.RECORD.size + 1)
             # One piece of a damaged area per call, so that other journals are not delayed.
             if definitions.position == position or definitions.stuck:
                 break

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from otel_ddp import plain
 from otel_ddp.journal import layout, parser
@@ -61,7 +61,7 @@ class SentJournal:
         self._file = reader.content.again()
         self._areas = reader.areas
         self._ring = Ring(self._file, self._areas.ring, mark, self._sent)
-        self._defined, self._lost_before = 0, mark[2]
+        self._defined, self._lost_before = parser.Records(made=_definition), mark[2]
         # Whether to send values, events and checkpoints as well, for a history.
         self.sends_values = False
 
@@ -75,7 +75,7 @@ class SentJournal:
 
     def go_back(self, defined: int, position: int) -> None:
         """Resend from these positions on, as far as the bytes remain."""
-        self._defined = min(defined, self._defined)
+        self._defined.position = min(defined, self._defined.position)
         if position < self._ring.position:
             self._ring.go_back(position, _SOME_STEPS)
 
@@ -95,18 +95,14 @@ class SentJournal:
 
     def definitions(self) -> Stretch:
         """The definitions that were read but not sent."""
-        since, (start, _) = self._defined, self._areas.definitions
+        since, (start, _) = self._defined.position, self._areas.definitions
         end = self._reader.defined
         block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
-        records = []
-        for at, kind, whole in parser.whole_records(block, since):
-            self._defined = at + len(whole)
-            if kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED):
-                records.append((at, whole))
-        if self._defined == since:
+        records = self._defined.feed(block, len(block) - layout.RECORD.size + 1)
+        if self._defined.position == since:
             # The block is damaged: skip it, as the reader did.
-            self._defined = end
-        return Stretch.of(since, self._defined, records)
+            self._defined.position = end
+        return Stretch.of(since, self._defined.position, records)
 
     def records(self, most: int) -> Stretch:
         """The records that were read but not sent, within *most* bytes."""
@@ -122,6 +118,11 @@ class SentJournal:
             # Its end is an event.
             return self.sends_values and b'"checkpoint"' in whole
         return self.sends_values and kind in (layout.SCALARS, layout.EVENT)
+
+
+def _definition(kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
+    is_sent = kind in _DEFINITIONS or any(each in whole for each in _TOTALS_NAMED)
+    return position, whole if is_sent else b""
 
 
 class _Places(parser.Bytes):
@@ -242,7 +243,8 @@ class ReceivedJournal(parser.Journal):
             return record._replace(time_ns=self._shifted(record.time_ns))
         if isinstance(record, parser.Document):
             content = record.content
-            times = {key: self._shifted(content[key]) for key in _TIMES if _is_time(content, key)}
+            known = {key: plain.whole(content.get(key)) for key in _TIMES}
+            times = {key: self._shifted(ns) for key, ns in known.items() if ns is not None}
             return record._replace(content={**content, **times})
         return record
 
@@ -260,7 +262,3 @@ def _check_places(stretch: Stretch) -> None:
     """Positions of 64 bits could grow beyond any that can be requested again."""
     if max(stretch.since, stretch.until, *stretch.at) > _LAST_PLACE:
         raise parser.Unreadable("a place that no journal has")
-
-
-def _is_time(content: Mapping[str, Any], key: str) -> bool:
-    return plain.whole(content.get(key)) is not None

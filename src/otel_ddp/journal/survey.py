@@ -15,10 +15,9 @@ from typing import Any
 
 from otel_ddp import files, plain
 from otel_ddp.journal import process_state
-from otel_ddp.journal.parser import Journal, Name, Unreadable
+from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.values import Extremes, described
 
 SCHEMA = 8
 """The version of the document; docs/json.md describes each key."""
@@ -127,18 +126,6 @@ def _waiting(place: Place, now_ns: int) -> int:
             count += reader.writer_is_alive() and now_ns - reader.created_ns > _LONG_HERE_NS
             reader.close()
     return count
-
-
-def with_texts(
-    process: process_state.ProcessState, reader: Journal, extremes: Mapping[Name, Extremes]
-) -> process_state.ProcessState:
-    """The same with its long texts."""
-    return replace(
-        process,
-        description=str(reader.identity.get("description") or ""),
-        config=reader.config,
-        summary=described(reader, extremes),
-    )
 
 
 def _agent(place: Place, status: Survey) -> dict[str, Any]:

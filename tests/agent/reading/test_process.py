@@ -346,12 +346,11 @@ def test_without_a_collector_no_documents_pile_up(bench: Fed) -> None:
 class TestNodeNames:
     """What a node is called."""
 
-    @pytest.mark.parametrize("launchers", [("", ""), ("a", "b")], ids=["none", "two"])
     @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
     def test_two_nodes_of_one_run_on_one_host_have_the_same_names_in_each_launch(
-        self, tmp_path: Path, order: tuple[int, int], launchers: tuple[str, str]
+        self, tmp_path: Path, order: tuple[int, int]
     ) -> None:
-        nodes = [{**node(rank), "launched_by": launchers[rank]} for rank in (0, 1)]
+        nodes = [node(rank) for rank in (0, 1)]
         names = NodeNames(tmp_path / "nodes.json", "", lambda: nodes)
 
         found = {rank: names.name(nodes[rank]) for rank in order}
@@ -378,24 +377,6 @@ class TestNodeNames:
             second = NodeNames(tmp_path / "nodes.json", "", lambda living=living: living)
             assert second.name(node(0)) == "h"
             assert second.name(node(1)) == "h-1"
-
-    def test_launchers_are_nodes_in_all_groups_though_their_workers_never_live_at_the_same_time(
-        self, tmp_path: Path
-    ) -> None:
-        names = NodeNames(tmp_path / "nodes.json", "")
-
-        def named(*launched: tuple[str, int], group: str = "") -> list[str]:
-            return [
-                names.name({**node(node_rank), "launched_by": launcher, "group": group})
-                for launcher, node_rank in launched
-            ]
-
-        assert named(("a", 0), ("b", 1)) == ["h", "h-1"]
-        # A restart deals the node ranks anew; a launcher that was started again is the same node.
-        assert named(("a", 1), ("b", 0), ("c", 1), ("d", 0)) == ["h", "h-1", "h-1", "h"]
-        assert named(("a", 0), ("b", 1), group="g") == ["h", "h-1"]
-        # In the other order.
-        assert named(("b", 1), ("a", 0), group="k") == ["h-1", "h"]
 
     def test_a_name_that_the_user_gave_wins(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "machine")

@@ -96,7 +96,7 @@ class Links:
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
         for run, of in by_run.items():
             # An agent may start after they have ended.
-            at_ns = (now_ns if each.is_at_work else each.ended_ns for each in of)
+            at_ns = (now_ns if each.is_at_work else each.life.ended_ns for each in of)
             self._at_work_ns[run] = max([self._at_work_ns.get(run, 0), *at_ns])
         for run, sources in by_run.items():
             self._update(run, sources, now_ns)
@@ -243,7 +243,7 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
         return None
     newest, fact = max(found, key=lambda each: (each[0].is_at_work, each[0].began_ns))
     if not newest.is_at_work and any(
-        each.is_at_work and each.began_ns > newest.ended_ns for each in sources
+        each.is_at_work and each.began_ns > newest.life.ended_ns for each in sources
     ):
         return None
     # Attempts may share a secret, since torchrun does not count a restart that a new node causes.
@@ -251,7 +251,8 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
     of_attempt = [
         each
         for each, known in found
-        if known.secret == fact.secret and (each.is_at_work or each.ended_ns >= newest.began_ns)
+        if known.secret == fact.secret
+        and (each.is_at_work or each.life.ended_ns >= newest.began_ns)
     ] or [newest]
     world_size = max(each.state().own_world_size or 0 for each in of_attempt)
     leads = any(

@@ -22,7 +22,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Document, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
-from otel_ddp.journal.reader import CannotOpen, JournalReader
+from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.survey import told_by_agent
 
 log = logging.getLogger("otel_ddp.agent")
@@ -83,8 +83,8 @@ class Journals:
         self._committed: Marks = {}
         self._keep_before_ns = time.time_ns() if keeps_found else 0
         self._kept: set[Path] = set()
-        # Unreadable journals. Those that could not be opened are retried.
-        self._unread: dict[Path, Unreadable] = {}
+        # Unreadable journals, and why.
+        self._unread: dict[Path, str] = {}
         self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
@@ -98,33 +98,28 @@ class Journals:
     # -- finding and reading
 
     def find(self) -> None:
-        """Open new journals, and retry those that could not be opened."""
+        """Open new journals, and retry unreadable ones."""
         if not self._has_place:
             return
-        unread = {path: why for path, why in self._unread.items() if os.path.exists(path)}
-        again = [path for path, why in unread.items() if isinstance(why, CannotOpen)]
+        unread = dict[Path, str]()
         # Out of file descriptors, the place cannot be listed: retry known ones too.
-        for path in dict.fromkeys((*self._place.journals(), *again)):
-            if path in self._journals or path in self._kept or path in unread.keys() - again:
+        for path in dict.fromkeys((*self._place.journals(), *self._unread)):
+            if path in self._journals or path in self._kept:
                 continue
             try:
                 reader = JournalReader(path)
-            except Unreadable as why:
-                if not isinstance(why, CannotOpen):
-                    log.warning("%s", why)
+            except Unreadable as error:
                 if os.path.exists(path):
-                    unread[path] = why
+                    unread[path] = str(error)
             else:
-                unread.pop(path, None)
                 process = Process(self._host(reader), self._names.name, self._devices)
                 self._journals[path] = Exports(reader, process, self._ledger, self._summaries)
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
+        for path, why in unread.items():
+            if self._unread.get(path) != why:
+                log.warning("%s; it is tried again until it can be read", why)
         self._unread = unread
-        for each in unread.values():
-            if isinstance(each, CannotOpen):
-                text = "%s; this journal is tried again until it can be read"
-                errors.warn_once(f"journal {each.errno}", text, each)
 
     def any_removed(self) -> bool:
         """Whether the file of an open journal was removed, so that only this agent can read it."""
@@ -326,18 +321,14 @@ class Journals:
 
     def unreadable(self) -> list[str]:
         """A sentence on each unreadable journal."""
-        return [str(each) for each in self._unread.values()]
+        return list(self._unread.values())
 
     def describe(self) -> list[ProcessState]:
         """Every process, with its long texts."""
         living = (each.describe_in_full() for each in self.processes())
-        return table(self.describe_ended(), living)
-
-    def describe_ended(self) -> list[ProcessState]:
-        """The processes whose journals are closed."""
         ended = [each.process for each in self._ended[-_MOST_ENDED:]]
         older, newer = ended[:-_MOST_LONG_TEXTS], ended[-_MOST_LONG_TEXTS:]
-        return [*(replace(each, **_NO_TEXTS) for each in older), *newer]
+        return table((replace(each, **_NO_TEXTS) for each in older), newer, living)
 
 
 # -- the names of nodes: by host, and distinct if two nodes of one run share a host
@@ -368,19 +359,11 @@ class NodeNames:
         if rank is None:
             return host
         names = self._runs.setdefault(_run(identity), {})
-        # A launcher is one node, also if its workers get another node rank after a restart.
         key = f"{host}/{rank}"
-        launcher = f"by {identity.get('launched_by') or key}"
-        if launcher not in names:
-            # A new launcher with a known node rank is that node again. A launcher with ranks in
-            # several groups is one node in all of them.
-            elsewhere = (run[launcher] for run in self._runs.values() if launcher in run)
-            again = names.get(key) or next(
-                (name for name in elsewhere if name not in names.values()), None
-            )
-            names[launcher] = names[key] = again or self._fresh(identity, names.values())
+        if key not in names:
+            names[key] = self._fresh(identity, names.values())
             self._write()
-        return names[launcher]
+        return names[key]
 
     def _fresh(self, identity: Mapping[str, Any], taken: Collection[str]) -> str:
         """A new name: the first node of a host gets the host's name, in any order of reading."""

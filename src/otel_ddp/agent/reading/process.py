@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from otel_ddp import errors, files
+from otel_ddp import errors, files, plain
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.documents import Devices, RunDescription, checkpoint_event
 from otel_ddp.agent.reading.nonfinite import NonfiniteValues
@@ -25,7 +25,6 @@ from otel_ddp.journal.layout import END, EVENT
 from otel_ddp.journal.parser import Document, Journal, Name, Record, Scalars, Steps
 from otel_ddp.journal.process_state import ENDED, ProcessState, ended_by_parent, last_step, state_of
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.survey import with_texts
 from otel_ddp.journal.values import Extremes, described
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
@@ -260,12 +259,12 @@ class Process:
 
     @property
     def global_rank(self) -> int | None:
-        return _whole(self.identity.get("global_rank"))
+        return plain.whole(self.identity.get("global_rank"))
 
     @property
     def world_size(self) -> int | None:
         """The number of ranks that train together; None if unknown."""
-        return _whole(self.identity.get("world_size"))
+        return plain.whole(self.identity.get("world_size"))
 
     @property
     def trains(self) -> bool:
@@ -347,7 +346,12 @@ class Process:
 
     def describe_in_full(self) -> ProcessState:
         """The state with its pace and long texts."""
-        return with_texts(self.describe_now(), self.reader, self.extremes)
+        return replace(
+            self.describe_now(),
+            description=str(self.identity.get("description") or ""),
+            config=self.reader.config,
+            summary=self.summary(),
+        )
 
     # -- its records
 
@@ -512,21 +516,13 @@ class Process:
 
     # -- its end
 
-    @property
-    def ended_ns(self) -> int:
-        """When it ended, as recorded, else when it was found dead."""
-        return self._reported_end_ns() or self.life.gone_ns
-
-    def _reported_end_ns(self) -> int:
-        progress = self.reader.progress()
-        return 0 if progress is None or progress.state not in ENDED else progress.state_since_ns
-
     def end(self) -> EndedProcess:
         """Its end, as far as known at once."""
         described = self.describe()
         alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
-        if reported_ns := self._reported_end_ns():
-            alive_ns = ended_ns = reported_ns
+        progress = self.reader.progress()
+        if progress is not None and progress.state in ENDED:
+            alive_ns = ended_ns = progress.state_since_ns
         # Ends on several nodes are ordered by time.
         uncertain_ns = self.host.clock_uncertainty_ns
         return EndedProcess(
@@ -540,10 +536,6 @@ class Process:
             cause=self.host.cause(),
             world_size=self.world_size,
         )
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def rank_labels(identity: Mapping[str, Any], node: str, pid: int) -> Labels:
