@@ -9,7 +9,7 @@ import threading
 import tracemalloc
 import warnings
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,6 @@ from conftest import Here, Journal
 from odd_values import Rude
 from otel_ddp import Run, errors
 from otel_ddp.vocabulary import catalog
-
-
-class HalfRead(Mapping[str, float]):
-    """Gives two of its values and fails at the third."""
-
-    def __getitem__(self, key: str) -> float:
-        if key == "third":
-            raise ZeroDivisionError("rude")
-        return 1.0
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("first", "second", "third"))
-
-    def __len__(self) -> int:
-        return 3
 
 
 @pytest.fixture
@@ -64,13 +49,7 @@ def finished(place: Here) -> Journal:
     return place.only()
 
 
-VALUES = {
-    "None": None,
-    "text": "0.5",
-    "array": np.zeros(3),
-    "rude": Rude(),
-    "digits": -(10**5000),
-}
+VALUES = {"None": None, "array": np.zeros(3), "rude": Rude(), "digits": -(10**5000)}
 
 
 @pytest.mark.parametrize("given", VALUES)
@@ -99,25 +78,14 @@ def test_each_place_is_warned_about_once_and_not_for_ever(
     assert 50 == len(caplog.messages) == len(set(caplog.messages))
 
 
-class Shouting(str):
-    def __str__(self) -> str:
-        raise ZeroDivisionError
-
-    __repr__ = __str__
-
-
 NAMES: dict[str, tuple[Any, str | None]] = {
     "number": (3, "3"),
     "newline and quotes": ('a\n"b"\'', 'a\n"b"\''),
     "surrogate": ("a\ud800", "a?"),
-    "nul": ("a\0b", "a?b"),
-    "subclass": (Shouting("a"), "a"),
     "None": (None, None),
     "empty": ("", None),
-    "bytes": (b"a", None),
     "tuple": (("a", 1), None),
     "rude": (Rude(), None),
-    "digits": (10**5000, None),
 }
 
 
@@ -146,14 +114,6 @@ def test_a_name_of_a_megabyte_is_shortened_and_stays_distinct(run: Run, place: H
     assert ({200}, 2) == ({len(name) for name in names}, len(names))
     assert [value for _, value in journal.points] == [1.0, 2.0] * 2
     assert refused(journal) == 0
-
-
-def test_two_names_that_become_one_are_both_recorded(run: Run, place: Here) -> None:
-    for _ in range(3):
-        run.log({"1": 1.0, 1: 2.0, "a?": 3.0, "a\ud800": 4.0})  # type: ignore[dict-item]
-
-    expected = [("1", 1.0), ("1", 2.0), ("a?", 3.0), ("a?", 4.0)]
-    assert expected * 3 == finished(place).points
 
 
 def test_more_values_than_a_record_holds_become_several(run: Run, place: Here) -> None:
@@ -234,18 +194,6 @@ def test_what_is_no_mapping_is_refused(
     assert expected == said
 
 
-def test_what_a_mapping_gave_before_it_failed_is_recorded(
-    run: Run, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    for step in range(2):
-        run.log(HalfRead(), step=step)
-
-    journal = finished(place)
-    assert journal.points == [("first", 1.0), ("second", 1.0)] * 2
-    assert caplog.messages == ["log could not read all of the HalfRead it was given."]
-    assert refused(journal) == 2
-
-
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, lambda d: defaultdict(float, d)])
 def test_every_kind_of_mapping_is_accepted(kind: Any, run: Run, place: Here) -> None:
     for _ in range(3):
@@ -274,34 +222,37 @@ def test_a_sum_beyond_floats_is_no_value_beyond_floats(run: Run, place: Here) ->
     assert journal.total(catalog.TRAINING_NONFINITE) == 0
 
 
-def test_scalar_tensors_of_the_cpu_take_the_quick_way_with_equal_results_and_no_warning(
+def test_scalars_of_numpy_and_tensors_of_the_cpu_give_equal_results_and_no_warning(
     run: Run, place: Here
 ) -> None:
     torch = pytest.importorskip("torch")
     kinds: dict[str, Any] = {
         "float32": torch.tensor(0.1),
         "bfloat16": torch.tensor(0.1, dtype=torch.bfloat16),
-        "float64": torch.tensor(0.1, dtype=torch.float64),
         "int64": torch.tensor(2**62 + 1),
         "bool": torch.tensor(True),
         "grad": torch.tensor(0.3, requires_grad=True) * 2.0,
         "epoch": torch.tensor(3.0, requires_grad=True),
+        "numpy": np.finfo(np.float32).max,
     }
-    expected = [(name, float(tensor.item())) for name, tensor in kinds.items()] + [("plain", 0.1)]
+    expected = [(name, float(value.item())) for name, value in kinds.items()] + [("plain", 0.1)]
     kinds["plain"] = 0.1
 
     # An error would only send the call the slow way.
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(3):
+            run.log({name: kinds[name] for name in kinds if name != "numpy"})
             run.log(kinds)
         # What is no such scalar is refused, or recorded, as at first.
         run.log({**kinds, "float32": torch.tensor([0.5]), "grad": torch.tensor(1j)})
 
     journal = finished(place)
-    assert journal.points == expected * 3 + [("float32", 0.5), *expected[1:5], *expected[6:]]
-    assert [call.epoch for call in journal.calls] == [3.0] * 4
     assert [str(each.message) for each in said] == []
+    assert journal.points[-7:] == [("float32", 0.5), *expected[1:4], *expected[5:]]
+    without = [each for each in expected if each[0] != "numpy"]
+    assert journal.points[:-7] == [*without, *expected] * 3
+    assert [call.epoch for call in journal.calls] == [3.0] * 7
 
 
 def test_a_log_function_that_was_kept_records_nothing_once_its_run_is_over(place: Here) -> None:
@@ -318,29 +269,6 @@ def test_a_log_function_that_was_kept_records_nothing_once_its_run_is_over(place
 
     found = {each.identity["run"]: each.points for each in place.read()}
     assert found == {"first": [("loss", 1.0), ("loss", 2.0)], "second": [("loss", 4.0)]}
-
-
-def test_numpy_scalars_take_the_quick_way_with_equal_results_and_no_warning(
-    run: Run, place: Here
-) -> None:
-    largest = np.finfo(np.float32).max
-    given = {"f": np.float32(0.1), "d": np.float64(0.1), "i": np.int64(2**40), "n": 1}
-    extreme = {"f": largest, "d": np.float64("inf"), "i": np.int64(2**62), "n": -1}
-    expected = [(name, float(value)) for name, value in given.items()]
-
-    # An error would only send the call the slow way.
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            run.log(given)
-            run.log(extreme)
-            run.log({"f": largest, "d": np.float64(-np.inf), "i": np.int64(2**62), "n": largest})
-        run.log({"f": 0.1, "d": 0.1, "i": 2**40, "n": 1})
-
-    assert said == []
-    points = finished(place).points
-    assert expected == points[:4] == points[12:16]
-    assert points[-4:] == [("f", 0.1), ("d", 0.1), ("i", 2.0**40), ("n", 1.0)]
 
 
 def test_ever_new_names_are_capped_counted_and_bounded(
@@ -365,19 +293,6 @@ def test_ever_new_names_are_capped_counted_and_bounded(
     (said,) = caplog.messages
     assert "this process has logged 1000 different ones, the most." in said
     assert grown < 2e6
-
-
-def test_one_name_under_ever_new_splits_is_capped_as_names_are(
-    place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = otel_ddp.init()
-    for number in range(1080):
-        run.log({"loss": 1.0}, step=number, split=f"fold {number}")
-
-    journal = finished(place)
-    assert {name.split for name in journal.names.values()} == {f"fold {n}" for n in range(1000)}
-    assert refused(journal, "names_full") == 80
-    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("long", [pytest.param(False, marks=pytest.mark.stress), True])
@@ -455,7 +370,6 @@ def test_a_call_of_a_thread_after_the_end_records_nothing(
     recorder.log({"loss": 2.0})
     recorder.log({"new": 2.0})
     recorder.documents.append(17, {"name": "late"})
-    recorder.totals.count(catalog.TRAINING_NONFINITE, name="loss", split="train")
     recorder.poll_copies()
 
     assert caplog.messages == []

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -58,7 +54,7 @@ def refused(journal: Journal) -> float:
 def test_a_tensor_is_recorded_once_it_arrived_with_the_step_and_time_of_its_logging(
     recorder: Recorder, device: FakeDevice, place: Here
 ) -> None:
-    log(recorder, {"loss": on_device(0.5), "lr": 0.1}, step=7)
+    log(recorder, {"loss": on_device([[0.5]], dtype=torch.bfloat16), "lr": 0.1}, step=7)
     log(recorder, {"lr": 0.2}, step=8)
     recorder.poll_copies()
     before = place.only()
@@ -85,30 +81,10 @@ def test_the_journal_says_while_a_copy_waits_for_a_place_in_the_launch_queue(
     assert recorder.writer.words[at] == 0
 
 
-@pytest.mark.parametrize(
-    "given",
-    [(1.5, torch.bfloat16), ([[1.5]], torch.float16), (3, torch.int64), (True, torch.bool)],
-    ids=str,
-)
-def test_every_kind_of_scalar_flies(
-    given: Any, recorder: Recorder, device: FakeDevice, place: Here
-) -> None:
-    value, dtype = given
-    tensor = on_device(value, dtype=dtype)
-
-    log(recorder, {"x": tensor})
-    device.finish_all()
-    recorder.poll_copies()
-
-    expected = torch.tensor(value).double().item() if torch.tensor(value).ndim == 0 else 1.5
-    assert [("x", expected)] == place.only().points
-
-
-@pytest.mark.parametrize("first", [1.0, 1])
 def test_the_quick_way_never_asks_a_tensor(
-    first: float, recorder: Recorder, device: FakeDevice, place: Here
+    recorder: Recorder, device: FakeDevice, place: Here
 ) -> None:
-    log(recorder, {"loss": 1.0, "lr": first})
+    log(recorder, {"loss": 1.0, "lr": 1})
     log(recorder, {"loss": 1.0, "lr": 1.0})
 
     # The names are known now; only the types tell that this is another matter.
@@ -230,27 +206,17 @@ def test_inference_mode_and_another_default_device_do_not_matter(
     assert place.only().points == [("val/loss", 1.0), ("loss", 2.0)]
 
 
-@pytest.mark.parametrize(
-    ("tensor", "reason"),
-    [
-        (lambda: on_device([1.0, 2.0]), "one number was expected, got 2 (shape (2,))"),
-        (lambda: on_device(1j), "a complex number has no place on a curve"),
-    ],
-)
 def test_a_tensor_that_is_no_number_is_refused_and_the_rest_recorded(
-    tensor: Callable[[], Any],
-    reason: str,
-    recorder: Recorder,
-    place: Here,
-    caplog: pytest.LogCaptureFixture,
+    recorder: Recorder, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        log(recorder, {"x": tensor(), "lr": 0.1})
+        log(recorder, {"x": on_device([1.0, 2.0]), "y": on_device(1j), "lr": 0.1})
 
     assert place.only().points == [("lr", 0.1)] * 2
-    assert refused(place.only()) == 2
-    (said,) = caplog.messages
-    assert f"'x' was not recorded: {reason}" in said
+    assert refused(place.only()) == 4
+    of_x, of_y = caplog.messages
+    assert "'x' was not recorded: one number was expected, got 2 (shape (2,))" in of_x
+    assert "'y' was not recorded: a complex number has no place on a curve" in of_y
 
 
 class Replicated:
@@ -293,77 +259,3 @@ def test_a_device_without_events_gives_one_warning_and_costs_nothing_else(
     assert place.only().points == [("lr", 0.1)] * 2
     (said,) = caplog.messages
     assert "'loss' was not recorded: a tensor on meta cannot be copied" in said
-
-
-def test_threads_that_log_tensors_lose_none_and_mix_up_none(
-    recorder: Recorder, device: FakeDevice, place: Here
-) -> None:
-    start = threading.Barrier(4)
-
-    def work(number: int) -> None:
-        start.wait()
-        for step in range(50):
-            log(recorder, {f"of{number}": on_device(float(1000 * number + step))}, step=step)
-            device.finish_all()
-            recorder.poll_copies()
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.poll_copies()
-
-    found: dict[str, deque[float]] = {}
-    for name, value in place.only().points:
-        found.setdefault(name, deque()).append(value)
-    assert {
-        f"of{number}": deque(1000.0 * number + step for step in range(50)) for number in range(4)
-    } == found
-
-
-def test_what_a_handler_raises_in_the_middle_reaches_the_loop_and_costs_no_tensor(
-    recorder: Recorder, device: FakeDevice, place: Here
-) -> None:
-    class WorkerDied(RuntimeError):
-        pass
-
-    def handle(*_: Any) -> None:
-        raise WorkerDied
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        device.interrupt("record")
-        with pytest.raises(WorkerDied):
-            log(recorder, {"loss": on_device(1.0)}, step=1)
-        log(recorder, {"loss": on_device(2.0)}, step=2)
-        device.finish_all()
-        device.interrupt("query")
-        with pytest.raises(WorkerDied):
-            recorder.poll_copies()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    recorder.poll_copies()
-
-    # Of the first nothing was on its way yet.
-    assert place.only().points == [("loss", 2.0)]
-
-
-@pytest.mark.gpu
-def test_a_real_device_is_not_waited_for(place: Here) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
-    weights = torch.zeros(1, device="cuda")
-    with otel_ddp.init() as run:
-        run.log({"loss": weights.sum()}, step=0)  # page-locked memory is made once
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that it is a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            for step in range(1, 100):
-                run.log({"loss": weights.sum() + step, "lr": 0.1}, step=step)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    losses = [(c.step, v) for c in place.only().calls for v in c.values if v != 0.1]
-    assert [(step, float(step)) for step in range(100)] == losses

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,9 +15,6 @@ import otel_ddp
 from conftest import Here
 from odd_values import Rude
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.recording.progress import Progress
-from otel_ddp.recording.recorder import Recorder
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import TRAINING_CHECKPOINT_DURATION, TRAINING_CHECKPOINT_TIMESTAMP
 from otel_ddp.vocabulary.words import PHASES
@@ -69,15 +65,8 @@ def test_a_span_of_a_run_that_has_ended_is_around_nothing_of_the_next(place: Her
     assert journal.events["now"]["span"] == span["id"]
 
 
-def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
+def test_tasks_keep_their_own_parents(place: Here) -> None:
     run = otel_ddp.init()
-
-    async def batches(name: str) -> AsyncIterator[int]:
-        with run.span(name):
-            yield 1
-            with run.span(f"in {name}"):
-                pass
-            yield 2
 
     async def task(name: str) -> None:
         with run.span(name):
@@ -87,14 +76,12 @@ def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
 
     async def main() -> None:
         await asyncio.gather(task("one"), task("two"))
-        async for _ in batches("generator"):
-            pass
 
     asyncio.run(main())
     run.finish()
 
     spans = place.only().spans
-    for name in ("one", "two", "generator"):
+    for name in ("one", "two"):
         assert spans[name]["id"] == spans[f"in {name}"]["parent"]
 
 
@@ -133,26 +120,15 @@ def test_even_exceptions_that_steer_python_pass(error: BaseException, place: Her
 
 def test_attributes_are_scalars_or_short_text(place: Here) -> None:
     with otel_ddp.init() as run:
-        run.event(
-            "now",
-            name="a name of its own",
-            self=1,
-            rude=Rude(),
-            long="x" * 5000,
-            inf=float("inf"),
-            big=2**70,
-            items=[1, 2],
-            **{"": 1, "sur\ud800": "\ud800"},
-        )
-        with run.span("then", name="as well"):
+        odd = {"": 1, "sur\ud800": "\ud800"}
+        run.event("now", name="own", self=1, rude=Rude(), inf=float("inf"), items=[1, 2], **odd)
+        with run.span("then", name="as well", long="x" * 5000):
             pass
 
-    attributes = place.only().events["now"]["attributes"]
-    assert (attributes["name"], attributes["self"]) == ("a name of its own", 1)
-    assert tuple(attributes[k] for k in ("rude", "inf", "items")) == ("<Rude>", "inf", "[1, 2]")
-    assert (1024, str(2**70)) == (len(attributes["long"]), attributes["big"])
-    assert attributes["sur?"] == "?"
-    assert place.only().spans["then"]["attributes"] == {"name": "as well"}
+    plain = {"name": "own", "self": 1, "rude": "<Rude>", "inf": "inf", "items": "[1, 2]"}
+    assert place.only().events["now"]["attributes"] == {**plain, "?": 1, "sur?": "?"}
+    attributes = place.only().spans["then"]["attributes"]
+    assert (attributes["name"], len(attributes["long"])) == ("as well", 1024)
 
 
 @pytest.mark.parametrize("name", [None, "", 1j, Rude()], ids=lambda name: type(name).__name__)
@@ -208,7 +184,6 @@ def test_the_progress_says_the_phase_that_is_open(place: Here) -> None:
 def test_the_progress_says_the_last_step_and_since_when(place: Here) -> None:
     run = otel_ddp.init()
     seen = [place.only().progress]
-    began_ns = time.time_ns()
 
     run.log({"loss": 0.5}, step=7)
     with run.phase("eval"):
@@ -221,26 +196,9 @@ def test_the_progress_says_the_last_step_and_since_when(place: Here) -> None:
 
     assert [each.step for each in seen] == [None, 7, 8, 9]
     first, inside, after, last = seen
-    assert began_ns // 1000 * 1000 <= inside.state_since_ns
     assert first.phase_after_ns < inside.phase_after_ns
     assert inside.phase_after_ns < after.phase_after_ns == last.phase_after_ns
     assert inside.state_since_ns == after.state_since_ns < last.state_since_ns <= time.time_ns()
-
-
-def test_a_phase_that_ends_after_another_thread_closed_the_journal_is_not_recorded(
-    place: Here,
-) -> None:
-    writer = JournalWriter(place.directory, 128 * 1024, {})
-    recorder = Recorder(writer)
-    progress = Progress(recorder)
-    phase = progress.begin("eval")
-
-    recorder.close()
-    progress.end(phase, 0.5)
-    progress.begin("rollout")
-    progress.end_run("finished")
-
-    assert (place.only().phase, place.only().state) == ("eval", "running")
 
 
 def test_a_phase_may_have_a_name_of_the_users_own(place: Here) -> None:

@@ -138,10 +138,8 @@ def test_a_generator_that_is_closed_elsewhere_leaves_the_users_context_alone(
     ("said", "is_parent"),
     [
         ("00-{}-{}-01", True),
-        ("01-{}-{}-03-more", True),
         ("00-{}-{}-00", False),
         ("00-{}-{}", False),
-        ("00-" + "0" * 32 + "-{1}-01", False),
     ],
 )
 def test_the_launchers_span_is_around_the_run(place: Here, said: str, is_parent: bool) -> None:

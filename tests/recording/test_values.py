@@ -8,11 +8,9 @@ import enum
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,21 +26,14 @@ class Phase(enum.IntEnum):
 
 
 GOOD = {
-    "float": (0.25, 0.25),
-    "bool": (True, 1.0),
     "huge int": (2**70, 2.0**70),
     "enum": (Phase.WARM, 3.0),
     "decimal": (Decimal("0.5"), 0.5),
-    "fraction": (Fraction(3, 4), 0.75),
-    "numpy float64": (np.float64(0.1), 0.1),
     "numpy float32": (np.float32(0.5), 0.5),
-    "numpy int64": (np.int64(7), 7.0),
     "numpy bool": (np.bool_(True), 1.0),
     "torch (1,)": (torch.tensor([1.5]), 1.5),
-    "torch grad": (torch.tensor(1.5, requires_grad=True), 1.5),
     "torch bfloat16": (torch.tensor(1.5, dtype=torch.bfloat16), 1.5),
     "torch int64": (torch.tensor(2**40), 2.0**40),
-    "torch bool": (torch.tensor(True), 1.0),
     "negative zero": (-0.0, -0.0),
     "infinite": (math.inf, math.inf),
 }
@@ -61,16 +52,12 @@ def test_every_value_that_is_one_number_becomes_a_float(given: str) -> None:
 BAD = {
     "None": (None, "got None"),
     "text": ("0.5", "got '0.5'"),
-    "bytes": (b"0.5", "got b'0.5'"),
     "complex": (1j, "complex"),
     "torch complex": (torch.tensor(1j), "complex"),
-    "list": ([0.5], r"got \[0.5\]"),
     "two elements": (torch.zeros(2), r"got 2 \(shape \(2,\)\)"),
-    "many elements": (np.zeros((2, 3)), r"got 6 \(shape \(2, 3\)\)"),
     "array of text": (np.array("0.5"), "a number was expected"),
     "meta": (torch.zeros((), device="meta"), "got a tensor on meta"),
     "rude": (Rude(), "got <Rude>"),
-    "type": (float, "got <class 'float'>"),
     "beyond floats": (2**2000, "larger than any float"),
     "device": (on_device(), "got a tensor on cuda:0"),
 }
@@ -152,13 +139,6 @@ def test_a_nested_configuration_becomes_dotted_names() -> None:
     assert expected == json.loads(json.dumps(found, allow_nan=False))
 
 
-def test_classes_and_functions_in_a_configuration_are_shown_as_text() -> None:
-    found = values.flat({"optimizer": {"type": torch.optim.Adam, "kwargs": {"key": len}}})
-
-    assert "torch.optim.adam.Adam" in found["optimizer.type"]
-    assert "len" in found["optimizer.kwargs.key"]
-
-
 def test_a_huge_configuration_is_bounded() -> None:
     novel = "x" * 2**16
 
@@ -169,25 +149,15 @@ def test_a_huge_configuration_is_bounded() -> None:
     assert {1, 1000} == {len(value) for value in found.values()}
 
 
-class Broken(Mapping[str, Any]):
-    def __getitem__(self, key: str) -> Any:
-        raise ZeroDivisionError
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[str]:
-        raise ZeroDivisionError
-
-
 def test_an_object_in_a_configuration_is_the_same_in_each_launch() -> None:
     def schedule() -> None: ...
 
     class Sampler:
         pass
 
-    found = values.flat({"schedule": schedule, "sampler": Sampler(), "kind": Sampler})
+    found = values.flat({"schedule": schedule, "sampler": Sampler(), "kind": Sampler, "len": len})
 
+    assert found["len"] == "<built-in function len>"
     place = "test_an_object_in_a_configuration_is_the_same_in_each_launch.<locals>"
     assert found["schedule"] == f"<function {place}.schedule>"
     assert found["sampler"] == f"<{__name__}.{place}.Sampler object>"
@@ -195,11 +165,11 @@ def test_an_object_in_a_configuration_is_the_same_in_each_launch() -> None:
 
 
 def test_what_raises_in_a_configuration_costs_nothing_else() -> None:
-    found = values.flat({"rude": Rude(), "broken": Broken(), Rude(): 1, "lr": 0.1})
-
-    assert found["lr"] == 0.1
-    assert found["rude"] == "<Rude>"
-    assert {"rude", "broken", "<Rude>", "lr"} == set(found)
+    assert values.flat({"rude": Rude(), Rude(): 1, "lr": 0.1}) == {
+        "rude": "<Rude>",
+        "<Rude>": 1,
+        "lr": 0.1,
+    }
 
 
 def test_showing_a_value_never_asks_a_device() -> None:

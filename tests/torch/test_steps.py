@@ -146,12 +146,9 @@ def test_a_number_that_the_user_logs_of_a_step_is_told_also_where_it_is_ours(
         (["loss 100", "acc 3 val", "acc 4 val", "acc 5 val"], [1, 101, 102, 103, 104]),
         # So may values of no evaluation, as long as training is logged in between.
         (["loss 100", "acc 3", "f1 3", "loss 103", "acc 4"], [1, 101, 102, 103, 104, 105]),
-        # Back to a checkpoint.
-        (["loss 100", "loss 50", "loss 51", "loss 52"], [1, 101, 102, 52, 53]),
-        (["loss 100", "loss 50", "loss 20", "loss 21"], [1, 101, 102, 103, 22]),
     ],
 )
-def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
+def test_a_lower_number_does_not_change_that_of_the_step(
     run: otel_ddp.Run, place: Here, logged: list[str], shown: list[int]
 ) -> None:
     model, optimizer = watched()

@@ -21,7 +21,8 @@ from otel_ddp.journal.writer import JournalWriter, open_journals
 
 # In each line that an agent logs, after the time.
 LOG_FORM = " otel-ddp agent: "
-_LAST_BYTES = 4096
+# An agent's start truncates a larger log.
+_MOST_LOG_BYTES = 1 << 20
 _LONGEST_HOLD_S = 120.0
 _SHARED_MEMORY = Path("/dev/shm")
 # They allocate a journal before it is mapped, show by a lock that its writer lives, and stop a
@@ -88,25 +89,10 @@ class Place:
     def last_line(self) -> str:
         """The last line of the agents' log."""
         try:
-            fd = files.open_own(self.agent_log)
+            lines = files.read_own(self.agent_log, _MOST_LOG_BYTES).decode(errors="replace")
         except OSError:
             return ""
-        try:
-            size = os.fstat(fd).st_size
-            lines = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
-        except OSError:
-            return ""
-        finally:
-            os.close(fd)
         return next(filter(None, map(str.strip, reversed(lines.split("\n")))), "")
-
-    def last_error(self) -> str:
-        """The error that ended the last agent, if the log ends with one.
-
-        An agent's own lines have a known form, unlike Python's traceback.
-        """
-        line = self.last_line()
-        return "" if LOG_FORM in line else line
 
     def wake_agent(self) -> None:
         """Wake the agent, if there is one."""
@@ -164,9 +150,7 @@ def _find_default(env: Mapping[str, str], offline: bool) -> tuple[list[Place], s
     found: list[Place] = []
     problems: list[str] = []
     for path in dict.fromkeys(candidates(env, offline=offline)):
-        usable = _usable(path, problems)
-        if usable is not None:
-            found.append(usable)
+        found += _usable(path, problems)
     if not found:
         return [], (
             f"{problems[0]}: this process is not recorded; name a writable directory in "
@@ -190,12 +174,12 @@ def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     ]
 
 
-def _usable(path: Path, problems: list[str]) -> Place | None:
+def _usable(path: Path, problems: list[str]) -> list[Place]:
     try:
-        return Place(files.private_directory(path))
+        return [Place(files.private_directory(path))]
     except OSError as error:
         problems.append(f"{path} cannot be used: {error.strerror}")
-        return None
+        return []
 
 
 def missing_calls() -> str:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from otel_ddp import errors, files
-from otel_ddp.journal.place import Place
+from otel_ddp.journal.place import LOG_FORM, Place
 from otel_ddp.journal.writer import JournalWriter
 
 # How long an agent may take to get its lock before another process starts one; how often ranks
@@ -63,12 +63,14 @@ def _start_once(place: Place) -> bool:
         if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
         place.delay_start(START_GRACE_S)
-        if place.directory in _started and (error := place.last_error()):
+        line = place.last_line()
+        # An agent's own lines have a known form, unlike Python's traceback.
+        if place.directory in _started and line and LOG_FORM not in line:
             errors.warn_once(
                 "agent",
                 "the node agent was ended by an error and is started again (%s; %s): what is "
                 "logged waits in the journal. It lives under the limits of this process (ulimit).",
-                error,
+                line,
                 place.agent_log,
             )
         _started.add(place.directory)
@@ -116,17 +118,12 @@ def _start(place: Place) -> bool:
 
 def _no_python() -> str:
     """Why this program's executable cannot run an agent; empty if it can."""
-    path = sys.executable
-    if not path:
-        return "sys.executable is unset"
-    # Set by PyInstaller, cx_Freeze and similar. The executable is the training itself, and would
-    # start again, whatever its arguments.
-    if getattr(sys, "frozen", False):
-        return f"{path} is a frozen program"
-    # It may be a link with another name.
-    if not any(_PYTHON.search(os.path.basename(each)) for each in (path, os.path.realpath(path))):
-        return f"{path} is no Python"
-    return ""
+    path = sys.executable or "sys.executable"
+    # It may be a link with another name. PyInstaller, cx_Freeze and similar set `frozen`: the
+    # executable is the training itself, and would start again, whatever its arguments.
+    names = [os.path.basename(each) for each in (path, os.path.realpath(path))]
+    is_python = any(map(_PYTHON.search, names)) and not getattr(sys, "frozen", False)
+    return "" if is_python else f"{path} is no Python"
 
 
 def _warn_no_agent(why: str) -> None:

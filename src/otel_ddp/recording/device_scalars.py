@@ -53,7 +53,6 @@ class DeviceScalars:
         self._free = list(range(_SLOTS))
         self._events: dict[torch.device, list[Any]] = {}
         self._slab: torch.Tensor | None = None
-        self._no_slab = ""
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
         """Start to copy a scalar; returns why if that is not possible."""
@@ -88,33 +87,21 @@ class DeviceScalars:
             return f"{_SLOTS} tensors are still on their way from the device"
         # A tensor created in inference mode can be written in that mode only.
         with torch.inference_mode(False), torch.no_grad():
-            if self._slab is None and not self._no_slab:
-                try:
-                    self._slab = self._make_slab()
-                except RuntimeError as error:
-                    errors.reraise_foreign()
-                    # Only once: each attempt takes the driver's time.
-                    lacking = f"page-locked memory is lacking ({str(error)[:200]})"
-                    self._no_slab = f"{lacking}; log its .item()"
             if self._slab is None:
-                return self._no_slab
+                self._slab = self._make_slab()
             slot = self._free.pop()
             try:
                 value = tensor.detach().reshape(()).to(torch.float64)
                 self._slab[slot].copy_(value, non_blocking=True)
-                arrived = self._record_event(module, tensor.device)
+                known = self._events.get(tensor.device)
+                arrived = known.pop() if known else module.Event()
+                # The copy runs on the tensor's device, which may not be the current one.
+                arrived.record(module.current_stream(tensor.device))
             except BaseException:
                 self._free.append(slot)
                 raise
         self._copies.append(_Copy(arrived, tensor.device, slot, number, when))
         return ""
-
-    def _record_event(self, module: Any, device: torch.device) -> Any:
-        known = self._events.get(device)
-        arrived = known.pop() if known else module.Event()
-        # The copy runs on the tensor's device, which may not be the current one.
-        arrived.record(module.current_stream(device))
-        return arrived
 
     def poll(self) -> None:
         """Record the scalars that have arrived, in the order of logging."""

@@ -87,15 +87,12 @@ class Recorder:
                 self._successor(metrics, step=step, epoch=epoch, split=split)
             return
         refuse, names, steps = self.totals.refuse, self.names, self.steps
-        if not errors.attempt(lambda: isinstance(metrics, Mapping), False):
+        # A mapping may raise, too.
+        pairs = errors.attempt(lambda: _items(metrics), None)
+        if pairs is None:
             kind = type(metrics).__name__
             refuse("value", "log", f"log expects a mapping of names to numbers, got {kind}")
             return
-        pairs: list[tuple[Any, Any]] = []
-        # Values before an exception of the mapping are recorded.
-        if not _collect(metrics, pairs):
-            kind = type(metrics).__name__
-            refuse("value", "log", f"log could not read all of the {kind} it was given")
         clean_epoch = self._clean("epoch", epoch, _finite)
         word = self._clean("split", split, lambda given: values.text(given, 64))
         known = [(names.number(name, word), name, value) for name, value in pairs]
@@ -128,11 +125,8 @@ class Recorder:
         for at in range(0, len(ids), layout.MOST_VALUES):
             some = slice(at, at + layout.MOST_VALUES)
             self._write(tuple(ids[some]), numbers[some], when)
-        if logged is not None and trains:
-            if leads:
-                steps.train(logged)
-            else:
-                steps.logged_beside(logged)
+        if logged is not None and trains and leads:
+            steps.train(logged)
         self._shapes.remember(metrics, pairs, split, tuple(ids), trains, epoch_name)
         self.gate.log_ns += time_ns() - now
         if now > self.gate.check_due_ns:
@@ -222,14 +216,8 @@ class Recorder:
             self.totals.refuse("value", "lost", text, lost)
 
 
-def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
-    """Append the items of a mapping to a list; False if the mapping raised."""
-
-    def walk() -> bool:
-        pairs.extend(metrics.items())
-        return True
-
-    return errors.attempt(walk, False)
+def _items(metrics: Any) -> list[tuple[Any, Any]] | None:
+    return list(metrics.items()) if isinstance(metrics, Mapping) else None
 
 
 def _finite(epoch: Any) -> float:

@@ -95,8 +95,6 @@ _NAMED = r"""(?x)
     (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
     (?:
         (?P<quote>\\*["'])?\]?\s*
-        # A parameter with its type, in a line of source.
-        (?::\s*(?:str|bytes|Optional\[str\])(?:\s*\|\s*None)?\s*(?==))?
         (?P<sign>=>|:=|[=!]?=|:|\((?=["'])|(?(quote),|(?!)))
         | (?(option)(?=\s)|(?!))
     )\s*
@@ -120,12 +118,6 @@ _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", 
 _REST = r"[^\s\"'<>]"
 # The start of a secret in the path of a webhook: Feishu and Teams, Discord, Mattermost.
 _IN_PATH = r"[0-9a-f]{8}-[0-9a-f]{4}-|\d{17}|(?=[a-z]{0,15}\d)[a-z0-9]{16}"
-# Schemes of apprise in which the first part may be a token.
-_SERVICES = (
-    r"slack|discord|workflows?|msteams|feishu|lark|dingtalk|wecombot|tgram|gchat|gitter|mmosts?"
-    r"|rockets?|matrixs?|zulip|wxteams|guilded|revolt|ntfys?|pover|pbul|bark|gotifys?|ifttt|join"
-    r"|line|signals?|whatsapp|twilio|sendgrid|mailgun|sparkpost|pagerduty|opsgenie|sns|ses|mqtts?"
-)
 # Secrets by form alone: a substring of each such text (a cheap check), the pattern, and the
 # replacement.
 _FORMS = (
@@ -150,7 +142,6 @@ _FORMS = (
         rf"\1{HIDDEN}",
     ),
     ("/bot", rf"(/bot)\d{{6,}}:{_REST}+", rf"\1{HIDDEN}"),
-    ("://", rf"(?i)\b({_SERVICES})://{_REST}+", rf"\1://{HIDDEN}"),
     # Parameters of a signed address.
     ("=", r"(?i)([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", rf"\1{HIDDEN}"),
     ("", r"(?i)\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", rf"\1{HIDDEN}"),

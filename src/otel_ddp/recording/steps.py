@@ -115,8 +115,6 @@ class StepNumbers:
         self.before_first = -1
         # The last logged step when the previous step ended, and when the current one began.
         self.logged_before = self._before_step = -1
-        # The last step when a lower one was logged, and that lower one.
-        self._lower = (-1, -1)
         # The step of an evaluation's values before any training.
         self._evaluations = -1
         # In a step without hooks: settles counted steps, and finds out whether this step has called
@@ -144,32 +142,14 @@ class StepNumbers:
         """Whether a step has ended, by the hooks' count if there are hooks."""
         return self.count > 0 if self.began else self.last >= 0
 
-    def logged_beside(self, step: int) -> None:
-        """A tracker got this step, of frames or epochs. Without hooks it numbers training steps.
-
-        Hooks that begin later replace it, like counted calls.
-        """
-        if not self.began and step > self.last:
-            self.last = self.implied = step
-
     def train(self, step: int) -> None:
         """A training value was logged with this step."""
         if self.catch_up is not None:
             self.catch_up()
-        self.last = step if step >= self.last else self.after_lower(step)
+        # A lower one may be an epoch.
+        self.last = max(self.last, step)
         if self.counted is not None:
             self.counted.step = self.next_logged()
-
-    def after_lower(self, step: int) -> int:
-        """The training step after a call with a step below the last one.
-
-        Two rising lower steps mean that the training was rewound. A single one may be an epoch.
-        """
-        last, lower = self._lower
-        if last == self.last and step > lower:
-            return step
-        self._lower = self.last, step
-        return self.last
 
     def of_values(self, trains: bool) -> int:
         """The hooks' step of a value that is logged now without a step."""
