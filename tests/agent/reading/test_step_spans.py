@@ -86,14 +86,6 @@ def test_in_a_job_that_varies_as_usual_hardly_a_step_is_slow() -> None:
     assert 0 < slow < 50
 
 
-def test_nothing_is_slow_before_twenty_steps_are_known() -> None:
-    chosen = StepSpans()
-
-    found = [chosen.spans(took(number, 10**number), labels_of(0), NEVER) for number in range(1, 21)]
-
-    assert found == [[]] * 20
-
-
 # -- how many
 
 
@@ -185,14 +177,3 @@ def test_where_not_every_step_is_measured_the_next_measured_one_is_sampled() -> 
 
     assert [number for number, each in found.items() if each] == [13]
     assert [each["name"] for each in found[13]] == ["step", "forward", "backward", "optimizer"]
-
-
-def test_a_slow_step_that_was_not_measured_has_a_span_without_phases() -> None:
-    spans = StepSpans()
-    for number in range(1, 40):
-        spans.spans(made(number), labels_of(0), NEVER)
-    pieces = ((PHASES["unmeasured"], 400), (PHASES["checkpoint"], 10), (PHASES["unmeasured"], 1))
-    slow = spans.spans(made(40, pieces), labels_of(0), NEVER)
-
-    assert slow[0]["attributes"]["reason"] == "slow"
-    assert [each["name"] for each in slow] == ["step", "checkpoint"]

@@ -83,14 +83,6 @@ def test_two_minutes_later_the_first_steps_count_no_more() -> None:
     assert fast[245] == {"forward": 1.0}
 
 
-def test_a_clock_that_was_set_back_begins_a_new_window() -> None:
-    times = StepTimes()
-    times.feed(totals(0, {"forward": 0.0}), 1000 * S)
-    times.feed(totals(10, {"forward": 100.0}), 10 * S)
-
-    assert times.feed(totals(20, {"forward": 101.0}), 20 * S) == {"forward": 0.1}
-
-
 def seen(steps: int, took_ms: float, work_ms: float, **more: Any) -> Observation:
     """So many steps of this length and own work."""
     facts = [step_facts(1, 0, {"forward": work_ms}, took_ms, **more) for _ in range(steps)]
@@ -116,11 +108,3 @@ def test_a_pace_is_that_of_the_last_seconds_with_the_waits_of_usual_measured_ste
     assert slow == (0.1, 0.6)
     assert fast == (0.05, 0.0)
     assert saved == bare == 0.0
-
-
-def test_a_rank_whose_waits_are_not_known_has_a_pace() -> None:
-    pace = Pace()
-
-    pace.feed(seen(10, 20, 20)._replace(facts=[]))
-
-    assert (pace.step_s, pace.wait_ratio) == (0.02, None)

@@ -80,15 +80,6 @@ def test_what_is_not_finite_is_no_best(node: Node) -> None:
     assert node.best() == {"loss": (5.0, 2.0), "accuracy": (5.0, 2.0)}
 
 
-def test_only_an_exported_rank_0_has_best_values(node: Node) -> None:
-    for more in ({"global_rank": 1}, {"exported": False}):
-        rank = node.attempt(**more)
-        log(rank, "loss", 1.0, 1)
-        rank.poll()
-
-    assert node.best() == {}
-
-
 def test_the_best_value_outlives_the_attempt_that_logged_it(node: Node) -> None:
     first = node.attempt()
     log(first, "loss", 1.0, 10)
