@@ -37,12 +37,6 @@ _LEARNED_BYTES = 2 * 1024
 # Module-level copies, as lookups in another module cost time in each step.
 _RING_WORD = layout.RING_POSITION // 8
 _SCALARS = layout.SCALARS
-_CODE_SHIFT = layout.CODE_SHIFT
-_PHASE_WORD = layout.PHASE // 8
-_PHASE_NAME_WORD = layout.PHASE_NAME // 8
-_STEP_WORD = layout.STEP // 8
-_EXPECT_MS_WORD = layout.EXPECT_MS // 8
-_STATE_WORD = layout.STATE // 8
 
 
 open_journals: set[Path] = set()
@@ -362,21 +356,20 @@ class JournalWriter:
         The time counts from the creation of the journal, so that hooks, which write these words
         themselves in every step, need a single addition.
         """
-        words = self.words
-        words[_PHASE_NAME_WORD] = name
-        words[_PHASE_WORD] = code << _CODE_SHIFT | since_ns
+        self.words[layout.PHASE_NAME // 8] = name
+        self.words[layout.PHASE // 8] = code << layout.CODE_SHIFT | since_ns
 
     def step(self, number: int) -> None:
         """Write the last step; -1 if there is none yet."""
-        self.words[_STEP_WORD] = number + 1
+        self.words[layout.STEP // 8] = number + 1
 
     def expect_ms(self, milliseconds: int) -> None:
         """Write how long the user expects the phase to last; 0 if unknown."""
-        self.words[_EXPECT_MS_WORD] = milliseconds
+        self.words[layout.EXPECT_MS // 8] = milliseconds
 
     def state(self, code: int, since_us: int) -> None:
         """Write the state. The first one is written last of all: readers then use the progress."""
-        self.words[_STATE_WORD] = code << _CODE_SHIFT | since_us
+        self.words[layout.STATE // 8] = code << layout.CODE_SHIFT | since_us
 
     def reason(self, text: str) -> None:
         """Write why the run ended."""
