@@ -145,6 +145,7 @@ PLACES = {
         {"SLURM_JOB_ID": "812", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
         ("lone", 0, 0, 1, 0, 1),
     ),
+    "interactive step": (SLURM | {"SLURM_STEP_ID": "4294967290"}, ("lone", 0, 0, 1, 0, 1)),
     "srun --pty bash": (SLURM | {"SLURM_PTY_PORT": "39933"}, ("lone", 0, 0, 1, 0, 1)),
     "RANK without WORLD_SIZE": ({"RANK": "7"}, ("environment", 7, None, None, None, None)),
     "a RANK of another program": ({"RANK": "captain"}, ("lone", 0, 0, 1, 0, 1)),
@@ -182,7 +183,7 @@ def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
         # The same when a node joins; and two of them in one step of Slurm are two runs.
         (TORCHRUN | WITH_ID, MADE_NAME),
         (TORCHRUN_ON_TWO_NODES | WITH_ID, MADE_NAME),
-        (SLURM | TORCHRUN | WITH_ID | {"SLURM_STEP_NUM_TASKS": "1"}, MADE_NAME),
+        (SLURM | TORCHRUN | {"SLURM_STEP_NUM_TASKS": "2"}, ("clever-gull-zbrs3", "launcher")),
         (SLURM, OF_STEP),
         (SLURM | TORCHRUN_ON_TWO_NODES | {"SLURM_STEP_NUM_TASKS": "2"}, OF_STEP),
         (BY_HAND | {"OTEL_DDP_RUN": "mine"}, ("mine", "given")),

@@ -86,6 +86,9 @@ static void full_key(char *into, size_t size, Device of, const char *key) {
     snprintf(into, size, "%d.%s", (int)(of & 0xFFFF), key);
 }
 
+/* A board that was lost appears only to a library that is opened anew. */
+static int gone[64];
+
 static int alive(Device of) {
     look();
     if (!users) return UNINITIALIZED;
@@ -98,7 +101,8 @@ static int alive(Device of) {
         look();
     }
     snprintf(key, sizeof key, "%d.lost", (int)(of & 0xFFFF));
-    return number(key, 0) ? GPU_IS_LOST : SUCCESS;
+    if (number(key, 0)) gone[of & 0xFFFF] = 1;
+    return gone[of & 0xFFFF] ? GPU_IS_LOST : SUCCESS;
 }
 
 static int ask(Device of, const char *key, const char **value) {
@@ -144,7 +148,7 @@ int nvmlInitWithFlags(u32 flags) {
     }
     int code = (int)number("init", 0);
     if (!code && number("loaded", 1) == 0) code = DRIVER_NOT_LOADED;
-    if (!code) users++;
+    if (!code && !users++) memset(gone, 0, sizeof gone);
     return code;
 }
 
