@@ -75,34 +75,23 @@ def _build(compiler: str, built: Path) -> None:
     os.replace(unfinished, built)
 
 
-def install(
-    *,
-    devices: int = 1,
-    events_keep_lock: bool = False,
-    collectives: str = COLLECTIVES,
-) -> ModuleType:
-    """Let torch know the device, once a process: `torch.sim` is its module, which is returned.
-
-    *events_keep_lock*: whether other threads of Python stand still while an event waits for a place
-    in the launch queue. *collectives*: the name of the backend of its process groups.
-    """
+def install() -> ModuleType:
+    """Let torch know the device, once a process: `torch.sim` is its module, which is returned."""
     loader = importlib.machinery.ExtensionFileLoader(_NATIVE, str(library()))
     spec = importlib.util.spec_from_loader(_NATIVE, loader)
     assert spec is not None
     native = importlib.util.module_from_spec(spec)
     loader.exec_module(native)
     torch.utils.rename_privateuse1_backend(NAME)
-    native.set_up(devices)
-    event = _events(native, keep_lock=events_keep_lock)
-    module = _module(native, event, devices)
+    native.set_up(1)
+    module = _module(native, _events(native))
     torch._register_device_module(NAME, module)
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
-        stores = [dist.PrefixStore(str(device), store) for device in range(devices)]
-        hosts = [dist.ProcessGroupGloo(each, rank, size, timeout) for each in stores]
-        return native.collectives(hosts, collectives)
+        hosts = [dist.ProcessGroupGloo(store, rank, size, timeout)]
+        return native.collectives(hosts, COLLECTIVES)
 
-    dist.Backend.register_backend(collectives, create, devices=[NAME])
+    dist.Backend.register_backend(COLLECTIVES, create, devices=[NAME])
     # A kernel that runs while the process ends would run on what is no longer there. One that never
     # ends runs on nothing.
     atexit.register(native.quiet, 1.0)
@@ -119,9 +108,9 @@ def waits_since(before: dict[str, int]) -> dict[str, int]:
     return {why: number for why, number in since.items() if number and why != "queue_full"}
 
 
-def _events(native: ModuleType, *, keep_lock: bool) -> type[torch.Event]:
+def _events(native: ModuleType) -> type[torch.Event]:
     class Event(torch.Event):
-        """Of this device, and without a time unless asked for one."""
+        """Without a time unless asked for one. Other threads run while it waits for a place."""
 
         def __new__(cls, enable_timing: bool = False) -> Event:
             return super().__new__(cls, NAME, enable_timing=enable_timing)
@@ -129,16 +118,13 @@ def _events(native: ModuleType, *, keep_lock: bool) -> type[torch.Event]:
         def elapsed_time(self, end: Event) -> float:
             return float(native.elapsed_ms(self, end))
 
-    class UnlockedEvent(Event):
-        """As torch.cuda.Event: other threads run while it waits for a place in the queue."""
-
         def record(self, stream: torch.Stream | None = None) -> None:
             native.record(self, stream or torch.accelerator.current_stream())
 
         def wait(self, stream: torch.Stream | None = None) -> None:
             native.wait(self, stream or torch.accelerator.current_stream())
 
-    return Event if keep_lock else UnlockedEvent
+    return Event
 
 
 class _Graph:
@@ -168,7 +154,7 @@ def _graph(native: ModuleType, graph: _Graph) -> Iterator[None]:
         graph.hooks.run("capture_end", graph)
 
 
-def _module(native: ModuleType, event: type[torch.Event], devices: int) -> ModuleType:
+def _module(native: ModuleType, event: type[torch.Event]) -> ModuleType:
     """What `torch.cuda` offers, under the same names."""
     module = ModuleType(f"torch.{NAME}")
     hooks = GraphHooks()
@@ -185,7 +171,7 @@ def _module(native: ModuleType, event: type[torch.Event], devices: int) -> Modul
         "current_device": accelerator.current_device_index,
         "current_stream": accelerator.current_stream,
         "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
-        "device_count": lambda: devices,
+        "device_count": lambda: 1,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=MEMORY_BYTES),
         "graph": partial(_graph, native),
         "is_available": lambda: True,

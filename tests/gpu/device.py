@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,6 @@ import torch.distributed as dist
 
 # Which one: a type that torch knows; without it the one of the tests.
 VARIABLE = "TEST_DEVICE"
-# The sim alone: events keep Python's lock; the name of its backend.
-KEEP_LOCK, COLLECTIVES = "EVENTS_KEEP_LOCK", "SIM_COLLECTIVES"
 
 
 class Device(NamedTuple):
@@ -24,8 +23,6 @@ class Device(NamedTuple):
     name: str
     module: Any
     backend: str
-    ranks: int
-    """How many share the devices that this process sees."""
     busy: Callable[[float], None]
     """Launch a kernel that does nothing for so many seconds; inf: it never ends."""
     make_graph: Callable[[], Any]
@@ -42,14 +39,9 @@ def find() -> Device:
 def _sim() -> Device:
     sys.path.append(str(Path(__file__).parents[1]))
     sim = importlib.import_module("device_sim.sim")
-    backend = os.environ.get(COLLECTIVES, sim.COLLECTIVES)
-    module = sim.install(
-        devices=2,
-        events_keep_lock=KEEP_LOCK in os.environ,
-        collectives=backend,
-    )
-    waits = sim.waits_since
-    return Device(sim.NAME, module, backend, 1, module.busy, module.Graph, lambda: waits({}))
+    module = sim.install()
+    waits = partial(sim.waits_since, {})
+    return Device(sim.NAME, module, sim.COLLECTIVES, module.busy, module.Graph, waits)
 
 
 def _real(name: str) -> Device:
@@ -58,8 +50,7 @@ def _real(name: str) -> Device:
     backend = dist.get_default_backend_for_device(name)
     launch = _sleeps if name == "cuda" else _multiplies
     make_graph = getattr(module, "CUDAGraph", None) or getattr(module, f"{name.upper()}Graph", None)
-    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    return Device(name, module, backend, ranks, launch(name, module), make_graph, dict)
+    return Device(name, module, backend, launch(name, module), make_graph, dict)
 
 
 def _sleeps(name: str, module: Any) -> Callable[[float], None]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,9 +18,6 @@ from torch.optim import SGD  # noqa: E402
 import otel_ddp  # noqa: E402
 from conftest import Here, Journal  # noqa: E402
 from node import Node  # noqa: E402
-from otel_ddp.journal import layout  # noqa: E402
-from otel_ddp.journal.writer import scratch_words  # noqa: E402
-from otel_ddp.torch.device_clock import DeviceClock  # noqa: E402
 from otel_ddp.vocabulary import catalog  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -71,42 +67,6 @@ def test_nothing_waits_for_the_device(run: otel_ddp.Run) -> None:
 
     # Five steps of 150 ms are launched long before the first of them is done.
     assert not last.query()
-
-
-@pytest.mark.parametrize("whole", [False, True], ids=["forward and backward", "whole step"])
-def test_a_step_can_be_captured_in_a_graph(run: otel_ddp.Run, place: Here, whole: bool) -> None:
-    def trained(watched: bool) -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1)).cuda()
-        optimizer, batch = SGD(model.parameters(), lr=0.001), inputs()
-        if watched:
-            otel_ddp.instrument(model)
-        # As torch asks for it: the first steps on a stream beside.
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            train(model, optimizer, batch, 5)
-        torch.cuda.current_stream().wait_stream(beside)
-        optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            model(batch).sum().backward()
-            if whole:
-                optimizer.step()
-        for _ in range(10):
-            graph.replay()
-            if not whole:
-                optimizer.step()
-        # And as if there had been no graph.
-        optimizer.zero_grad(set_to_none=True)
-        train(model, optimizer, batch, 10)
-        torch.cuda.synchronize()
-        return [p.detach().cpu() for p in model.parameters()]
-
-    for with_us, without in zip(trained(True), trained(False), strict=True):
-        assert torch.equal(with_us, without)
-    # The steps around the graph are measured all the same.
-    assert spent(place.only(), "forward") > 0
 
 
 @pytest.fixture
@@ -218,47 +178,6 @@ except RuntimeError:
         line for line in said.splitlines() if line.startswith(("import", "init", "child", "hid"))
     ]
     assert ours == ["import False", "init False", "child 7", "hidden"]
-
-
-class Times:
-    """What the clock writes down."""
-
-    def __init__(self) -> None:
-        self.charges: list[float] = []
-        self.words: list[int] = []
-        self.present_words = scratch_words()
-
-    def add_device_time(self, code: int, seconds: float) -> None:
-        self.charges.append(seconds)
-
-    def add_device_words(self, words: Sequence[int]) -> None:
-        self.words += words
-
-
-def test_the_distance_of_the_two_clocks_is_known_to_a_tenth_of_a_millisecond(
-    record_property: Callable[[str, object], None],
-) -> None:
-    times = Times()
-    clock = DeviceClock(torch.device("cuda", 0), module=torch.cuda, times=times)
-    waited_ns = []
-    for number in range(1, 60):
-        clock.mark(2 << layout.CODE_SHIFT | time.monotonic_ns())
-        torch.cuda._sleep(20_000_000)
-        now_ns = time.monotonic_ns()
-        clock.mark(now_ns)
-        clock.step_finished(number, now_ns)
-        torch.cuda.synchronize()
-        waited_ns.append(time.monotonic_ns() - now_ns)
-    shown_ns = [
-        word & layout.WORD_VALUE
-        for word in times.words
-        if word >> layout.CODE_SHIFT == layout.STEP_LAG
-    ]
-    # The first step is not told, and the last one has not been asked for.
-    apart_ns = [abs(a - b) for a, b in zip(shown_ns[5:], waited_ns[6:], strict=False)]
-    record_property("us apart at most", round(max(apart_ns) / 1e3, 1))
-
-    assert max(apart_ns) < 500_000
 
 
 def test_a_model_on_a_gpu_is_found_by_its_uuid(place: Here) -> None:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +27,6 @@ import otel_ddp
 
 # Ranks look after every so many steps whether they have been seen enough.
 LOOKS_EVERY = 50
-# What the device's own allocator says of its memory.
-MEMORY = {
-    "allocated": "allocated_bytes.all.current",
-    "reserved": "reserved_bytes.all.current",
-    "peak": "allocated_bytes.all.peak",
-}
 # DDP builds its buckets anew after the first step, and its hosts wait for that.
 SETTLED = 10
 
@@ -57,12 +50,6 @@ class Settings(NamedTuple):
     """Its host does not go on in forward of this step."""
     spread: str = "ddp"
     """Or `fsdp2`, or `captured`: each rank by itself, all of its step one graph."""
-    micro_batches: int = 1
-    """Of each step; gradients are reduced with the last one."""
-    devices: int = 1
-    """Of each rank; the second one has the last layer, where backward begins."""
-    holds_bytes: int = 0
-    """Of its device, from the beginning; and as many again for a moment, before its first step."""
     is_watched: bool = True
     """Whether otel_ddp watches it."""
     steps: int = 0
@@ -91,13 +78,7 @@ class Net(nn.Module):
         super().__init__()
         self.settings, self.step = settings, 0
         self.inner = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-        own = torch.device(DEVICE.name, DEVICE.module.current_device())
-        # Real devices are shared out among the ranks: each has its first one before any a second.
-        stride = DEVICE.ranks
-        places = range(own.index, own.index + settings.devices * stride, stride)
-        self.devices = [torch.device(own.type, place) for place in places]
-        self.inner.to(own)
-        self.others = nn.ModuleList(nn.Linear(64, 64, device=each) for each in self.devices[1:])
+        self.inner.to(DEVICE.name)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         settings = self.settings
@@ -109,10 +90,6 @@ class Net(nn.Module):
         for _ in range(pieces):
             time.sleep(settings.launch_s / pieces)
             DEVICE.busy(settings.forward_s / pieces)
-        for layer, device in zip(self.others, self.devices[1:], strict=True):
-            outputs = layer(outputs.to(device))
-            with DEVICE.module.device(device):
-                DEVICE.busy(settings.forward_s)
         backward_s = float("inf") if self.step == settings.hangs_at else settings.backward_s
         return Kernel.apply(outputs, backward_s)
 
@@ -165,12 +142,6 @@ def spread(net: Net) -> nn.Module:
     return DistributedDataParallel(net, bucket_cap_mb=0.01)
 
 
-def hold(size: int) -> torch.Tensor:
-    """Device memory; as much of it again is given back at once."""
-    held, _ = (torch.empty(size, dtype=torch.uint8, device=DEVICE.name) for _ in range(2))
-    return held
-
-
 class Step:
     """One step of a training, and what the program itself sees of it."""
 
@@ -184,13 +155,10 @@ class Step:
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """The loss, which the host does not wait for."""
         self.calls += 1
-        last = self.net.settings.micro_batches - 1
-        for micro in range(last + 1):
-            with self.model.no_sync() if micro < last else nullcontext():
-                self._mark("forward")
-                loss = self.model(inputs).sum()
-                self._mark("backward")
-                loss.backward()
+        self._mark("forward")
+        loss = self.model(inputs).sum()
+        self._mark("backward")
+        loss.backward()
         self._mark("optimizer")
         self.optimizer.step()
         self._mark("between")
@@ -228,15 +196,12 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
     optimizer, measured = made.optimizer, made.measured
     enough = torch.zeros(1, device=DEVICE.name)
     settled: dict[str, int] = {}
-    began_s = 0.0
-    held = hold(settings.holds_bytes)
     for number, batch in enumerate(otel_ddp.data(batches(net)), 1):
         net.step = number
         if number == begins:
             net.settings, optimizer.busy_s = then, then.optimizer_s
         inputs = batch.to(DEVICE.name, non_blocking=True)
         if number == SETTLED:
-            began_s = time.monotonic()
             settled = DEVICE.waits()
             if settings.spread == "captured":
                 step = captured(made, inputs)
@@ -254,24 +219,17 @@ def train(name: str, settings: Settings, begins: int, then: Settings, folder: Pa
             dist.all_reduce(enough)
             if enough.item():
                 break
-    took_s = time.monotonic() - began_s
     waits = {why: each - settled.get(why, 0) for why, each in DEVICE.waits().items()}
     DEVICE.module.synchronize()
-    memory = DEVICE.module.memory_stats()
-    own = DEVICE.module.get_device_properties(DEVICE.module.current_device())
     said = {
         "steps": made.calls,
-        "memory": {name: memory[key] for name, key in MEMORY.items()}
-        | {"limit": int(own.total_memory)},
         "waits": {why: each for why, each in waits.items() if each},
-        "step_s": took_s / max(number - SETTLED, 1),
         "seconds": measured.seconds(),
         "seconds_later": measured.seconds(since_step=3),
     }
     if run is not None:
         run.finish()
     (folder / f"{name}.{dist.get_rank()}.device").write_text(json.dumps(said))
-    del held
 
 
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
