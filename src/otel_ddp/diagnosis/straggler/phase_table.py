@@ -91,10 +91,6 @@ class PhaseTable:
     def _others(self, i: int) -> list[int]:
         return [at for at in self._sample(i) if at != i]
 
-    def is_alone(self, i: int) -> bool:
-        """Whether there is no other unit to compare unit *i* with."""
-        return not self._others(i)
-
     def _usual_need(self, i: int) -> _Need:
         """The median needs of the units other than *i*."""
         key = self._units[i].stage, i if i in self._sample(i) else None
