@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from make import labels_of, step_of
 from otel_ddp.diagnosis.detector import Observation, RankState
 from otel_ddp.diagnosis.stall.evidence import Position
@@ -66,10 +68,10 @@ def test_a_node_whose_ranks_are_waited_for_is_told_after_12_s() -> None:
 
     verdict = run.changes[-1].verdict
     assert verdict.labels == (("group", "g"), ("run", "r"), ("node", "node-1"))
+    assert (verdict.phase, verdict.step) == ("backward", 40)
     assert verdict.sentence == (
-        "node-1 has not been heard for 12 s, and the other ranks wait; ranks 2, 3 were in backward "
-        "after step 40. Look whether the node is still there: its power, its kernel, the network "
-        "to it."
+        "node-1, with ranks 2, 3, has not been heard for 12.5 s, and the other ranks wait. Look "
+        "whether the node is still there: its power, its kernel, the network to it."
     )
 
 
@@ -80,18 +82,12 @@ def test_a_node_with_which_the_others_train_on_has_lost_its_link_alone() -> None
     assert run.go_on(60, unheard={1}) == []
 
 
-def test_a_node_is_not_waited_for_while_another_rank_saves() -> None:
+@pytest.mark.parametrize("phase", ["checkpoint", "other"])
+def test_a_rank_that_saves_or_uploads_its_model_waits_for_no_node(phase: str) -> None:
     run = Run()
     run.go_on(20)
 
-    assert run.go_on(30, unheard={1}, moves=False, phase="checkpoint") == []
-
-
-def test_a_rank_that_uploads_its_model_at_the_end_waits_for_no_node() -> None:
-    run = Run()
-    run.go_on(20)
-
-    assert run.go_on(30, unheard={1}, moves=False, phase="other") == []
+    assert run.go_on(30, unheard={1}, moves=False, phase=phase) == []
 
 
 def test_a_rank_in_a_collective_of_its_program_waits() -> None:

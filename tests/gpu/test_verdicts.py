@@ -365,7 +365,7 @@ def test_a_host_that_does_not_come_to_a_collective_is_named_with_its_line(
     source = PROGRAM.read_text().splitlines()
     line = 1 + next(at for at, each in enumerate(source) if "time.sleep(1e6)" in each)
     said = re.escape(f"{PROGRAM.name}:{line} (forward) and sleeps; rank 0 waits for it")
-    verdict = hang(HOST_STAYS_AWAY, f"rank 1 is in forward.*{said}", record_property)
+    verdict = hang(HOST_STAYS_AWAY, rf"rank 1 \(\S+\) is in forward.*{said}", record_property)
 
     assert verdict["evidence"]["culprits"] == ["1"]
     assert (verdict["phase"], verdict["step"]) == ("forward", HANGS_AT - 1)

@@ -18,7 +18,8 @@ _PHASES_IN_WORDS = {
 }
 
 
-# Advice of two kinds of verdicts: `bound` and `recurring`.
+# Advice of two kinds of verdicts: `silence` and `stall`; `bound` and `recurring`.
+UNHEARD = "Look whether the node is still there: its power, its kernel, the network to it."
 COLLECT_TOGETHER = (
     "Call gc.freeze() once all is built: later collections pass that over. Or call gc.disable(), "
     "and gc.collect() in the same steps on all ranks."
@@ -56,16 +57,6 @@ def unit_name(labels: Labels) -> str:
     return rank_name(labels) if "rank" in dict(labels) else dict(labels).get("node", "?")
 
 
-def rank_names(several: Iterable[Labels]) -> str:
-    """`rank 3`, or `ranks 1, 3 and 5`."""
-    numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
-    if len(numbers) == 1:
-        return _process(numbers[0])
-    if (more := len(numbers) - _MOST_RANKS) > 0:
-        return f"ranks {', '.join(numbers[:_MOST_RANKS])} and {more} more"
-    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-
 def _process(rank: str) -> str:
     # Without a rank the label is `p` and the process id.
     return f"process {rank[1:]}" if rank.startswith("p") else f"rank {rank}"
@@ -74,7 +65,9 @@ def _process(rank: str) -> str:
 def rank_list(several: Iterable[Labels]) -> str:
     """`rank 3`, or `ranks 3, 5`; at most eight."""
     numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
-    return f"rank{plural(numbers)} {first_of(numbers, _MOST_RANKS)}"
+    if len(numbers) == 1:
+        return _process(numbers[0])
+    return f"ranks {first_of(numbers, _MOST_RANKS)}"
 
 
 def rank_numbers(several: Iterable[Labels]) -> str:
@@ -107,22 +100,10 @@ def duration(seconds: float) -> str:
     return shown.seconds(seconds)
 
 
-def about(seconds: float) -> str:
-    """A duration, rounded."""
-    if seconds >= 120:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
-
-
 def cost(others: int, lost_per_s: float) -> str:
     """The time that a late rank costs the others."""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     return f"{lose} {lost_per_s:.{'0f' if lost_per_s >= 10 else '2g'}} s each second"
-
-
-def size(count: float) -> str:
-    """Bytes."""
-    return f"{count / 2**30:.4g} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def percent(share: float) -> str:

@@ -26,8 +26,6 @@ from otel_ddp.torch.inspection import outward
 
 _MOST_THREADS = _MOST_FRAMES = 64
 _LONGEST_TEXT = 300
-# The agent hides frames of these files, which are not the user's.
-_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _END_S = 0.5
 # Only a fault in the thread itself raises these, and blocking them would end the process.
 _FAULTS = {
@@ -138,7 +136,6 @@ class _StackAnswers:
         answer: dict[str, Any] = {
             "question": max(numbers),
             "kind": "what" if everything else "where",
-            "package": _PACKAGE,
             "threads": _threads(threading.get_ident(), self._training()),
             "groups": collectives.groups(recorded),
         }

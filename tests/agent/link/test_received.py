@@ -161,7 +161,6 @@ EVIDENCE = st.builds(
     stack=st.lists(st.builds(Frame, text, st.none() | whole, text)).map(tuple),
     device_phase=st.sampled_from(["", "forward", "comm_wait"]),
     device_step=st.none() | whole,
-    package=text,
     kernel=st.none(),
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,14 +15,13 @@ import pytest
 
 from agent.node.node_trees import NodeTree
 from make import Clock
-from otel_ddp.agent.judge import observe
 from otel_ddp.agent.judge.observe import ExitCauses
 
 PID, TICKS = 4711, 5000
 PAGE = os.sysconf("SC_PAGE_SIZE")
 KILLED = (
     "6,900,1000000,-;{}: Killed process {} (py (thon) total-vm:70000000kB, "
-    "anon-rss:1048576kB, file-rss:512kB, shmem-rss:512kB, UID:0 pgtables:123kB oom_score_adj:0\n"
+    "anon-rss:1048576kB, UID:0 pgtables:123kB oom_score_adj:0\n"
 )
 
 
@@ -37,12 +35,10 @@ class Machine(NodeTree):
         self.first_namespace(True)
         self.one_process(PID)
 
-    def one_process(
-        self, pid: int, ticks: int = TICKS, pages: int = 1000, cgroup: str = ""
-    ) -> None:
-        self.process(pid, name="py) S 1", start=ticks, pages=pages)
+    def one_process(self, pid: int, pages: int = 1000) -> None:
+        self.process(pid, name="py) S 1", start=TICKS, pages=pages)
         self.write(f"proc/{pid}/statm", f"9999 {pages} 3 4 0 6 0\n")
-        self.write(f"proc/{pid}/cgroup", cgroup)
+        self.write(f"proc/{pid}/cgroup", "")
 
     def first_namespace(self, true: bool) -> None:
         link = self.root / "proc/self/ns/pid"
@@ -93,7 +89,7 @@ def blind(machine: Machine) -> None:
 
 
 def findings(why: dict[str, Any]) -> set[str]:
-    return {word for word in why if word.startswith(("out_of", "signal", "exit", "xid"))}
+    return {word for word in why if word.startswith(("out_of", "signal", "exit"))}
 
 
 # -- out of memory, by the kernel's log
@@ -116,7 +112,6 @@ def test_the_kernels_log_names_the_process_that_it_killed(
 
     assert why["out_of_memory"] == "kernel log"
     assert why["out_of_memory_in"] == scope
-    assert why["resident_bytes"] == (1048576 + 1024) * 1024
 
 
 @pytest.mark.parametrize("why", ["of another process", "before the agent", "another namespace"])
@@ -136,19 +131,6 @@ def test_lines_that_are_not_about_this_process_are_ignored(
         machine.events(1)
 
     assert findings(found.why(PID, TICKS)) == set()
-
-
-def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
-    machine: Machine, start: Start
-) -> None:
-    found = start(machine)
-    machine.says(KILLED.format("Out of memory", PID))
-    assert findings(found.why(PID, TICKS))
-
-    machine.one_process(PID, ticks=TICKS + 1)
-    found.watch(PID, TICKS + 1)
-
-    assert findings(found.why(PID, TICKS + 1)) == set()
 
 
 # -- out of memory, by the cgroup's counters
@@ -177,74 +159,33 @@ def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
     machine.in_version_2(kills=1)
     found = start(machine)
     machine.events(2)
+    kills = []
     # It takes some seconds to die, and is looked at meanwhile.
-    for _ in range(5):
-        machine.clock.now += 1
-        found.watch(PID, TICKS)
-    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
+    for seconds in (5, 60):
+        for _ in range(seconds):
+            machine.clock.now += 1
+            found.watch(PID, TICKS)
+        kills.append(found.why(PID, TICKS).get("out_of_memory_kills"))
 
-    for _ in range(60):
-        machine.clock.now += 1
-        found.watch(PID, TICKS)
-
-    assert findings(found.why(PID, TICKS)) == set()
+    assert kills == [1, None]
 
 
 # -- memory
 
 
-def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
-    machine: Machine, start: Start
-) -> None:
-    machine.in_version_2()
-    machine.write("sys/fs/cgroup/job/rank/memory.max", "max\n")
-    machine.write("sys/fs/cgroup/job/memory.max", f"{8 << 30}\n")
-    machine.one_process(PID, pages=2000, cgroup="0::/job/rank\n")
+def test_the_last_reading_of_its_memory_is_remembered(machine: Machine, start: Start) -> None:
+    machine.one_process(PID, pages=2000)
     found = start(machine)
 
-    machine.ends(PID)
+    # A dying process gives its memory back.
+    machine.one_process(PID, pages=0)
     machine.clock.now += 2.5
-    why = found.why(PID, TICKS)
-
-    assert why["resident_bytes"] == 2000 * PAGE
-    assert (why["memory_limit_bytes"], why["memory_limit_of"]) == (8 << 30, "memory cgroup")
-
-
-@pytest.mark.parametrize(
-    ("pages", "later_s"), [(0, 2.0), (7, 1.5)], ids=["it gave its memory back", "read just now"]
-)
-def test_a_reading_of_memory_stays(
-    pages: int, later_s: float, machine: Machine, start: Start
-) -> None:
-    found = start(machine)
-    machine.one_process(PID, pages=pages)
-    machine.clock.now += later_s
     found.watch(PID, TICKS)
 
-    why = found.why(PID, TICKS)
-    assert why["resident_bytes"] == 1000 * PAGE
-    # Without a cgroup the node is the limit.
-    assert (why["memory_limit_bytes"], why["memory_limit_of"]) == (64 << 30, "node")
+    assert found.why(PID, TICKS)["resident_bytes"] == 2000 * PAGE
 
 
 # -- the driver
-
-
-def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_process(
-    machine: Machine, start: Start
-) -> None:
-    xid = "3,9,9,-;NVRM: Xid (PCI:0000:65:00): {}, {}\n"
-    found = start(machine)
-    machine.says(xid.format(13, f"pid={PID}, name=python"))
-    machine.clock.now += 2
-    found.watch(PID, TICKS)
-
-    machine.clock.now += 31
-    machine.says(xid.format(31, f"pid={PID}, name=python"))
-    machine.says(xid.format(43, f"pid={PID + 1}, name=python"))
-    machine.says(xid.format(79, "GPU has fallen off the bus."))
-
-    assert [each.split()[3] for each in found.why(PID, TICKS)["xid"]] == ["31,", "79,"]
 
 
 # -- which process it is about
@@ -257,15 +198,6 @@ def test_a_number_with_another_owner_is_not_watched(machine: Machine, start: Sta
         found.watch(pid, start_ticks)
         assert found.why(pid, start_ticks) == {}
     assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
-
-
-def test_a_machine_that_shows_nothing_gives_no_evidence(tmp_path: Path) -> None:
-    found = ExitCauses(tmp_path)
-    found.watch(PID, TICKS)
-
-    assert found.why(PID, TICKS) == {}
-    assert found.handles() == []
-    found.close()
 
 
 # -- for real
@@ -295,17 +227,7 @@ def ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-@pytest.mark.parametrize(
-    ("end", "evidence"),
-    [
-        (lambda child: child.send_signal(signal.SIGSEGV), {"signal": "SIGSEGV"}),
-        (lambda child: child.stdin.close(), {"exit_code": 3}),
-    ],
-    ids=["crash", "exit"],
-)
 def test_a_death_wakes_the_agent_and_the_kernel_knows_the_exit_code(
-    end: Callable[[subprocess.Popen[bytes]], None],
-    evidence: dict[str, Any],
     child: subprocess.Popen[bytes],
 ) -> None:
     before = open_files()
@@ -315,30 +237,17 @@ def test_a_death_wakes_the_agent_and_the_kernel_knows_the_exit_code(
     (handle,) = found.handles()
     assert select.select([handle], [], [], 0)[0] == []
 
-    end(child)
+    assert child.stdin is not None
+    child.stdin.close()
 
     assert select.select([handle], [], [], 60)[0] == [handle]
     child.wait()
     why = found.why(child.pid, start_ticks)
-    assert {word: why[word] for word in findings(why)} == (evidence if TELLS_EXITS else {})
+    known = {"exit_code": 3} if TELLS_EXITS else {}
+    assert {word: why[word] for word in findings(why)} == known
     assert why["resident_bytes"] > 1 << 20
     # Its end is known: its descriptor must not wake the agent again and again.
     assert found.handles() == []
     found.forget(child.pid, start_ticks)
     found.close()
     assert open_files() == before
-
-
-def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
-    machine: Machine, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blind(machine)
-    machine.in_version_2()
-    found = start(machine)
-    machine.events(1)
-
-    # The kernel's answer, which only new ones give.
-    monkeypatch.setattr(observe, "exit_status", lambda handle: int(signal.SIGTERM))
-    assert findings(found.why(PID, TICKS)) == {"signal"}
-    monkeypatch.setattr(observe, "exit_status", lambda handle: int(signal.SIGKILL))
-    assert "out_of_memory" in found.why(PID, TICKS)

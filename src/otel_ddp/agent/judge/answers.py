@@ -152,7 +152,6 @@ def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
         stack=frames(_main_and_training(content)[1]),
         device_phase="" if phase is None else phase_word(phase),
         device_step=plain.whole(device.get("step")),
-        package=str(content.get("package") or ""),
     )
 
 
@@ -164,7 +163,6 @@ def content_of(evidence: Evidence, most: int) -> dict[str, Any]:
         "collectives": [each._asdict() for each in evidence.collectives[:most]],
         "threads": [{"main": True, "frames": [list(each) for each in evidence.stack]}],
         "device": {"phase": PHASES.get(evidence.device_phase), "step": evidence.device_step},
-        "package": evidence.package,
     }
 
 

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import errors, files
 from otel_ddp.agent.judge.answers import Answers
@@ -30,20 +30,14 @@ from otel_ddp.journal.reader import JournalReader
 # How far back evidence counts: a dying process frees its memory before its journal's lock.
 _REMEMBERED_S = 30.0
 _SAMPLE_EVERY_S = 2.0
-_MOST_XIDS = 3
-_LONGEST_TEXT = 300
 
 # The kernel's log uses the process ids of the initial PID namespace.
 _FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
 _MOST_LINES = 2000
 _MOST_KILLS = 1000
-_MOST_XIDS_KEPT = 100
 
 _LINE = re.compile(r"\d+,\d+,\d+,[^;]*;(.*)")
 _OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? process (\d+) \(")
-_OOM_RESIDENT = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
-_XID = re.compile(r"NVRM: Xid \(.*?\): \d+")
-_XID_PROCESS = re.compile(r"\bpid=(\d+)")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), whose first version has 64 bytes.
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
@@ -62,8 +56,6 @@ class _Watched:
         # Times, and the cgroup's count of out-of-memory kills at each.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
-        self.limit_bytes: int | None = None
-        self.limit_of = ""
 
 
 class ExitCauses:
@@ -138,7 +130,7 @@ class ExitCauses:
             os.close(watched.pidfd)
 
     def _sample(self, pid: int, watched: _Watched, now: float) -> None:
-        self._log.poll(now)
+        self._log.poll()
         resident_bytes = self._files.read(f"{self._root}/proc/{pid}/statm", _resident, "statm")
         if not resident_bytes:
             return  # a dying process has freed its memory: keep the last sample
@@ -147,7 +139,6 @@ class ExitCauses:
         if group != watched.group:
             watched.group = group
             watched.kills.clear()
-        watched.limit_bytes, watched.limit_of = self._limit(group)
         count = None if group is None else self._count_kills(group)
         if count is not None:
             watched.kills.append((now, count))
@@ -158,15 +149,6 @@ class ExitCauses:
     def _count_kills(self, group: Group) -> int | None:
         """The cgroup's count of out-of-memory kills."""
         return (self._files.read(f"{group.path}/memory.events", numbers) or {}).get("oom_kill")
-
-    def _limit(self, group: Group | None) -> tuple[int | None, str]:
-        """The smallest memory limit of this process, and what sets it."""
-        node = self._files.read(f"{self._root}/proc/meminfo", numbers) or {}
-        found = [(node["MemTotal"] * 1024, "node")] if "MemTotal" in node else []
-        if group is not None:
-            limits = self._cgroups.memory_limits(group)
-            found += [(limit, "memory cgroup") for limit, _ in limits]
-        return min(found) if found else (None, "")
 
     # -- when it has ended
 
@@ -186,18 +168,12 @@ class ExitCauses:
             return evidence
         watched.has_ended = True
         now = self._clock()
-        self._log.poll(now)
+        self._log.poll()
         # The out-of-memory killer uses SIGKILL only.
         if status is None or evidence.get("signal") == "SIGKILL":
             evidence.update(self._out_of_memory(pid, watched, now))
-        # The kernel's figure at the kill is better than the last sample.
-        if watched.resident_bytes is not None and "resident_bytes" not in evidence:
+        if watched.resident_bytes is not None:
             evidence["resident_bytes"] = watched.resident_bytes
-        if watched.limit_bytes is not None:
-            evidence["memory_limit_bytes"] = watched.limit_bytes
-            evidence["memory_limit_of"] = watched.limit_of
-        if xids := self._xids_about(pid, now):
-            evidence["xid"] = xids
         return evidence
 
     def _out_of_memory(self, pid: int, watched: _Watched, now: float) -> dict[str, Any]:
@@ -219,15 +195,6 @@ class ExitCauses:
             "out_of_memory_within_s": round(now - watched.kills[0][0], 1),
             "out_of_memory_group": watched.group.path,
         }
-
-    def _xids_about(self, pid: int, now: float) -> list[str]:
-        found = [
-            xid.text
-            for xid in self._log.xids
-            if now - xid.at <= _REMEMBERED_S
-            and (xid.pid is None or not self._in_first_namespace or xid.pid == pid)
-        ]
-        return found[-_MOST_XIDS:]
 
     # -- /proc
 
@@ -261,20 +228,11 @@ def _signal_name(number: int) -> str:
 # -- the kernel's log
 
 
-class Xid(NamedTuple):
-    """An error of a GPU in the kernel's log."""
-
-    at: float
-    pid: int | None
-    text: str
-
-
 class KernelLog:
     """The lines of the log since it was opened. Pids are those of the initial namespace."""
 
     def __init__(self, path: Path) -> None:
         self.kills: dict[int, dict[str, Any]] = {}
-        self.xids: collections.deque[Xid] = collections.deque(maxlen=_MOST_XIDS_KEPT)
         self._handle = _open(path)
 
     @property
@@ -287,7 +245,7 @@ class KernelLog:
             os.close(self._handle)
             self._handle = -1
 
-    def poll(self, now: float) -> None:
+    def poll(self) -> None:
         """Read new lines."""
         for _ in range(_MOST_LINES if self._handle >= 0 else 0):
             try:
@@ -299,23 +257,12 @@ class KernelLog:
             if not block:
                 return
             for line in block.decode("utf-8", "replace").splitlines():
-                if match := _LINE.match(line):
-                    self._parse(match[1], now)
-
-    def _parse(self, text: str, now: float) -> None:
-        if kill := _OOM_KILL.search(text):
-            scope = "node" if kill[1].startswith("Out") else "memory cgroup"
-            found: dict[str, Any] = {"out_of_memory": "kernel log"}
-            found["out_of_memory_in"] = scope
-            if sizes := [int(size) * 1024 for size in _OOM_RESIDENT.findall(text)]:
-                found["resident_bytes"] = sum(sizes)
-            if len(self.kills) >= _MOST_KILLS:
-                self.kills.pop(next(iter(self.kills)))
-            self.kills[int(kill[2])] = found
-        elif _XID.search(text):
-            process = _XID_PROCESS.search(text)
-            pid = int(process[1]) if process else None
-            self.xids.append(Xid(now, pid, text[:_LONGEST_TEXT]))
+                if (match := _LINE.match(line)) and (kill := _OOM_KILL.search(match[1])):
+                    scope = "node" if kill[1].startswith("Out") else "memory cgroup"
+                    found = {"out_of_memory": "kernel log", "out_of_memory_in": scope}
+                    self.kills[int(kill[2])] = found
+                    if len(self.kills) > _MOST_KILLS:
+                        del self.kills[next(iter(self.kills))]
 
 
 def _open(path: Path) -> int:

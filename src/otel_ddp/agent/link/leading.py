@@ -14,7 +14,7 @@ from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link.messages import PackedJudgement, RemoteHost, Senseless, unpack_readings
 from otel_ddp.agent.reading.process import Process
-from otel_ddp.diagnosis.say import about, first_of, plural
+from otel_ddp.diagnosis.say import duration, first_of, plural
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.sent import ReceivedJournal
@@ -254,7 +254,7 @@ class Leading:
         }
         if silent:
             names = first_of(sorted(silent), _MOST_NAMED)
-            sentences.append(f"{names} not heard for {about(max(silent.values()) / 1e9)}")
+            sentences.append(f"{names} not heard for {duration(max(silent.values()) / 1e9)}")
         if lost := sum(node.lost for node in self._nodes.values()):
             sentences.append(f"{lost} records of other nodes were overwritten before they came")
         if refused := self._server.refused.copy():

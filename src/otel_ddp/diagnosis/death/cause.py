@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from otel_ddp.diagnosis.say import about, in_phase, size
+from otel_ddp.diagnosis.say import duration, in_phase
 from otel_ddp.diagnosis.verdict import Labels
 
 # Messages of exceptions for a lost peer. "Peer access" is about two GPUs.
@@ -30,8 +30,6 @@ REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
 # A launcher ends the other ranks within this time: torchrun polls every 0.1 to 5 s, sends SIGTERM,
 # and SIGKILL 30 s later.
 FOLLOWS_S = 40.0
-# From this share of its memory limit on, memory may be the cause.
-_NEARLY_FULL = 0.8
 _LONGEST_REASON = 200
 _CRASHES = {
     "SIGSEGV": "a crash in native code",
@@ -137,7 +135,7 @@ def why_it_ended(process: EndedProcess) -> str:
         kills, within = cause.get("out_of_memory_kills", 1), cause.get("out_of_memory_within_s", 0)
         return (
             f"most likely the kernel's out-of-memory killer: it killed {kills} "
-            f"process{'es' * (kills != 1)} of its memory cgroup within {about(within)}"
+            f"process{'es' * (kills != 1)} of its memory cgroup within {duration(within)}"
         )
     if process.state == "failed":
         reason = process.reason or "it gave no reason"
@@ -156,20 +154,3 @@ def short_cause(process: EndedProcess) -> str:
     line, _, rest = why_it_ended(process).strip().partition("\n")
     cut = line[:_LONGEST_REASON].rstrip()
     return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut
-
-
-def hints(process: EndedProcess) -> str:
-    """Possible causes without proof."""
-    cause, hints = process.cause, []
-    resident, limit = cause.get("resident_bytes"), cause.get("memory_limit_bytes")
-    if (
-        "out_of_memory" not in cause
-        and process.state == "killed"
-        and isinstance(resident, int)
-        and isinstance(limit, int)
-        and resident >= _NEARLY_FULL * limit
-    ):
-        owner = cause.get("memory_limit_of", "")
-        hints.append(f"it held {size(resident)} of the {owner}'s {size(limit)} a moment before")
-    hints += [f"the GPU driver reported {text.rstrip('.')}" for text in cause.get("xid", ())]
-    return "".join(f"; {hint}" for hint in hints)

@@ -267,7 +267,7 @@ def _verdict_of(
     if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
         # Some lost a peer and the launcher ended the others: the cause is elsewhere.
         first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
-        names, word = say.rank_names(each.labels for each in first), "lost_peer"
+        names, word = say.rank_list(each.labels for each in first), "lost_peer"
         sentence = f"{names} failed {_where(first)}, because of lost connections: {_causes(first)}"
         sentence += f". {_other_end(first, [*finished, *left], incident.unheard)}"
     elif order == "unknown":
@@ -275,7 +275,7 @@ def _verdict_of(
     else:
         (origin,) = first
         sentence = f"{say.rank_name(origin.labels)} {cause.how_it_ended(origin)}"
-        sentence += f": {cause.short_cause(origin)}{cause.hints(origin)}"
+        sentence += f": {cause.short_cause(origin)}"
         word = cause.cause_word(origin)
     if rest := [each for each in members if each not in first]:
         sentence += f". {_what_followed(first, rest)}"
@@ -312,9 +312,11 @@ def _verdict_of(
 
 def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
     """Sentence and cause of ends whose order is unknown."""
+    soonest_ns = min(each.seen_alive_ns for each in first)
+    within = say.duration((max(each.ended_ns for each in first) - soonest_ns) / 1e9)
     sentence = (
-        f"{say.rank_names(each.labels for each in first)} ended within {_within(first)} of each "
-        f"other, {_where(first)}, and which was first is not known: {_causes(first)}"
+        f"{say.rank_list(each.labels for each in first)} ended within {within} of each other, "
+        f"{_where(first)}, and which was first is not known: {_causes(first)}"
     )
     words = {cause.cause_word(each) for each in first}
     reported = all(each.state != "killed" for each in first)
@@ -340,17 +342,11 @@ def _other_end(
     ]
     if left:
         has = say.verb(left, "has", "have")
-        text = f"{say.rank_names(e.labels for e in left)} {has} finished before that"
+        text = f"{say.rank_list(e.labels for e in left)} {has} finished before that"
         if any("exit_code" not in e.cause for e in left):
             text += ", with an exit code that is not known"
         return say.capitalized(text)
     return "No rank reports another cause: look at other nodes, and at the network"
-
-
-def _within(processes: Sequence[EndedProcess]) -> str:
-    """How far apart their ends may be."""
-    soonest_ns = min(each.seen_alive_ns for each in processes)
-    return say.about((max(each.ended_ns for each in processes) - soonest_ns) / 1e9)
 
 
 def _where(processes: Sequence[EndedProcess]) -> str:
@@ -366,21 +362,21 @@ def _what_followed(first: Sequence[EndedProcess], others: list[EndedProcess]) ->
     parts = []
     if killed := [each for each in others if each.state == "killed"]:
         after_s = (max(each.ended_ns for each in killed) - first[0].ended_ns) / 1e9
-        when = f" within {say.about(after_s)}" if after_s > 0 else ""
-        parts.append(f"{say.rank_names(e.labels for e in killed)} followed{when}")
+        when = f" within {say.duration(after_s)}" if after_s > 0 else ""
+        parts.append(f"{say.rank_list(e.labels for e in killed)} followed{when}")
     if lost := [each for each in others if cause.manner(each) == "lost_peer"]:
         its = say.verb(lost, "its connection", "their connections")
-        parts.append(f"{say.rank_names(e.labels for e in lost)} lost {its} and failed")
+        parts.append(f"{say.rank_list(e.labels for e in lost)} lost {its} and failed")
     if requested := [each for each in others if cause.manner(each) == "requested"]:
         was = say.verb(requested, "was", "were")
-        parts.append(f"{say.rank_names(e.labels for e in requested)} {was} asked to end")
+        parts.append(f"{say.rank_list(e.labels for e in requested)} {was} asked to end")
     rest = [each for each in others if cause.manner(each) in ("own_cause", "exit_code")]
     parts += [
-        f"{say.rank_names([each.labels])} failed too: {cause.short_cause(each)}"
+        f"{say.rank_list([each.labels])} failed too: {cause.short_cause(each)}"
         for each in rest[:_MOST_REASONS]
     ]
     if more := rest[_MOST_REASONS:]:
-        parts.append(f"{say.rank_names(e.labels for e in more)} failed too")
+        parts.append(f"{say.rank_list(e.labels for e in more)} failed too")
     return say.capitalized("; ".join(parts))
 
 
@@ -389,7 +385,7 @@ def _causes(processes: Sequence[EndedProcess]) -> str:
     if len(set(map(cause.short_cause, processes))) == 1:
         return cause.short_cause(processes[0])
     shown = processes[:_MOST_REASONS]
-    parts = [f"{say.rank_names([each.labels])}: {cause.short_cause(each)}" for each in shown]
+    parts = [f"{say.rank_list([each.labels])}: {cause.short_cause(each)}" for each in shown]
     if more := len(processes) - len(shown):
         parts.append(f"and {more} more")
     return "; ".join(parts)

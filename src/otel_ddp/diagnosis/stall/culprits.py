@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.say import in_phase, rank_list, verb
+from otel_ddp.diagnosis.say import UNHEARD, in_phase, rank_list, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
@@ -40,7 +40,6 @@ _ADVICE = {
     "elsewhere": "Look at the verdicts of the other nodes, and at the network between them.",
     "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
     "and the GPUs' errors.",
-    "unheard": "Look whether the node is still there: its power, its kernel, the network to it.",
     "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
     "that need not finish daemons.",
 }
@@ -117,7 +116,7 @@ def _unheard(living: Sequence[Suspect]) -> Findings | None:
         f"{', '.join(nodes)} {verb(nodes, 'is', 'are')} no longer heard, with {_ranks(culprits)}"
     ]
     why += _waits(living, culprits)
-    return _findings("unheard", living, culprits, why, _ADVICE["unheard"])
+    return _findings("unheard", living, culprits, why, UNHEARD)
 
 
 def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
@@ -139,8 +138,8 @@ def _disabled(living: Sequence[Suspect], floor_s: float) -> Findings | None:
 _Entered = list[tuple[Suspect, Collective]]
 
 
-def _entered(living: Iterable[Suspect]) -> list[tuple[str, int, _Entered]]:
-    """Group and number of each collective, and the ranks that entered it; by number."""
+def _entered(living: Iterable[Suspect]) -> list[tuple[int, _Entered]]:
+    """The number of each collective, and the ranks that entered it; by number."""
     # A group with gloo for hosts and nccl for devices counts them separately.
     found: dict[tuple[str, str, int], dict[Labels, tuple[Suspect, Collective]]] = {}
     for each in living:
@@ -148,13 +147,13 @@ def _entered(living: Iterable[Suspect]) -> list[tuple[str, int, _Entered]]:
             backend = one.op.partition(":")[0]
             by_rank = found.setdefault((backend, one.group, one.number), {})
             by_rank[each.labels] = each, one
-    entered = [(group, number, [*each.values()]) for (_, group, number), each in found.items()]
-    return sorted(entered, key=lambda each: each[1])
+    entered = [(number, [*each.values()]) for (_, _, number), each in found.items()]
+    return sorted(entered, key=lambda each: each[0])
 
 
 def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
     """Ranks that entered another collective than the others with the same number."""
-    for _, number, entered in _entered(living):
+    for number, entered in _entered(living):
         votes: dict[str, _Entered] = {}
         for each, one in entered:
             op = one.op.rpartition(":")[2]
@@ -235,14 +234,15 @@ def _numbers(
 
 def _not_begun(living: Sequence[Suspect]) -> Findings | None:
     """Ranks whose devices have not started a collective that other devices are in."""
-    for _, number, entered in _entered(living):
+    for number, entered in _entered(living):
         if not {one.state for _, one in entered} >= {_SCHEDULED, _STARTED}:
             continue
         # A device in another collective waits there.
         late = [
             (each, one)
             for each, one in entered
-            if one.state == _SCHEDULED and _STARTED not in _states(each)
+            if one.state == _SCHEDULED
+            and all(other.state != _STARTED for other in each.known.collectives)
         ]
         if not late:
             continue
@@ -259,10 +259,6 @@ def _not_begun(living: Sequence[Suspect]) -> Findings | None:
         why += _waits(living, culprits)
         return _findings("device", living, culprits, why, _ADVICE["device"])
     return None
-
-
-def _states(each: Suspect) -> set[str]:
-    return {one.state for one in each.known.collectives}
 
 
 def _computes(living: Sequence[Suspect]) -> Findings | None:
@@ -319,26 +315,10 @@ def _none_of_these(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findi
     if max((each.position.world or 0 for each in living), default=0) > len(living) + len(ended):
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
         return _findings("elsewhere", living, (), why, _ADVICE["elsewhere"])
-    culprits, why = _where_it_goes_on(living)
-    return _findings("backend", living, culprits, why, _ADVICE["backend"])
-
-
-def _where_it_goes_on(living: Sequence[Suspect]) -> tuple[list[Suspect], list[str]]:
-    """The ranks still in a collective that others have completed, and its description."""
-    for group, number, entered in _entered(living):
-        inside = [each for each, one in entered if one.state == _STARTED]
-        done = [
-            each
-            for each in living
-            if any(g.name == group and (g.completed or 0) >= number for g in each.known.groups)
-        ]
-        if inside and done:
-            what = f"{entered[0][1]}, collective number {number}"
-            return inside, [f"{what}, has ended on {_ranks(done)} and goes on on {_ranks(inside)}"]
-    why = [_waiting(living), "none is known to hold up the others"]
+    why = [waiting, "none is known to hold up the others"]
     if full := [each for each in living if each.has_full_queue]:
         why.append(f"the launch queue of {_ranks(full)} is full")
-    return [], why
+    return _findings("backend", living, (), why, _ADVICE["backend"])
 
 
 # -- in words
@@ -386,15 +366,13 @@ def _after(each: Suspect) -> str:
 
 
 def _at_line(each: Suspect) -> str:
-    frame = _own_line(each.known.stack, each.known.package)
+    frame = _own_line(each.known.stack)
     return f" at {frame}" if frame is not None else ""
 
 
-def _own_line(stack: tuple[Frame, ...], package: str) -> Frame | None:
-    """The innermost frame outside of installed packages, Python and otel_ddp; else the innermost.
-
-    *package*: the folder of otel_ddp.
-    """
-    others = ("/site-packages/", "/lib/python", "<frozen", *((package,) if package else ()))
+def _own_line(stack: tuple[Frame, ...]) -> Frame | None:
+    """The innermost frame outside of installed packages and Python; else the innermost."""
+    # The last one is otel_ddp itself, if its repository is installed in place.
+    others = ("/site-packages/", "/lib/python", "<frozen", "/src/otel_ddp/")
     own = (frame for frame in stack if not any(part in frame.file for part in others))
     return next(own, stack[0] if stack else None)

@@ -13,7 +13,7 @@ from otel_ddp.diagnosis.detector import Detector, Observation, RankState
 from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits
 from otel_ddp.diagnosis.stall.evidence import Evidence, Frame, Position, Question, Suspect
 from otel_ddp.diagnosis.steps import Step
-from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, phase_word
 
 # How long the verdict waits for answers, on one node and on several.
@@ -335,14 +335,12 @@ class Stalls(Detector):
     # -- the verdict
 
     def _find(self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]) -> Findings:
-        if len({dict(labels).get("node") for labels in found}) > 1:
-            heard = {each: _common_labels([each]) not in self._unheard for each in living}
-            living = {
-                labels: each._replace(on_nodes=True, heard=heard[labels])
-                for labels, each in living.items()
-            }
         ended = [each for labels, each in found.items() if labels not in living]
-        return find_culprits([*living.values()], ended, self._floor_s)
+        suspects = [
+            each._replace(heard=node_of(labels) not in self._unheard)
+            for labels, each in living.items()
+        ]
+        return find_culprits(suspects, ended, self._floor_s)
 
     def _may_take_longer(
         self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]

@@ -112,8 +112,6 @@ class Evidence(NamedTuple):
     """The phase of the rank's device; empty if unknown."""
     device_step: int | None = None
     """The last step that the device completed; None if it is its host's."""
-    package: str = ""
-    """The folder of otel_ddp in the process."""
     kernel: Kernel | None = None
 
     @property
@@ -176,15 +174,12 @@ class Suspect(NamedTuple):
 
     position: Position
     known: Evidence = Evidence()
-    on_nodes: bool = False
-    """Whether the run has several nodes, so that its name includes the node."""
-
     heard: bool = True
     """False if its node is silent."""
 
     @property
     def name(self) -> str:
-        return rank_name(self.labels) if self.on_nodes else f"rank {self.position.rank}"
+        return rank_name(self.labels)
 
     @property
     def labels(self) -> Labels:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from otel_ddp.diagnosis.detector import Detector, Observation, RankState
-from otel_ddp.diagnosis.say import about, rank_list, rank_numbers, rank_order, verb
+from otel_ddp.diagnosis.say import UNHEARD, duration, rank_list, rank_numbers
 from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
@@ -115,25 +115,18 @@ class Silence(Detector):
 
     def _verdict(self, node: Labels, ranks: Sequence[Labels], now_ns: int) -> Verdict:
         since_ns = self.unheard[node]
+        unheard_s = (now_ns - since_ns) / 1e9
         positions = [self._ranks[labels].position for labels in ranks]
         known = [each for each in positions if each is not None]
         phases = {each.phase for each in known}
-        phase = phases.pop() if len(phases) == 1 else "mixed"
         steps = [each.step for each in known if each.step is not None]
-        after = f" after step {max(steps)}" if steps else ""
-        name = dict(node).get("node", "?")
-        where = "in different phases" if phase == "mixed" else f"in {phase}"
         return Verdict(
             "silence",
             node,
-            phase,
-            f"{name} has not been heard for {about((now_ns - since_ns) / 1e9)}, and the other "
-            f"ranks wait; {rank_list(ranks)} {verb(ranks, 'was', 'were')} {where}{after}. Look "
-            "whether the node is still there: its power, its kernel, the network to it.",
-            {
-                "unheard_s": round((now_ns - since_ns) / 1e9, 1),
-                "ranks": rank_numbers(sorted(ranks, key=rank_order)).split(", "),
-            },
+            phases.pop() if len(phases) == 1 else "mixed",
+            f"{dict(node).get('node', '?')}, with {rank_list(ranks)}, has not been heard for "
+            f"{duration(unheard_s)}, and the other ranks wait. {UNHEARD}",
+            {"unheard_s": round(unheard_s, 1), "ranks": rank_numbers(ranks).split(", ")},
             max(steps, default=None),
             since_ns,
         )
