@@ -47,7 +47,7 @@ _SENTENCES = {
     "data": "input-bound: {share} of the step is waiting for batches. More loader workers, "
     "prefetching, or faster storage would help.",
     "comm_wait": "communication-bound: {share} of the step is waiting for other ranks, on "
-    "every rank of {where} at once. Larger batches, gradient accumulation or a faster network "
+    "every rank at once. Larger batches, gradient accumulation or a faster network "
     "would help.",
     "late_in_turn": "{share} of the step is waiting for ranks that are late in turn: another rank "
     "in each step, as happens where batches differ in length. Sort or bucket them by length.",
@@ -280,13 +280,8 @@ class Bounds(Detector):
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
         """The sentence and evidence of a verdict."""
-        nodes = {dict(each.labels).get("node") for each in self._ranks}
-        where = "this node" if len(nodes) == 1 else "the run"
-        sentence = _SENTENCES[leading].format(
-            share=percent(shares[leading]), where=where, stage=self._slow_stages
-        )
-        if leading == "comm_wait" and len(nodes) == 1:
-            sentence += " If the run has other nodes, a rank there may be late."
+        share, stage = percent(shares[leading]), self._slow_stages
+        sentence = _SENTENCES[leading].format(share=share, stage=stage)
         own = {word for each in self._ranks for word in each.own_collectives}
         # Collectives in compute phases, as of a mixture of experts, are not computation.
         in_compute = leading == "compute" and not own.isdisjoint(COMPUTE_PHASES)

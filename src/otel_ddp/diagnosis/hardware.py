@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from otel_ddp.diagnosis.say import duration
-from otel_ddp.diagnosis.straggler.finding import is_about, sentence_of
+from otel_ddp.diagnosis.straggler.finding import sentence_of
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 
 Cores = Mapping[Labels, float]
@@ -19,31 +19,25 @@ _EXPLAINS = 0.5
 
 
 def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
-    """The verdict, with advice on cores if a lack of them explains it."""
-    evidence, run = verdict.evidence, run_labels(verdict.labels)
-    is_node = "ranks" in evidence
-    mine = [each for labels, each in cores.items() if is_about(verdict, labels)]
+    """The verdict on a rank, with advice on cores if a lack of them explains it."""
+    evidence, mine, run = verdict.evidence, verdict.labels, run_labels(verdict.labels)
     others = [
-        each
-        for labels, each in cores.items()
-        if run_labels(labels) == run and not is_about(verdict, labels)
+        each for labels, each in cores.items() if run_labels(labels) == run and labels != mine
     ]
     # This agent does not know the cores of other nodes.
-    if len(mine) < len(evidence.get("ranks", [verdict])) or not (others or is_node):
+    if mine not in cores or not others:
         return verdict
     step_s = evidence["step_s"]
-    mine_s = median(mine) * step_s
-    others_s = median(others) * step_s if others else 0.0
+    mine_s, others_s = cores[mine] * step_s, median(others) * step_s
     if mine_s - others_s < _EXPLAINS * evidence["excess_s"]:
         return verdict
-    more = {"waited_for_core_s": round(mine_s, 6)}
-    compared = ""
-    if others:
-        more["others_waited_for_core_s"] = round(others_s, 6)
-        compared = f", the others for {duration(others_s)}"
+    more = {
+        "waited_for_core_s": round(mine_s, 6),
+        "others_waited_for_core_s": round(others_s, 6),
+    }
     advice = (
-        f"Its core is taken: in each step {'its typical rank' if is_node else 'it'} is ready to "
-        f"run and has no core for {duration(mine_s)}{compared}. Look at what else runs there."
+        f"Its core is taken: in each step it is ready to run and has no core for "
+        f"{duration(mine_s)}, the others for {duration(others_s)}. Look at what else runs there."
     )
     return verdict._replace(sentence=sentence_of(verdict, advice), evidence={**evidence, **more})
 

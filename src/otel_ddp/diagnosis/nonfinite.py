@@ -70,7 +70,7 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
     ]
     ranks = [labels, *(each.labels for each in lost)]
     who = f"{rank_list(ranks)}, and which was first is not known" if lost else rank_name(labels)
-    at, where = _steps(first, [first.finite_step, *(each.value.finite_step for each in lost)])
+    at = _steps(first, [first.finite_step, *(each.value.finite_step for each in lost)])
     names = list(dict.fromkeys(each.value.name for each in found))
     others = names[1:]
     since = f" Since then also: {first_of(others, _MOST_NAMED)}." if others else ""
@@ -78,8 +78,8 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
         "nonfinite",
         run_labels(labels),
         "",
-        f"{first.name} became {what}{at} on {who}.{since} Look at {where}the learning rate, and "
-        "at divisions and logarithms.",
+        f"{first.name} became {what}{at} on {who}.{since} Look at the batches, the learning rate, "
+        "divisions and logarithms.",
         {
             "cause": f"{first.name} on {rank_list(ranks)}",
             "name": first.name,
@@ -94,13 +94,12 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
     )
 
 
-def _steps(first: NonfiniteValue, finite: Sequence[int | None]) -> tuple[str, str]:
-    """Wording of the steps, and of the batches to look at, if known."""
+def _steps(first: NonfiniteValue, finite: Sequence[int | None]) -> str:
     known = [step for step in finite if step is not None]
     if first.step is None:
-        return "", ""
+        return ""
     if len(known) < len(finite):
-        return f" by step {first.step}", ""
+        return f" by step {first.step}"
     if min(known) == first.step - 1:
-        return f" at step {first.step}", "the batch of this step, at "
-    return f" between steps {min(known)} and {first.step}", "the batches of these steps, at "
+        return f" at step {first.step}"
+    return f" between steps {min(known)} and {first.step}"

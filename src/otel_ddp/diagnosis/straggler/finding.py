@@ -90,8 +90,6 @@ def sentence_of(verdict: Verdict, advice: str = "") -> str:
     evidence = verdict.evidence
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
     lost = say.cost(evidence["others"], evidence["lost_per_s"])
-    if one_of := evidence.get("one_of"):
-        lost += f" (from 1 of {one_of} steps)"
     where, waits_in = "", evidence.get("waits_in", "")
     # A group of all ranks is no information.
     if waits_in and not waits_in.endswith("all ranks"):
