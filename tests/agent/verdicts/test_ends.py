@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -43,34 +44,43 @@ class FakeExitCauses(ExitCauses):
 RUNNING, FINISHED, KILLED = (STATES[word] for word in ("running", "finished", "killed"))
 
 
+def left_journal(
+    folder: Path,
+    facts: Mapping[str, Any],
+    *,
+    phase: str = "other",
+    name: str = "",
+    steps: int = 0,
+    world: int | None = None,
+) -> JournalReader:
+    """The journal of a process that recorded no end, and stood there when it went."""
+    identity = {"run": "r", "settled": True, "world_size": world}
+    writer = JournalWriter(folder, 128 * 1024, identity)
+    writer.document(layout.FACTS, facts)
+    writer.phase(PHASES[phase], writer.name(name) if name else 0, 5)
+    writer.state(STATES["running"], 6)
+    if steps:
+        writer.add(writer.counter(TRAINING_STEPS.name), steps)
+    writer.close()
+    return JournalReader(writer.path)
+
+
 @pytest.mark.parametrize(
-    ("pool", "parent_lives", "report", "after_s", "expected"),
+    ("parent_lives", "report", "expected"),
     [
-        *((pool, True, {"signal": "SIGTERM"}, 1.9, FINISHED) for pool in (False, True)),
-        *(
-            (True, True, report, 0.1, KILLED)
-            for report in ({"signal": "SIGSEGV"}, {"exit_code": 3}, {"out_of_memory": "x"})
-        ),
+        (True, {"signal": "SIGTERM"}, FINISHED),
+        (True, {"signal": "SIGSEGV"}, KILLED),
         # The kernel reports nothing.
-        *((True, True, {}, 2.1, FINISHED), (False, True, {}, 2.1, KILLED)),
-        (False, False, {}, 2.1, FINISHED),
+        (True, {}, KILLED),
+        (False, {}, FINISHED),
     ],
 )
 def test_a_child_counts_as_running_until_it_is_known_how_it_has_ended(
-    pool: bool,
-    parent_lives: bool,
-    report: dict[str, Any],
-    after_s: float,
-    expected: int,
-    tmp_path: Path,
+    parent_lives: bool, report: dict[str, Any], expected: int, tmp_path: Path
 ) -> None:
     causes, clock = FakeExitCauses(), Clock()
-    writer = JournalWriter(tmp_path, 128 * 1024, {"run": "r", "settled": True})
     parent = os.getpid() if parent_lives else 1 << 22
-    writer.document(layout.FACTS, {"parent": parent, "pool": pool})
-    writer.phase(PHASES["other"], 0, 5)
-    writer.state(STATES["running"], 6)
-    reader = JournalReader(writer.path)
+    reader = left_journal(tmp_path, {"parent": parent, "pool": False})
     child = Process(LocalHost(reader, causes, clock), lambda _: "n")
     child.life.gone_ns = 1
 
@@ -81,14 +91,12 @@ def test_a_child_counts_as_running_until_it_is_known_how_it_has_ended(
         return child.life.state
 
     assert (state_after(0.0, {}), child.ended_at) == (RUNNING, None)
-    if not report:
-        assert state_after(1.9, {}) == RUNNING
-        after_s -= 1.9
-    assert state_after(after_s, report) == expected
+    assert state_after(1.9, {}) == RUNNING
+    assert state_after(0.2, report) == expected
     assert child.ended_at is not None
     assert state_after(9.0, {"signal": "SIGKILL"}) == expected
-    for each in (causes, reader, writer):
-        each.close()
+    causes.close()
+    reader.close()
 
 
 # -- which of those whose end nobody has recorded their parent has ended
@@ -99,31 +107,6 @@ SIGTERM = {"signal": "SIGTERM", "resident_bytes": 1}
 LIVES, GONE = {"parent_lives": True}, {"parent_lives": False}
 
 
-def ended(
-    folder: Path,
-    facts: Mapping[str, Any],
-    end: Mapping[str, Any],
-    *,
-    phase: str = "other",
-    name: str = "",
-    steps: int = 0,
-    world: int | None = None,
-) -> bool:
-    """Whether a process that stood there when it went was ended by its parent."""
-    writer = JournalWriter(folder, 128 * 1024, {"run": "r", "world_size": world})
-    writer.document(layout.FACTS, facts)
-    writer.phase(PHASES[phase], writer.name(name) if name else 0, 5)
-    writer.state(STATES["running"], 6)
-    if steps:
-        writer.add(writer.counter(TRAINING_STEPS.name), steps)
-    writer.close()
-    reader = JournalReader(writer.path)
-    reader.read_definitions()
-    answer = ended_by_parent(reader, **end)
-    reader.close()
-    return answer
-
-
 TERMINATED: Mapping[str, Any] = {"cause": SIGTERM}
 
 
@@ -131,26 +114,20 @@ TERMINATED: Mapping[str, Any] = {"cause": SIGTERM}
     ("facts", "end", "more", "expected"),
     [
         # The kernel reports the signal that a parent sends.
-        (WORKER, {**TERMINATED, **LIVES}, {}, True),
-        (POOLED, {**TERMINATED, **LIVES}, {}, True),
+        (WORKER, TERMINATED, {}, True),
         (WORKER, {"cause": {"exit_code": 0}}, {}, True),
         # It reports nothing of a worker of a pool; or of another child whose parent has ended too.
-        *((POOLED, LIVES, {}, True), (POOLED, {}, {}, True), (WORKER, GONE, {}, True)),
+        *((POOLED, LIVES, {}, True), (WORKER, GONE, {}, True), (WORKER, LIVES, {}, False)),
         # Something else has ended it.
-        *((WORKER, LIVES, {}, False), (WORKER, {}, {}, False), ({}, TERMINATED, {}, False)),
         (POOLED, {"cause": {"signal": "SIGKILL"}}, {}, False),
         (POOLED, {"cause": {**SIGTERM, "out_of_memory": "cgroup events"}}, {}, False),
-        (POOLED, {"cause": {"exit_code": 1}}, {}, False),
         # A phase was under way.
-        *((each, TERMINATED, {"phase": "forward"}, False) for each in (WORKER, POOLED)),
-        *((each, TERMINATED, {"name": "my own"}, False) for each in (WORKER, POOLED)),
+        (WORKER, TERMINATED, {"phase": "forward"}, False),
+        (WORKER, TERMINATED, {"name": "my own"}, False),
         # Of processes that train only a worker of a pool may be idle.
-        (POOLED, TERMINATED, {"steps": 3}, True),
-        (POOLED, TERMINATED, {"steps": 3, "phase": "unmeasured"}, True),
-        (WORKER, TERMINATED, {"steps": 3}, False),
+        *((POOLED, TERMINATED, {"steps": 3}, True), (WORKER, TERMINATED, {"steps": 3}, False)),
         # One of several ranks may have crashed if the signal is unknown.
-        (WORKER, TERMINATED, {"world": 2}, True),
-        *((WORKER, GONE, {"world": 2}, False), (WORKER, GONE, {"world": 1}, True)),
+        (WORKER, GONE, {"world": 2}, False),
     ],
 )
 def test_an_idle_worker_was_ended_by_its_parent_unless_something_else_ended_it(
@@ -160,32 +137,30 @@ def test_an_idle_worker_was_ended_by_its_parent_unless_something_else_ended_it(
     expected: bool,
     tmp_path: Path,
 ) -> None:
-    assert ended(tmp_path, facts, end, **more) is expected
+    reader = left_journal(tmp_path, facts, **more)
+    reader.read_definitions()
+
+    assert ended_by_parent(reader, **end) is expected
+    reader.close()
 
 
 # -- one that goes on, and what it answers
 
-# Becomes another program; or closes what it has open, its journal's lock too, as a daemon does.
+# Closes what it has open, its journal's lock too, as a daemon does.
 LEAVES = """
 import os, sys
 from pathlib import Path
 from otel_ddp.journal.writer import JournalWriter
 writer = JournalWriter(Path(sys.argv[1]), 128 * 1024, {"run": "r", "settled": True})
 writer.state(1, 0)
-if sys.argv[2] == "exec":
-    code = "print('there', flush=True); input()"
-    os.execv(sys.executable, [sys.executable, "-c", code])
 os.closerange(3, 64)
 print("there", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", ["close", "exec"])
-def test_a_process_that_leaves_its_journal_and_goes_on_is_not_dead(
-    how: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-c", LEAVES, str(tmp_path), how]
+def test_a_process_that_leaves_its_journal_and_goes_on_is_not_dead(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVES, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -249,21 +224,17 @@ def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("fifo")
-@pytest.mark.parametrize(("main", "seen"), [(7, "D"), (1, "S")])
-def test_the_kernel_is_asked_about_the_thread_that_trains(
-    tmp_path: Path, main: int, seen: str
-) -> None:
+def test_the_kernel_is_asked_about_the_thread_that_trains(tmp_path: Path) -> None:
     write_task(tmp_path, 7, "S")
     write_task(tmp_path, 8, "D")
     question_to = Answers(tmp_path / "x.journal", 7, 99, proc=tmp_path)
     question_to.ask("where", 1)
-    threads = [{"main": True, "id": main}, {"trains": True, "id": 8}]
+    threads = [{"main": True, "id": 7}, {"trains": True, "id": 8}]
     (tmp_path / "x.answer").write_text(json.dumps({"question": 99, "threads": threads}))
     kernel = question_to.poll(2).kernel
 
-    # In a PID namespace of its own the numbers of its threads are not ours.
     assert kernel is not None
-    assert kernel.state == seen
+    assert kernel.state == "D"
 
 
 def test_a_process_that_cannot_be_asked_differs_from_one_that_does_not_answer(
@@ -281,25 +252,17 @@ def test_however_often_a_process_is_asked_the_agent_does_not_wait_for_room(
 ) -> None:
     question_to = Answers(tmp_path / "x.journal", 1, 0)
     assert question_to.ask("where", 1_000_000_000)
-    while question_to.ask("where", 2_000_000_000) and _unread(fifo) < 60_000:
-        pass
+    os.set_blocking(fifo, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(fifo, bytes(1)):
+            pass
+
+    assert question_to.ask("where", 2_000_000_000)
     assert question_to.poll(5_000_000_000).silent_s == 4.0
 
 
-def _unread(fd: int) -> int:
-    import array
-    import fcntl
-    import termios
-
-    found = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, found)
-    return found[0]
-
-
 @pytest.mark.usefixtures("fifo")
-@pytest.mark.parametrize(
-    "content", ["[]", '{"question": "x"}', "[" * 100_000, '{"question": 9e400, "threads": 1}']
-)
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000, '{"question": 9e400, "threads": 1}'])
 def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None:
     question_to = Answers(tmp_path / "x.journal", 1, 0)
     question_to.ask("where", 1)

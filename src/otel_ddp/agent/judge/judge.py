@@ -91,15 +91,14 @@ class Judge:
     def _poll_case(self, case: RunCase, now_ns: int, judgement: Judgement | None) -> None:
         # Poll all detectors before the first report: post-mortems list the other verdicts.
         reports = case.reports
-        reports.just_closed = None
+        reports.just_closed, reports.sources = None, case.sources
         changes = case.poll(judgement, now_ns)
         if judgement is not None:
-            self._reporter.hand_over(reports, judgement.by, case.sources, now_ns)
+            self._reporter.hand_over(reports, judgement.by, now_ns)
         for change in changes:
-            ended = case.ended_with(change.verdict)
-            self._reporter.report(reports, change, case.sources, now_ns, ended)
+            self._reporter.report(reports, change, now_ns, case.ended_with(change.verdict))
         for verdict in case.present():
-            self._reporter.update(reports, verdict, case.sources)
+            self._reporter.update(reports, verdict)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """Take the log records that were not exported yet."""

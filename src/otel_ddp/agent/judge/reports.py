@@ -52,6 +52,7 @@ class RunReports:
 
     def __init__(self, run: Labels) -> None:
         self.run = run
+        self.sources: Collection[Process] = ()
         self.open: dict[tuple[Kind, Labels], Incident] = {}
         # The last closed verdicts, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
@@ -98,12 +99,7 @@ class VerdictReporter:
 
     @errors.contained()
     def report(
-        self,
-        reports: RunReports,
-        change: Change,
-        sources: Collection[Process],
-        now_ns: int,
-        ended: Collection[Labels] = (),
+        self, reports: RunReports, change: Change, now_ns: int, ended: Collection[Labels] = ()
     ) -> None:
         """Report a change of a verdict. *ended*: the ranks by whose end it was closed."""
         verdict, opened = change
@@ -117,7 +113,7 @@ class VerdictReporter:
         if opened:
             reports.open[verdict.key] = incident
         else:
-            ended_with = _ended_with(verdict, sources, ended)
+            ended_with = _ended_with(verdict, reports.sources, ended)
             reports.past_of(verdict.kind).append(_past(verdict, ended_with, now_ns))
             reports.just_closed = incident
         if incident.by_lead:
@@ -127,18 +123,12 @@ class VerdictReporter:
             body = verdict.sentence
             if not opened:
                 body = f"no longer{f', as {ended_with} ended' if ended_with else ''}: {body}"
-            self._record(verdict, opened, body, sources, now_ns)
+            self._record(reports, verdict, opened, body, now_ns)
         if opened and verdict.kind in _FATAL:
-            self._write_postmortem(reports, incident, sources)
+            self._write_postmortem(reports, incident)
 
     @errors.contained()
-    def hand_over(
-        self,
-        reports: RunReports,
-        by: str,
-        sources: Collection[Process],
-        now_ns: int,
-    ) -> None:
+    def hand_over(self, reports: RunReports, by: str, now_ns: int) -> None:
         """Hand the open verdicts over to the lead, on node *by*."""
         handed_over = [each for each in reports.open.values() if not each.by_lead]
         reports.open.clear()
@@ -147,16 +137,16 @@ class VerdictReporter:
             if verdict.kind != "death":
                 reports.past_of(verdict.kind).append(_past(verdict, "", now_ns))
             body = f"judged by the agent of {by} from now on: {verdict.sentence}"
-            self._record(verdict, False, body, sources, now_ns)
+            self._record(reports, verdict, False, body, now_ns)
 
     @errors.contained()
-    def update(self, reports: RunReports, verdict: Verdict, sources: Collection[Process]) -> None:
+    def update(self, reports: RunReports, verdict: Verdict) -> None:
         """Show new figures of an open verdict, without a record."""
         incident = reports.open.get(verdict.key)
         if incident is not None and incident.found is not verdict:
             self._update(incident, verdict, opened=True)
             if verdict.kind in ("silence", "stall"):
-                self._write_postmortem(reports, incident, sources)
+                self._write_postmortem(reports, incident)
 
     def _update(self, incident: Incident, verdict: Verdict, opened: bool) -> None:
         incident.found = verdict
@@ -165,12 +155,7 @@ class VerdictReporter:
         incident.shown = verdict
 
     def _record(
-        self,
-        verdict: Verdict,
-        opened: bool,
-        body: str,
-        sources: Collection[Process],
-        now_ns: int,
+        self, reports: RunReports, verdict: Verdict, opened: bool, body: str, now_ns: int
     ) -> None:
         """Write a line of the agent's log, and a log record."""
         warns = opened and verdict.kind not in HARMLESS_VERDICTS
@@ -194,19 +179,18 @@ class VerdictReporter:
             "body": body,
             "severity": severity,
         }
-        project = next((each.project for each in sources if each.project), "")
+        project = next((each.project for each in reports.sources if each.project), "")
         self._documents.append((verdict.labels, project, [Document(EVENT, record, 0)]))
 
-    def _write_postmortem(
-        self, reports: RunReports, incident: Incident, sources: Collection[Process]
-    ) -> None:
+    def _write_postmortem(self, reports: RunReports, incident: Incident) -> None:
         before, verdict = reports.just_closed, incident.shown
         if before is not None and before.shown.kind == verdict.kind:
             incident.postmortem = incident.postmortem or before.postmortem
             incident.gpus = before.gpus if incident.gpus is None else incident.gpus
         if incident.gpus is None:
             incident.gpus = self._gpus()
-        processes = {**reports.ended, **{each.labels: each.describe() for each in sources}}
+        living = {each.labels: each.describe() for each in reports.sources}
+        processes = {**reports.ended, **living}
         others = [each.shown for each in reports.open.values() if each is not incident]
         found = {
             "verdict": plain(verdict),
@@ -294,7 +278,6 @@ Plain = Mapping[str, Any]
 
 _KEPT = 50
 _LONGEST_NAME = 120
-_STALE_S = 60.0
 # People read the files and send them by mail: bounded for large runs.
 _MOST_PROCESSES, _MOST_ROWS = 1000, 64
 
@@ -336,10 +319,7 @@ def _by_line(report: Plain) -> str:
 
 
 def _delete_oldest(directory: Path) -> None:
-    """Delete all but the newest files, and unfinished files of killed agents."""
+    """Delete all but the newest files."""
     ours = directory.glob("postmortem-?*.json")
     for path in sorted(ours, key=lambda each: each.lstat().st_mtime)[:-_KEPT]:
         files.remove(path)
-    for path in directory.glob("postmortem-?*.half"):
-        if time.time() - path.lstat().st_mtime > _STALE_S:
-            files.remove(path)

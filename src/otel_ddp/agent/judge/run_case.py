@@ -23,7 +23,6 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.finding import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.journal.process_state import World, training_world
-from otel_ddp.vocabulary.words import ENDED_STATES, state_word
 
 
 class _Process:
@@ -229,26 +228,11 @@ class RunCase:
         self._has_news = True
 
     @property
-    def own_collectives(self) -> Mapping[Labels, tuple[str, ...]]:
-        """By rank: the phases in which its program calls collectives itself."""
-        ranks = [each.rank for each in self._processes.known.values() if not each.end_is_known]
-        return {
-            rank.labels: rank.own_collectives
-            for rank in ranks
-            if rank is not None and not rank.is_beside
-        }
-
-    @property
-    def training_here(self) -> list[Labels]:
-        """The living ranks of this node, without those beside the training."""
-        return [
-            source.labels
-            for source, process in self._processes.known.items()
-            if source.is_here
-            and state_word(source.life.state) not in ENDED_STATES
-            and process.rank is not None
-            and not process.rank.is_beside
-        ]
+    def training(self) -> list[RankState]:
+        """The living ranks, without those beside the training."""
+        known = self._processes.known.items()
+        ranks = [process.rank for source, process in known if source.is_at_work]
+        return [rank for rank in ranks if rank is not None and not rank.is_beside]
 
     @property
     def sources(self) -> Collection[Process]:

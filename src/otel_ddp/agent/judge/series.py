@@ -11,6 +11,7 @@ from otel_ddp.agent.judge.reports import compared_ranks, plain
 from otel_ddp.agent.judge.run_case import RunCase
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.diagnosis.death.cause import FOLLOWS_S
+from otel_ddp.diagnosis.say import rank_number
 from otel_ddp.diagnosis.straggler.finding import is_about, side_of
 from otel_ddp.diagnosis.verdict import Verdict, node_of
 from otel_ddp.vocabulary import catalog
@@ -180,15 +181,15 @@ def _waits(case: RunCase) -> Iterator[_Row]:
 
 def _stalls(case: RunCase) -> Iterator[_Row]:
     stalls = [each.evidence for each in _open_verdicts(case) if each.kind == "stall"]
-    for labels in case.training_here:
-        yield _Row(catalog.TRAINING_STALLED, labels, float(bool(stalls)))
+    for rank in case.training:
+        yield _Row(catalog.TRAINING_STALLED, rank.labels, float(bool(stalls)))
         for evidence in stalls:
-            if dict(labels)["rank"] in evidence["culprits"]:
-                where = (*labels, ("cause", evidence["cause"]))
+            if rank_number(rank.labels) in evidence["culprits"]:
+                where = (*rank.labels, ("cause", evidence["cause"]))
                 yield _Row(catalog.TRAINING_STALL_CULPRIT, where, 1.0)
 
 
 def _own_collectives(case: RunCase) -> Iterator[_Row]:
-    for labels, phases in case.own_collectives.items():
-        for phase in phases:
-            yield _Row(catalog.TRAINING_OWN_COLLECTIVES, (*labels, ("phase", phase)), 1.0)
+    for rank in case.training:
+        for phase in rank.own_collectives:
+            yield _Row(catalog.TRAINING_OWN_COLLECTIVES, (*rank.labels, ("phase", phase)), 1.0)
