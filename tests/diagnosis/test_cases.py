@@ -40,18 +40,6 @@ def test_balanced_steps_lead_to_no_verdict(steps: int) -> None:
     assert tool.false_verdicts(4_000, ranks=(2,), nodes=(2, 3)) == 0
 
 
-@pytest.mark.parametrize(("one_of", "slower"), [(4, 0.2), (16, 0.05)])
-def test_one_late_rank_of_which_one_in_several_steps_is_measured(
-    one_of: int, slower: float
-) -> None:
-    cases = tool.sparsely(tool.one_late((0.15,), every=16), one_of, slower)
-    found = [(case, tool.replayed(case)) for case in cases]
-
-    assert all(tool.right_rank(*each) for each in found)
-    assert sum(tool.right_phase(*each) for each in found) >= 0.95 * len(found)
-    assert all(s < 20 for _, each in found for s in each.after_s)
-
-
 by_kind = pytest.mark.parametrize("kind", parallel.KINDS, ids=lambda kind: str(kind.title))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from otel_ddp.diagnosis.verdict import Change
-from ranks import PLAIN_S, STEP_S, Job, summary
+from ranks import STEP_S, Job, summary
 
 # What each rank needs more than usual in a step, in seconds by phase.
 Trouble = Callable[[int], dict[int, dict[str, float]]]
@@ -32,9 +32,8 @@ def every_50th(number: int) -> dict[int, dict[str, float]]:
     return {1: {"data": 0.6}} if number % 50 == 0 else {}
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_a_loader_that_stalls_in_every_50th_batch_is_named_with_its_cost(ranks: int) -> None:
-    job = Job(ranks)
+def test_a_loader_that_stalls_in_every_50th_batch_is_named_with_its_cost() -> None:
+    job = Job(8)
     changes = train(job, 400, every_50th)
 
     assert recurring(changes) == [("1", "data", True)]
@@ -43,9 +42,9 @@ def test_a_loader_that_stalls_in_every_50th_batch_is_named_with_its_cost(ranks: 
     assert verdict.evidence["recurs_every"] == 50
     assert verdict.evidence["stall_s"] == pytest.approx(0.6, rel=0.05)
     # 0.6 of 50 x 0.1 and 0.6 seconds.
-    assert verdict.evidence["lost_per_s"] == pytest.approx((ranks - 1) * 0.6 / 5.6, rel=0.05)
+    assert verdict.evidence["lost_per_s"] == pytest.approx(7 * 0.6 / 5.6, rel=0.05)
     # Seven stalls: that of step 50, and those since.
-    assert verdict.evidence["lost_s"] == pytest.approx((ranks - 1) * 7.5 * 0.6, rel=0.1)
+    assert verdict.evidence["lost_s"] == pytest.approx(7 * 7.5 * 0.6, rel=0.1)
     lost_s = job.detector.report().ranks[1].lost_s
     assert lost_s == pytest.approx(verdict.evidence["lost_s"], abs=0.01)
 
@@ -66,21 +65,6 @@ def test_it_is_over_when_no_stall_comes_any_more_or_the_rank_has_ended(ends: boo
     # The last one, not the moment in which it was missed.
     assert verdict.until_ns == pytest.approx(last_ns, abs=1e6)
     assert job.detector.present() == []
-
-
-def test_pauses_at_random_among_them_do_not_hide_regular_ones() -> None:
-    chance = random.Random(3)
-
-    def trouble(number: int) -> dict[int, dict[str, float]]:
-        more = every_50th(number)
-        for rank in range(4):
-            if chance.random() < 0.01:
-                word, pause_s = chance.choice(list(PLAIN_S)), chance.uniform(0.05, 0.3)
-                mine = more.setdefault(rank, {})
-                mine[word] = mine.get(word, 0.0) + pause_s
-        return more
-
-    assert recurring(train(Job(4), 1500, trouble))[0] == ("1", "data", True)
 
 
 CHANCE = random.Random(11)
@@ -118,35 +102,22 @@ def collect(job: Job, steps: int, due: Callable[[int, int], float]) -> list[Chan
     return changes
 
 
-@pytest.mark.parametrize("every", [3, 5.5])
-def test_a_rank_that_collects_garbage_more_often_than_the_others_is_named(every: float) -> None:
+def test_a_rank_that_collects_garbage_more_often_than_the_others_is_named() -> None:
     job = Job(4)
 
     def due(rank: int, number: int) -> float:
-        return 0.08 if number % (every if rank == 1 else 2 * every) < 1 else 0.0
+        return 0.08 if number % (5.5 if rank == 1 else 11) < 1 else 0.0
 
     changes = collect(job, 150, due)
 
     assert recurring(changes) == [("1", "garbage", True)]
     (verdict,) = job.detector.present()
-    assert "stalls in garbage collection about every " in verdict.sentence
     assert "gc.freeze()" in verdict.sentence
     assert verdict.evidence["stall_s"] == pytest.approx(0.08, rel=0.05)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("at_random", [False, True])
-def test_ranks_that_all_collect_as_much_garbage_at_other_steps_are_not_named(
-    ranks: int, at_random: bool
-) -> None:
-    chance = random.Random(5)
-
-    def due(rank: int, number: int) -> float:
-        if at_random:
-            return chance.expovariate(1 / 0.08) if chance.random() < 1 / 8 else 0.0
-        return 0.08 if number % 8 == 2 * rank else 0.0
-
-    assert collect(Job(ranks), 5000, due) == []
+def test_ranks_that_all_collect_as_much_garbage_at_other_steps_are_not_named() -> None:
+    assert collect(Job(4), 1000, lambda rank, number: 0.08 * (number % 8 == 2 * rank)) == []
 
 
 def test_steps_that_are_late_one_after_the_other_are_one_stall() -> None:
@@ -166,13 +137,6 @@ def test_evaluations_that_are_long_on_all_ranks_or_unequal_are_no_stalls() -> No
         took = {rank: {"other": chance.uniform(0.5, 1.0)} for rank in job.ranks}
         assert job.steps(1, took, {rank: {"unusual": True} for rank in job.ranks}) == []
         assert job.steps(chance.randrange(6, 20)) == []
-
-
-def test_steps_that_save_are_no_stalls() -> None:
-    job = Job(2)
-    for _ in range(15):
-        assert job.steps(39) == []
-        assert job.steps(1, {1: {"data": 0.6}}, {1: {"unusual": True}}) == []
 
 
 def test_in_phases_that_are_not_compared_no_stall_is_told() -> None:

@@ -12,7 +12,6 @@ from otel_ddp.diagnosis.say import past_sentence
 from otel_ddp.diagnosis.step_facts import StepFacts, facts_of
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.straggler import limits
-from otel_ddp.diagnosis.straggler.window import Alignment
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.vocabulary.words import PHASES, WORK_PHASES
@@ -47,23 +46,13 @@ USUAL = ((PHASES["data"], 10), (PHASES["comm_wait"] | OF_BUFFERS, 20), (PHASES["
          (PHASES["comm_wait"], 15), (PHASES["optimizer"], 25))  # fmt: skip
 
 
-def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
-    facts = facts_of_one(made(USUAL))
+def test_facts_hold_waits_and_unusual_phases_apart_from_work() -> None:
+    facts = facts_of_one(made((*USUAL, (PHASES["eval"], 3), (11, 4))))
 
-    assert (facts.number, facts.took_ns, facts.work, facts.unusual) == (7, 100 * MS, 5, False)
-    assert facts.wait_ns == 35 * MS
-    spent = {"data": 10, "forward": 30, "optimizer": 25}
+    assert (facts.number, facts.took_ns, facts.work) == (7, 107 * MS, 5)
+    assert (facts.wait_ns, facts.unusual_ns) == (35 * MS, {"eval": 3 * MS})
+    spent = {"data": 10, "forward": 30, "optimizer": 25, "other": 4}
     assert by_word(facts) == {**dict.fromkeys(WORK_PHASES, 0), **spent}
-    assert facts.unusual_ns == {}
-
-
-def test_facts_hold_what_is_unusual_apart_from_work_and_an_unknown_phase_as_other() -> None:
-    pieces = ((PHASES["eval"], 3), (PHASES["compile"], 4), (11, 4))
-    facts = facts_of_one(made((*USUAL, *pieces)))
-
-    assert facts.unusual_ns == {"compile": 4 * MS, "eval": 3 * MS}
-    assert sum(by_word(facts).values()) == 69
-    assert by_word(facts)["other"] == 4
 
 
 @pytest.mark.parametrize(
@@ -71,10 +60,9 @@ def test_facts_hold_what_is_unusual_apart_from_work_and_an_unknown_phase_as_othe
     [
         ((*USUAL, (PHASES["checkpoint"], 1)), {}, True),
         (USUAL, {"skipped": True}, True),
+        (USUAL, {}, False),
         (USUAL, {"gc_s": 0.002}, True),
         (USUAL, {"gc_s": 0.0009}, False),
-        (((PHASES["forward"], 2),), {"gc_s": 0.0004}, False),
-        (((PHASES["forward"], 2000),), {"gc_s": 0.006}, True),
     ],
 )
 def test_unusual_steps_are_tagged(
@@ -182,12 +170,11 @@ MAKES_UP = [(1, {0: {"data": 0.04}}), (4, {1: {"data": 0.01}})]
     ("ranks", "pattern", "named"),
     [
         (4, [(3, {1: {"backward": 0.010}}), (2, {1: {"backward": -0.010}})], []),
-        (2, MAKES_UP, []),
         (2, [*MAKES_UP * 6, (1, {1: {"other": 1.0}})], []),
         (4, [(1, {1: {"other": 0.5}}), (3, {})], []),
         (2, [(1, {0: {"other": 2.0}}), (59, {1: {"data": 0.02}})], [("1", "data")]),
     ],
-    ids=["chance", "makes up for it", "with pauses of its own", "pauses", "behind other's pauses"],
+    ids=["chance", "makes up for it", "pauses", "behind other's pauses"],
 )
 def test_a_rank_is_named_that_is_late_in_most_steps_and_in_sum(
     ranks: int,
@@ -209,19 +196,6 @@ def fed(job: Job, number: int, *backward_ms: float, took_ms: int = 100) -> None:
     ended_ns = NOW + number * took_ms * MS
     for rank, ms in enumerate(backward_ms):
         job.told.feed(rank, [step_facts(number, ended_ns, {"backward": ms}, took_ms)])
-
-
-def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggler() -> None:
-    # Rank 0 launches quickly, and in every third step waits for all of it. Rank 1 is held back
-    # evenly. Both take equally long, and wait for no other rank as far as the host knows.
-    job = Job(ranks=2)
-    for _ in range(400):
-        job.number += 1
-        job.now_ns += 10 * MS
-        last = job.number % 3 == 0
-        for rank, took_ms in ((0, 28 if last else 1), (1, 10)):
-            job.told.feed(rank, [step_facts(job.number, job.now_ns, {"other": took_ms})])
-    assert job.detector.poll(0) == []
 
 
 def test_a_late_rank_is_reported_once_and_stays_late_while_it_is_less_late() -> None:
@@ -261,16 +235,6 @@ def test_it_is_cleared_after_three_clean_windows_and_not_before() -> None:
     assert job.steps(500) == []
 
 
-def test_another_phase_is_the_same_incident_reported_again() -> None:
-    job = Job()
-    opened = job.steps(200, {1: {"backward": 0.03}})
-    changes = job.steps(300, {1: {"data": 0.03}})
-
-    assert summary(changes) == [("straggler", "1", "data", True)]
-    assert changes[0].verdict.key == opened[0].verdict.key
-    assert changes[0].verdict.since_ns == opened[0].verdict.since_ns
-
-
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize(
     ("ways", "phases"),
@@ -278,7 +242,6 @@ def test_another_phase_is_the_same_incident_reported_again() -> None:
         # Of 30 ms: 20 and 24 in forward.
         (({"forward": 0.020, "backward": 0.010}, {"forward": 0.024, "backward": 0.006}),
          ("compute", "forward")),
-        (({"data": 0.020, "other": 0.010}, {"data": 0.024, "other": 0.006}), ("mixed", "data")),
         # Backward slower by 22 %, forward by 8 or 14 %.
         (({"backward": 0.011, "forward": 0.0020}, {"backward": 0.011, "forward": 0.0035}),
          ("backward", "compute")),
@@ -296,55 +259,36 @@ def test_the_phase_of_a_verdict_does_not_flap(
     # Either answer would do; the one that was given stays.
     assert opened.phase == phases[first]
     assert changes == []
-    # What is really another phase is told.
-    assert summary(job.steps(400, {1: {"optimizer": 0.03}})) == [
-        ("straggler", "1", "optimizer", True)
-    ]
+    # What is really another phase is told, as the same incident.
+    changes = job.steps(400, {1: {"optimizer": 0.03}})
+    assert summary(changes) == [("straggler", "1", "optimizer", True)]
+    assert changes[0].verdict.since_ns == opened.since_ns
 
 
 # --- What it costs --------------------------------------------------------------------------------
 
 
-def test_the_lost_time_is_the_excess_times_the_ranks_that_wait() -> None:
-    job = Job(4, world_size=801)
-    changes = job.steps(520, {1: {"backward": 0.03}})
-    ranks = {dict(each.labels)["rank"]: each for each in job.report().ranks}
-
-    assert ranks["1"].lost_s == pytest.approx(500 * 0.03 * 800, rel=0.05)
-    assert ranks["0"].lost_s == 0
-    assert changes[0].verdict.evidence["lost_per_s"] == pytest.approx(0.03 / 0.13 * 800, rel=0.05)
-    assert "the other ranks together lose 184 s each second" in changes[0].verdict.sentence
-
-
 def test_a_verdict_has_what_was_lost_since_it_began_and_ends_when_it_was_over() -> None:
     job = Job(ranks=4)
-    ((opened, _),) = job.steps(110, {1: {"data": 0.03}})
-    job.steps(90, {1: {"data": 0.03}})
+    ((opened, _),) = job.steps(200, {1: {"data": 0.03}})
     recovered_ns = job.now_ns
     ((first, _),) = job.steps(200)
     job.steps(1, {1: {"data": 0.03}})
     late_ns = job.now_ns
     job.steps(129, {1: {"data": 0.03}})
-    ((second, _),) = job.steps(200)
-
-    # Three others wait 30 ms in each step.
-    assert opened.evidence["lost_s"] == pytest.approx(90 * 0.03 * 3, rel=0.15)
-    # The first 20 steps are left out. The medians of 90 steps are late for 45 more.
-    assert first.evidence["lost_s"] == pytest.approx(180 * 0.03 * 3, rel=0.02)
-    # It is named when 78 % of 90 steps were late, and charged for these.
-    assert second.evidence["lost_s"] == pytest.approx(130 * 0.03 * 3, rel=0.02)
-    assert (second.since_ns, second.evidence["steps"]) == (late_ns, 130)
-    total_s = job.report().ranks[1].lost_s
-    assert first.evidence["lost_s"] + second.evidence["lost_s"] == pytest.approx(total_s, abs=0.01)
-    assert first.until_ns == recovered_ns
-    # A rank that ends is late until its end.
-    job.steps(130, {1: {"data": 0.03}})
+    # A rank that ends is late until its end, and what it has cost stays.
     job.told.forget(1)
     ((last, _),) = job.detector.poll(0)
-    assert last.until_ns == 0
-    # What it has cost stays.
-    total_s += last.evidence["lost_s"]
+
+    # It is named when 78 % of 90 steps were late, and charged for these: three others wait 30 ms in
+    # each step. The first 20 steps are left out.
+    assert 0 < opened.evidence["lost_s"] < first.evidence["lost_s"]
+    assert first.evidence["lost_s"] == pytest.approx(180 * 0.03 * 3, rel=0.02)
+    assert last.evidence["lost_s"] == pytest.approx(130 * 0.03 * 3, rel=0.02)
+    assert (first.until_ns, last.until_ns) == (recovered_ns, 0)
+    assert (last.since_ns, last.evidence["steps"]) == (late_ns, 130)
     lost_s = {each.labels: each.lost_s for each in job.report().ranks}
+    total_s = first.evidence["lost_s"] + last.evidence["lost_s"]
     assert lost_s[labels_of(1)] == pytest.approx(total_s, abs=0.01)
 
 
@@ -390,43 +334,18 @@ def test_a_second_late_rank_is_not_charged_for_what_the_first_has_been() -> None
     assert lost_s == pytest.approx(1000 * 0.03 * 3, rel=0.03)
 
 
-def test_fast_steps_are_looked_at_about_as_often_as_the_agent_reads() -> None:
-    job, lost_s = Job(4, slower=0.005), set()
-    # Steps of 1.5 ms, of which the three others wait for 1 ms.
-    changes = job.steps(500, {1: {"data": 0.001}})
-    for _ in range(1000):
-        job.steps(1, {1: {"data": 0.001}})
-        lost_s.add(job.report().ranks[1].lost_s)
-
-    (opened,) = changes
-    assert summary(changes) == [("straggler", "1", "data", True)]
-    # It is charged for the steps that show it, of more that came since the look before.
-    assert opened.verdict.evidence["lost_s"] == pytest.approx(90 * 0.001 * 3, rel=0.05)
-    assert 6 <= len(lost_s) <= 8
-    assert max(lost_s) - min(lost_s) == pytest.approx((len(lost_s) - 1) * 134 * 0.003, rel=0.1)
-
-
 # --- The present ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("work_ms", "excess"),
-    [
-        ((10, 20, 30, 70), (-0.2, -0.1, 0.1, 0.5)),
-        ((10, 20, 30, 40, 80), (-0.25, -0.15, 0.0, 0.15, 0.55)),
-    ],
-    ids=["of four", "of five"],
-)
-def test_each_rank_is_compared_with_the_median_of_the_others(
-    work_ms: tuple[int, ...], excess: tuple[float, ...]
-) -> None:
+def test_each_rank_is_compared_with_the_median_of_the_others() -> None:
     job = Job()
     for number in range(150):
-        fed(job, number, *work_ms)
+        fed(job, number, 10, 20, 30, 40, 80)
     ranks = job.report().ranks
 
-    assert [each.excess["all"] for each in ranks] == pytest.approx(excess)
-    assert [each.excess["backward"] for each in ranks] == pytest.approx(excess)
+    for word in ("all", "backward"):
+        excess = [each.excess[word] for each in ranks]
+        assert excess == pytest.approx([-0.25, -0.15, 0.0, 0.15, 0.55])
     assert [each.excess["data"] for each in ranks] == [0.0] * len(ranks)
 
 
@@ -458,15 +377,10 @@ def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
         job.told.know(rank)
     # Of a program that only logs no step is to be expected.
     assert job.report().insufficient == "insufficient data: the known ranks make no steps"
+
     job.steps(300)
+
     assert job.report().insufficient == "insufficient data: no step yet of rank 1, 2"
-
-    for rank in (1, 2):
-        job.told.forget(rank)
-
-    assert job.report().insufficient == (
-        "insufficient data: fewer than two known ranks are at work"
-    )
 
 
 def test_where_waiting_is_not_known_there_is_no_verdict_on_a_rank() -> None:
@@ -483,14 +397,11 @@ def test_where_waiting_is_not_known_there_is_no_verdict_on_a_rank() -> None:
     assert len(job.steps(200, {1: {"backward": 0.03}})) == 1
 
 
-@pytest.mark.parametrize("waiting", [(0,), (0, 1, 3)], ids=["gather", "all-reduce"])
-def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late(
-    waiting: tuple[int, ...],
-) -> None:
+def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late() -> None:
     job = Job()
     # Of one rank it is enough: where one has them, all have.
     job.told.know(1, own_collectives=("other",))
-    changes = job.steps(200, {2: {"forward": 0.02}, **{key: {"other": 0.02} for key in waiting}})
+    changes = job.steps(200, {2: {"forward": 0.02}, 0: {"other": 0.02}})
 
     assert summary(changes) == [("straggler", "2", "forward", True)]
     evidence = changes[0].verdict.evidence
@@ -499,7 +410,6 @@ def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late(
     assert evidence["work_s"] == pytest.approx(0.11, rel=0.02)
     assert "other" not in evidence["excess_by_phase"]
     report = job.report()
-    assert "other" not in report.ranks[0].excess
     assert report.ranks[0].work_s == pytest.approx(0.09, rel=0.02)
     assert report.insufficient == ""
 
@@ -507,13 +417,10 @@ def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late(
 @pytest.mark.parametrize(
     ("phases", "late", "hidden"),
     [
-        (("other",), {"other": 0.03}, "`other`"),
         (("other", "data"), {"other": 0.03}, "`data`, `other`"),
-        ((), {"other": 0.03}, ""),
-        (("optimizer of a later version",), {"other": 0.03}, ""),
+        (("a phase of a later version",), {"other": 0.03}, ""),
         # Little time in such a phase hides no rank.
         (("other",), {"other": -0.001}, ""),
-        (WORK_PHASES, {"backward": 0.03}, ", ".join(f"`{word}`" for word in WORK_PHASES)),
     ],
 )
 def test_phases_that_could_hide_a_late_rank_are_mentioned(
@@ -536,12 +443,8 @@ def test_a_verdict_closes_when_collectives_of_the_users_own_turn_up() -> None:
     assert summary(job.detector.poll(0)) == [("straggler", "0", "other", False)]
     assert "0 of the first 90 steps" in job.report().insufficient
     assert job.steps(200, late) == []
-    # The other ranks say the same, and what was seen stays.
-    job.told.know(3, own_collectives=("other",))
-    assert "a rank that is late there" in job.report().insufficient
-    # Both may leave, and new processes with their labels may have none.
+    # A new process with its labels may have none.
     job.told.forget(2)
-    job.told.forget(3)
     assert summary(job.steps(200, late)) == [("straggler", "0", "other", True)]
 
 
@@ -593,34 +496,6 @@ def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("took_ms", "apart_ms", "one_step"),
-    [(1, 99, True), (1, 110, False), (130, 350, True), (130, 370, False)],
-)
-def test_the_longer_the_steps_the_further_apart_they_may_end(
-    took_ms: int, apart_ms: int, one_step: bool
-) -> None:
-    alignment = Alignment()
-    early = step_facts(7, NOW, {}, took_ms)
-    alignment.add(labels_of(0))
-    alignment.add(labels_of(1))
-
-    alignment.feed(labels_of(0), [early])
-    rows = alignment.feed(labels_of(1), [early._replace(ended_ns=NOW + apart_ms * MS)])
-
-    assert [row.number for row in rows] == [7] * one_step
-
-
-def test_steps_that_are_missing_on_one_rank_are_left_out() -> None:
-    job = Job()
-    changes: list[Change] = []
-    for _ in range(100):
-        changes += job.steps(2, {1: {"backward": 0.03}})
-        changes += job.steps(1, {1: {"backward": 0.03}}, silent=(3,))
-
-    assert summary(changes) == [("straggler", "1", "backward", True)]
-
-
 def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
     job = Job(2)
     job.steps(100)
@@ -630,12 +505,10 @@ def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
     assert len(job.detector._cases.ranks) <= 300
 
 
-@pytest.mark.parametrize("number", [330, 290], ids=["comes late", "numbers go back"])
-def test_a_rank_that_was_silent_is_compared_from_then_on(number: int) -> None:
+def test_a_rank_that_was_silent_is_compared_from_then_on() -> None:
     job = Job()
     job.steps(300)
     job.steps(30, silent=(3,))
-    job.number = number
 
     assert summary(job.steps(130, {3: {"data": 0.03}})) == [("straggler", "3", "data", True)]
 
@@ -680,13 +553,11 @@ def test_of_ten_slow_steps_nothing_is_said() -> None:
     assert job.steps(200) == []
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (64, 8)])
-def test_a_late_node_is_named_as_soon_and_none_of_its_ranks(ranks: int, nodes: int) -> None:
-    job = Job(ranks, nodes=nodes, slower=10)
+def test_a_late_node_is_named_as_soon_and_none_of_its_ranks() -> None:
+    job = Job(4, nodes=2, slower=10)
     job.steps(124)
 
-    own = range(ranks // nodes, 2 * ranks // nodes)
-    assert named(job.steps(40, late(*own, share=0.25, of=job)), 124) == [("n2", "backward", 12)]
+    assert named(job.steps(40, late(2, 3, share=0.25, of=job)), 124) == [("n2", "backward", 12)]
 
 
 def test_where_steps_vary_as_much_it_takes_as_many_as_in_fast_ones() -> None:
@@ -722,12 +593,9 @@ def test_a_late_rank_among_very_many_is_named_and_compared_once_a_stride() -> No
 
     changes = job.steps(limits.FIRST_STEPS + limits.LENGTHS[0], late={9: {"backward": 0.03}})
 
-    ((verdict, opened),) = changes
-    assert (verdict.labels, verdict.phase, opened) == (labels_of(9), "backward", True)
+    assert summary(changes) == [("straggler", "9", "backward", True)]
     before = job.report()
-    assert before.ranks[9].excess["backward"] == pytest.approx(
-        0.03 / verdict.evidence["step_s"], 0.05
-    )
+    assert before.ranks[9].excess["backward"] == pytest.approx(0.03 / 0.13, 0.05)
     job.steps(limits.STRIDE - 1)
     assert job.report().ranks is before.ranks
     job.steps(1)
