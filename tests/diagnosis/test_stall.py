@@ -297,9 +297,9 @@ def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
     return {"collectives": (Collective("0", number - 1, "gloo:all_reduce", "[[4]]"), one)}
 
 
-GROUP_1 = (Group("1", 2, 4, 3, "nccl"),)
+GROUP_1 = (Group("1", 2, 12, 11, "nccl"),)
 # It waits for a rank of the second group, in which others are not.
-IN_GROUP_1 = Collective("1", 4, "nccl:all_gather", "[[8]]", "started")
+IN_GROUP_1 = Collective("1", 12, "nccl:all_gather", "[[8]]", "started")
 HOSTS = Collective("0", 9, "gloo:barrier", "[[0]]")
 W, D, F = "comm_wait", "data", "forward"
 OURS = "/home/me/otel-ddp/src/otel_ddp/"
