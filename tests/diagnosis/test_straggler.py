@@ -292,6 +292,15 @@ def test_a_verdict_has_what_was_lost_since_it_began_and_ends_when_it_was_over() 
     assert lost_s[labels_of(1)] == pytest.approx(total_s, abs=0.01)
 
 
+def test_the_noise_of_a_rank_that_has_recovered_is_not_charged() -> None:
+    job = Job(vary=0.3)
+    job.steps(300, {1: {"backward": 0.1}})
+    recovered_ns = job.now_ns
+    ((over, _),) = job.steps(250)
+
+    assert over.until_ns == recovered_ns
+
+
 def test_a_verdict_that_is_over_has_the_figures_of_its_whole_time() -> None:
     job = Job(ranks=2)
     job.steps(180, {1: {"data": 0.09}})
