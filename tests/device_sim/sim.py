@@ -127,6 +127,24 @@ def _events(native: ModuleType) -> type[torch.Event]:
     return Event
 
 
+def _streams(event: type[torch.Event]) -> type[torch.Stream]:
+    class Stream(torch.Stream):
+        """As torch.cuda.Stream: it waits by an event's own method."""
+
+        def wait_event(self, event: torch.Event) -> None:
+            event.wait(self)
+
+        def wait_stream(self, other: torch.Stream) -> None:
+            self.wait_event(other.record_event())
+
+        def record_event(self, given: torch.Event | None = None) -> torch.Event:
+            made = given or event()
+            made.record(self)
+            return made
+
+    return Stream
+
+
 class _Graph:
     """As torch.cuda.CUDAGraph."""
 
@@ -162,14 +180,24 @@ def _module(native: ModuleType, event: type[torch.Event]) -> ModuleType:
         setattr(torch.cuda.graphs, f"register_graph_{name}_hook", partial(hooks.register, name))
     torch.cuda.is_current_stream_capturing = native.is_capturing
     accelerator = torch.accelerator
+    stream_class = _streams(event)
+
+    def current_stream(device: Any = None) -> torch.Stream:
+        found = accelerator.current_stream(device)
+        return stream_class(
+            stream_id=found.stream_id,
+            device_index=found.device_index,
+            device_type=found.device_type,
+        )
+
     found = {
         "Event": event,
         "Graph": partial(_Graph, native, hooks),
-        "Stream": torch.Stream,
+        "Stream": stream_class,
         "busy": native.busy,
         "counts": native.counts,
         "current_device": accelerator.current_device_index,
-        "current_stream": accelerator.current_stream,
+        "current_stream": current_stream,
         "device": lambda device: accelerator.device_index(torch.device(device).index or 0),
         "device_count": lambda: 1,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=MEMORY_BYTES),
