@@ -146,6 +146,14 @@ LATE: dict[str, tuple[Named, dict[str, float], dict[str, float]]] = {
         )
         for phase in ("forward", "backward", "optimizer")
     },
+    **{
+        f"slow {phase}, sharded": (
+            Named(phase, "device"),
+            {**LONG, "spread": "fsdp2"},
+            {f"{phase}_s": 1.3 * LONG[f"{phase}_s"]},
+        )
+        for phase in ("forward", "backward")
+    },
     "late data": (Named("data", "host"), {}, {"load_s": 0.03 * MACHINE.scale}),
     "slow launches": (Named("forward", "host"), {}, {"launch_s": 0.02 * MACHINE.scale}),
 }
@@ -166,7 +174,7 @@ UNKNOWN_WAITS = "waiting for other ranks cannot be told from work"
 EVEN = {
     "balanced": Even({}, 2_000),
     "rank 0 asks in each step": Even({"all": LONG, "first": {"asks_every": 1}}, 150),
-    "sharded": Even({"all": {"spread": "fsdp2"}}, why=UNKNOWN_WAITS, boards=1),
+    "sharded": Even({"all": {**LONG, "spread": "fsdp2"}}),
     # The steps before it are not replayed, and those after are.
     "captured": Even({"all": {"spread": "captured"}}, 650, UNKNOWN_WAITS, boards=1),
 }

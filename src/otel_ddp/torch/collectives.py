@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -193,12 +193,14 @@ class OwnCollectives:
         self._in_backward: Counter[int] = Counter()
         self._shared: set[int] = set()
         self._counts: dict[int, int] = {}
+        self._numbered = True
         self._sends: list[Called] = []
         self._thread = 0
 
-    def begin(self, models: list[nn.Module]) -> None:
-        """A step begins in which collectives are counted."""
+    def begin(self, models: list[nn.Module], numbered: bool = True) -> None:
+        """A step begins in which collectives are counted. *numbered*: by their groups' numbers."""
         self._of_ddp = {}
+        self._numbered = numbered
         for each in {
             id(ddp): ddp for model in models for ddp in inspection.ddps_in(model)
         }.values():
@@ -215,6 +217,8 @@ class OwnCollectives:
 
     def phase_ended(self, phase: str) -> None:
         """The time since the last call was spent in this phase."""
+        if not self._numbered:
+            return
         before, self._counts = self._counts, _counts()
         for group, count in self._counts.items():
             more = count - before.get(group, 0)
@@ -237,12 +241,14 @@ class OwnCollectives:
             each.take_off()
         self._sends = []
 
-    def end(self) -> list[str]:
+    def end(self, unseen: Collection[str] = ()) -> list[str]:
         """The phases in which most counted steps had collectives that are not DDP's; and SENDS.
 
         A phase is removed once few steps have any: each change restarts the agent's comparison.
+        *unseen*: more such phases of this step.
         """
         self.take_off()
+        self._phases.update(unseen)
         # A layer that waits for other ranks in forward often does so in backward as well, on the
         # group that DDP uses: there are more collectives than DDP has gradients to reduce.
         for group in self._shared & self._in_backward.keys():

@@ -25,6 +25,7 @@ from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
 from otel_ddp.torch.readings.flops import ModelFlops
 from otel_ddp.torch.readings.loss import StepLoss
 from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.torch.steps.stream_waits import waits_for
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.vocabulary import catalog
 
@@ -127,6 +128,8 @@ class Readings:
         self._memory = MemoryReadings(device, self._stepper.progress)
         self._clock = clock_for(device, self._stepper.progress.device_times)
         self._stepper.progress.phases.device_clock = self._clock
+        if self._clock is not None and any(map(capabilities.shards, model_hooks.trained())):
+            self._stepper.group_calls.waits = waits_for(device, self._stepper.progress)
         # At once: the first steps are compared either with the device's clock or without.
         self._recorder.documents.facts({"capability": self._device_capability()})
 
@@ -178,7 +181,8 @@ class Readings:
         several = capabilities.world_size() > 1
         self._own_collectives.counts = several and self._known.get("comm_wait") in ("", SENDS)
         if self._own_collectives.counts:
-            self._own_collectives.begin(model_hooks.trained())
+            waits = self._stepper.group_calls.waits
+            self._own_collectives.begin(model_hooks.trained(), numbered=waits is None)
 
     def hook_called(self, phase: str) -> None:
         """A hook ends this phase."""
@@ -189,7 +193,8 @@ class Readings:
         """Record which phases had collectives."""
         if not self._own_collectives.counts:
             return
-        found = self._own_collectives.end()
+        waits = self._stepper.group_calls.waits
+        found = self._own_collectives.end(() if waits is None else waits.unseen)
         if self._sends is not (SENDS in found):
             self._sends = SENDS in found
             self.report()
@@ -223,6 +228,7 @@ class Readings:
             or not self._known
             or (clock_failed and not self._known.get("device_clock"))
             or stepper.group_calls.noted != ("calls" in self._known)
+            or (stepper.group_calls.waits_seen and self._known.get("comm_wait") == "fsdp")
             or stepper.replays != (self._known.get("forward") == "replayed")
         )
         if self._steps.count >= _STEPS_TO_KNOW and watching:

@@ -77,7 +77,9 @@ def measured(
     found["forward"] = "" if seen else "not_called"
     found["backward"] = "" if backward else "outputs_unknown" if seen else "not_called"
     found["comm_wait"] = (
-        _comm_wait(models, world_size, hidden_waits) if backward else found["backward"]
+        _comm_wait(models, world_size, hidden_waits, stepper.group_calls.waits_seen)
+        if backward
+        else found["backward"]
     )
     if stepper.replays:
         found |= dict.fromkeys(("forward", "backward", "comm_wait"), "replayed")
@@ -93,13 +95,15 @@ def measured(
     return found
 
 
-def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> str:
+def _comm_wait(
+    models: list[nn.Module], world_size: int, hidden_waits: str, waits_seen: bool
+) -> str:
     if os.environ.get("TORCHFT_LIGHTHOUSE"):
         return "replica_groups"
     if world_size <= 1:
         return ""
-    if any(is_sharded(each) for model in models for each in model.modules()):
-        return "fsdp"
+    if any(map(shards, models)):
+        return hidden_waits if waits_seen else "fsdp"
     if any(isinstance(e, nn.SyncBatchNorm) for model in models for e in model.modules()):
         return "sync_batch_norm"
     if any(hasattr(each, "placements") for model in models for each in model.parameters()):
@@ -107,6 +111,11 @@ def _comm_wait(models: list[nn.Module], world_size: int, hidden_waits: str) -> s
     if not any(True for model in models for _ in inspection.ddps_in(model)):
         return "no_ddp"
     return hidden_waits
+
+
+def shards(model: nn.Module) -> bool:
+    """Whether FSDP shards a module of this model."""
+    return any(map(is_sharded, model.modules()))
 
 
 def is_sharded(module: nn.Module) -> bool:

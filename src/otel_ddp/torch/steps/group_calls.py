@@ -22,6 +22,7 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.collectives import world
 from otel_ddp.torch.inspection import outward
 from otel_ddp.torch.steps.open_step import outside_of_backward
+from otel_ddp.torch.steps.stream_waits import StreamWaits
 from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 
 # The id of our hooks in torch; hooks of other programs have other ids.
@@ -86,6 +87,8 @@ class GroupCalls:
         self._guarded = False
         self.on_device = False
         """Whether tensors are on a device."""
+        self.waits: StreamWaits | None = None
+        """What marks the waits of the device, if they are to be told from work."""
         # Whether the calls of this step are added up; and the bytes of each so far.
         self._adds_up = False
         self._bytes = Counter[int]()
@@ -108,6 +111,11 @@ class GroupCalls:
     def noted(self) -> bool:
         """Whether calls are noted in measured steps, as far as that is known."""
         return self._have_been and not (self._given_up or self.on_device)
+
+    @property
+    def waits_seen(self) -> bool:
+        """Whether waits of the device are marked in measured steps."""
+        return self.waits is not None and not self._given_up
 
     def least_every(self, step_ns: int) -> int:
         """Note one in so many steps at most, to bound the load on the lead of very many ranks.
@@ -133,6 +141,8 @@ class GroupCalls:
             self._adds_up = False
             self._bytes.clear()
             took_ns += count * _SIZES_NS
+        if self.waits is not None:
+            took_ns += self.waits.step_ended()
         words.clear()
         self._complete, self._most = False, 0
         return took_ns
@@ -152,9 +162,12 @@ class GroupCalls:
     def begin(self, now: int, measured: bool, adds_up: bool = False) -> None:
         """A step begins. *adds_up*: its calls and bytes are."""
         try:
-            if not measured or self._given_up or (self.on_device and not adds_up):
+            waits = self.waits
+            if waits is not None:
+                waits.switch(measured and not self._given_up)
+            if not measured or self._given_up or (self.on_device and not (adds_up or waits)):
                 self._take_off()
-            elif self._put_on():
+            elif self._put_on() and (adds_up or not self.on_device):
                 self._complete, self._began_ns, self._adds_up = True, now, adds_up
                 self._last_ns, self._last_cpu_ns = now, thread_time_ns()
                 self._most = _MOST_CALLS
@@ -173,6 +186,8 @@ class GroupCalls:
     def leave_to_parent(self) -> None:
         """In a forked child: nothing is noted, and torch's map is left as it is."""
         self._given_up, self._most = True, 0
+        if self.waits is not None:
+            self.waits.take_off()
 
     def _at_exit(self) -> None:
         """Torch lets its groups go once there is no Python left, which their hooks need then."""
@@ -204,6 +219,8 @@ class GroupCalls:
                 hook = self._hooks[group] = self._hook(name, group, ranks, whole)
             self._ranks = max(self._ranks, len(members[group]))
             group.register_pre_hook(_HOOK, hook)
+            if self.waits is not None:
+                group.register_post_hook(_HOOK, self.waits.call_ended)
             self._on.add(group)
         return bool(groups)
 
@@ -211,6 +228,8 @@ class GroupCalls:
         if self._on and not _may_be_in_call():
             for group in self._on:
                 group.unregister_pre_hook(_HOOK)
+                if self.waits is not None:
+                    group.unregister_post_hook(_HOOK)
             self._on.clear()
 
     # -- in a step: training feels every line here
@@ -230,6 +249,10 @@ class GroupCalls:
 
         def called(call: Any) -> None:
             try:
+                if self.waits is not None:
+                    self.waits.call_began(call)
+                    if not self._adds_up:
+                        return
                 if len(words) >= self._most:
                     # Without the rest of them those before are of no use.
                     self._complete = False

@@ -1,0 +1,141 @@
+"""Marks where the stream that computes waits for other ranks, in measured steps on a device."""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from otel_ddp import errors
+from otel_ddp.recording.device_scalars import module_of
+from otel_ddp.recording.progress import Phase, Progress
+from otel_ddp.torch.hooks.called import Called
+from otel_ddp.torch.steps.open_step import outside_of_backward
+
+# Waits for events count only if this package calls them: FSDP does after its collectives. Between
+# its frame and the event are at most two methods of `Stream`.
+_COLLECTIVES = "torch.distributed"
+_MOST_FRAMES = 3
+# Thread time of one marked wait; the budget corrects it by a measured factor.
+_EACH_NS = 12_000
+
+
+class StreamWaits:
+    """Encloses each wait of the computing stream by two marks, so that it counts as `comm_wait`.
+
+    The host does not wait, and does not learn how long the stream waits.
+    """
+
+    def __init__(self, progress: Progress, module: Any, index: int | None) -> None:
+        """*module*: of the device, such as torch.cuda. *index*: of the device."""
+        self._progress, self._phases = progress, progress.phases
+        self._wait: Phase = progress.phases.of_hooks("comm_wait")
+        self._module, self._index = module, index
+        self._wrapped: list[Called] = []
+        # The stream that computes.
+        self._computes: Any = None
+        # The id of the object that is waited for now, or ~ the id of a call; 0: none.
+        self._open = self._marked = 0
+        self.unseen: set[str] = set()
+        """The phases of this step with collectives whose waits are not seen."""
+
+    def step_ended(self) -> int:
+        """Return the thread time of the marks in the step that ends."""
+        took_ns, self._marked, self._open = self._marked * _EACH_NS, 0, 0
+        return took_ns
+
+    def switch(self, on: bool) -> None:
+        """Mark the waits of the following steps, or none. On the training thread, between steps."""
+        self.unseen.clear()
+        if on:
+            self._computes = self._module.current_stream(self._index)
+        if on is bool(self._wrapped):
+            return
+        if not on:
+            self.take_off()
+            return
+        work = sys.modules["torch.distributed"].Work
+        self._wrapped = [
+            Called(self._module.Event, "wait", self._ended, begins=self._event_began),
+            Called(work, "wait", self._ended, begins=self._work_began),
+        ]
+
+    def take_off(self) -> None:
+        """Restore torch."""
+        wrapped, self._wrapped = self._wrapped, []
+        for each in wrapped:
+            each.take_off()
+
+    # -- in a step
+
+    def call_began(self, call: Any) -> None:
+        """A process group is called. The collective may run on the stream that computes."""
+        if not self._is_own(None):
+            return
+        if call.async_op:
+            # It runs on a stream of its own, and compiled code waits for it without a sign.
+            self.unseen.add(self._phases.opened[-1].name)
+        else:
+            self._began(~call.op_id)
+
+    @errors.contained()
+    def call_ended(self, call: Any) -> None:
+        """The process group has launched the collective."""
+        self._ended_key(~call.op_id)
+
+    @errors.contained()
+    def _event_began(self, event: Any, stream: Any = None) -> None:
+        if self._is_own(stream) and _for_collective(sys._getframe(3)):
+            self._began(id(event))
+
+    @errors.contained()
+    def _work_began(self, work: Any, *_: Any, **__: Any) -> None:
+        if self._is_own(None):
+            self._began(id(work))
+
+    def _is_own(self, stream: Any) -> bool:
+        """Whether the stream that computes is to wait, in a call of the training."""
+        if stream is None:
+            stream = self._module.current_stream(self._index)
+        if stream != self._computes:
+            return False
+        return get_ident() == self._progress.thread or not outside_of_backward()
+
+    def _began(self, key: int) -> None:
+        # At the end of backward, the whole phase is a wait.
+        if not self._open and self._phases.opened[-1].name != self._wait.name:
+            self._open = key
+            self._marked += 1
+            self._mark(self._wait)
+
+    def _ended(self, waited: Any, *_: Any, **__: Any) -> None:
+        self._ended_key(id(waited))
+
+    def _ended_key(self, key: int) -> None:
+        if self._open == key:
+            self._open = 0
+            self._mark(self._phases.opened[-1])
+
+    def _mark(self, phase: Phase) -> None:
+        if (clock := self._phases.device_clock) is not None:
+            clock.mark(phase.base + self._phases.clock())
+
+
+def waits_for(device: torch.device, progress: Progress) -> StreamWaits | None:
+    """Of this device; None if its streams do not wait by a method of Python."""
+    module = module_of(device)
+    if "wait" not in vars(getattr(module, "Event", None) or object):
+        return None
+    return StreamWaits(progress, module, device.index)
+
+
+def _for_collective(frame: Any) -> bool:
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(_COLLECTIVES):
+            return True
+        frame = frame.f_back
+    return False
