@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from agent.link.two_agents import RUN, TwoAgents
+from otel_ddp.agent.judge.reports import Judgement
 from otel_ddp.agent.link import leading as leading_module
 from otel_ddp.agent.link import link_pb2 as wire
 from otel_ddp.agent.link import messages
 from otel_ddp.agent.link.messages import Senseless
 from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel
+from otel_ddp.diagnosis.straggler.finding import Report
 
 
 @pytest.fixture
@@ -261,3 +263,12 @@ def test_a_follower_hears_of_its_own_ranks_alone(agents: TwoAgents) -> None:
 def test_what_a_lead_says_without_sense_is_refused(content: bytes) -> None:
     with pytest.raises(Senseless):
         messages.unpack_judgement(content, RUN, [])
+
+
+def test_a_lead_speaks_of_its_own_run_alone() -> None:
+    verdict = {"kind": "stall", "who": {"group": "g", "run": "another"}, "evidence": {}}
+    judgement = Judgement("node-0", [verdict], [verdict], Report((), ""), 0)
+
+    found = messages.unpack_judgement(messages.PackedJudgement(judgement).to([]), RUN, [])
+
+    assert (found.open, found.past) == ([], [])

@@ -53,12 +53,7 @@ def test_names_and_addresses_of_this_machine_are_answered(port: int, host: str) 
         *(("evil.com", 403), ("localhost.evil.com:9464", 403), ("127.0.0.1.evil.com", 403)),
         *(("127.0.0.1%2eevil.com", 400), ("[::1].evil.com", 400), ("[::1%25.evil.com]", 400)),
         *(("localhost:9464@evil.com", 400), ("localhost:", 400), ("localhost evil.com", 400)),
-        *(
-            ("localhost,evil.com", 400),
-            ("localhost:9464:9464", 400),
-            ("[evil.com]", 400),
-            ("", 400),
-        ),
+        *(("localhost,evil.com", 400), ("[evil.com]", 400), ("", 400)),
         *(("localhost\r\nHost: localhost", 400), ("localhost\r\nhost: evil.com", 400)),
         ("localhost\r\n .evil.com", 400),
     ],
