@@ -162,14 +162,6 @@ def test_a_step_that_is_slower_in_all_phases_alike_may_be_another_machine() -> N
 # -- where runs come from
 
 
-def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
-    path = write_history(tmp_path, "r", group="g")
-
-    titles = {load(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))}
-
-    assert titles == {"g/r"}
-
-
 def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:
     write_history(tmp_path, "r", group="g")
     write_history(tmp_path, "r", group="h")

@@ -222,15 +222,6 @@ def test_a_damaged_file_is_told_of(tmp_path: Path, content: bytes | None) -> Non
         read_whole(history)
 
 
-def test_a_history_is_read_while_it_is_written(tmp_path: Path) -> None:
-    file = RunFile(tmp_path / "a.sqlite")
-    file.write(rows={LOSS: value_rows([(0, S, 1.0)])})
-    with History(tmp_path / "a.sqlite") as history:
-        file.write(rows={LOSS: value_rows([(1, 2 * S, 1.0)])})
-        assert len(history.sums(history.series()[0])) == 2
-    file.close()
-
-
 def test_what_a_killed_agent_left_beside_a_history_is_read(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "a.sqlite")
     file.write(about={"run": "a"})

@@ -73,7 +73,7 @@ class Front:
         page = App(
             histories.directory,
             ours=True,
-            disk_hangs=histories.hang,
+            disk_hangs=histories.disk.hangs,
             live=self.state,
             ask_stacks=self._ask_stacks,
         )

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         status = print_json(found.to_json())
     else:
         status = print_answer("\n".join(lines(found)))
-    if options.fail_if_worse and found.is_worse:
+    if options.fail_if_worse and any(row.verdict == "worse" for row in found.rows):
         return WORSE
     return CANNOT if status else OK
 

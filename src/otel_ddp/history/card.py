@@ -11,13 +11,7 @@ from otel_ddp import shown
 from otel_ddp.history.terminal import printable
 from otel_ddp.journal.parser import Journal, Name
 from otel_ddp.journal.process_state import ProcessState
-from otel_ddp.journal.values import (
-    Extremes,
-    Point,
-    chosen_directions,
-    direction,
-    last_values,
-)
+from otel_ddp.journal.values import Extremes, Point, chosen_directions, direction, last_values
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, shown_phase
 

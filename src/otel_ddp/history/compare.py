@@ -278,11 +278,6 @@ class Comparison(NamedTuple):
         sentence = "; ".join(parts) or nothing
         return f"{sentence[0].upper()}{sentence[1:]}."
 
-    @property
-    def is_worse(self) -> bool:
-        """Whether any measure is significantly worse."""
-        return any(row.verdict == "worse" for row in self.rows)
-
     def notes(self) -> Iterator[str]:
         """How it was tested."""
         words = ("to warm up", "unusual (checkpoint, ...)", "with a pause")

@@ -150,10 +150,8 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     if not found:
         raise NotFound(f"{folder} has no history of a run.")
     if len(found) > 1 and words:
-        titles = _few(map("/".join, found))
-        if path is not None:
-            raise NotFound(f"{folder} has several runs: {titles}. Name the file of one.")
-        raise NotFound(f"Several runs are called {words!r}: {titles}. Give one of these.")
+        titles, way = _few(map("/".join, found)), "the file of one" if path else "one of these"
+        raise NotFound(f"{words!r} has several runs: {titles}. Name {way}.")
     newest = max(found.values(), key=lambda each: max(each.values()))
     return open_run(newest)
 

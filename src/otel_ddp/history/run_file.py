@@ -54,7 +54,7 @@ class RunFile:
             # Private from the start. An existing file must not be opened here: closing it would
             # release the locks that SQLite holds for a reading thread.
             os.close(files.create(path))
-        self._status = files.check_own(path)
+        files.check_own(path)
         self._db = sqlite3.connect(
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -94,13 +94,6 @@ class RunFile:
         if count and not tables.is_as_we_made_it(self._db):
             raise Unusable(f"{self.path.name} is a database of another program")
         return version
-
-    def is_there(self) -> bool:
-        """Whether its path still leads to it: a removed file is lost when it is closed."""
-        try:
-            return os.path.samestat(os.lstat(self.path), self._status)
-        except FileNotFoundError:
-            return False
 
     def put_back(self) -> None:
         """Restore the removed file, unless there is another one by now."""

@@ -134,7 +134,7 @@ class Histories:
         self._most_bytes = most_bytes
         self._node = node
         self._waiting = _Waiting()
-        self._disk = _Disk(self.directory)
+        self.disk = _Disk(self.directory)
         self._wake = threading.Event()
         self._stopping = False
         # By run, with the time at which it was last fed.
@@ -171,7 +171,7 @@ class Histories:
 
     def describe(self) -> dict[str, Any]:
         """The directory, and the problem of its disk."""
-        problem, since_ns = self._disk.problem()
+        problem, since_ns = self.disk.problem()
         return {"directory": str(self.directory), "problem": problem, "since_ns": since_ns}
 
     def times(self) -> dict[RunKey, Told]:
@@ -179,13 +179,9 @@ class Histories:
         found = {key: run.time.told for key, (run, _) in [*self._runs.items()]}
         return {key: told for key, told in found.items() if told is not None}
 
-    def hang(self) -> bool:
-        """Whether the disk hangs."""
-        return self._disk.hangs()
-
     def remark(self) -> str:
         """Why no history is written, in a line; else empty."""
-        problem, _ = self._disk.problem()
+        problem, _ = self.disk.problem()
         return f"no history is kept: {problem}" if problem else ""
 
     def stop(self) -> None:
@@ -216,32 +212,32 @@ class Histories:
             self._run(batch.run, now).feed(batch)
         for key, state in states.items():
             self._run(key, now).feed_state(state)
-        failed = self._disk.attempt(lambda: files.make_kept(self.directory))
+        failed = self.disk.attempt(lambda: files.make_kept(self.directory))
         for key, (run, fed_at) in list(self._runs.items()):
             if left_out_since_ns:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
-            failed = self._disk.attempt(partial(run.write, now_ns)) or failed
-            if now - fed_at > _CLOSE_AFTER_S and not run.waits:
-                self._disk.attempt(run.close)
+            failed = self.disk.attempt(partial(run.write, now_ns)) or failed
+            if now - fed_at > _CLOSE_AFTER_S and not run.failing[0]:
+                self.disk.attempt(run.close)
                 del self._runs[key]
         self._written = fed
         pause_s = (time.thread_time() - began_s) / _WRITING_SHARE
         self._write_at = time.monotonic() + min(
             _WRITE_SELDOM_S if failed else pause_s, _WRITE_SELDOM_S
         )
-        self._disk.note(failed, now_ns)
+        self.disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
             keep = {run.path for run, _ in self._runs.values()}
             delete = directory.delete_oldest
-            self._disk.attempt(lambda: delete(self.directory, self._most_bytes, keep))
+            self.disk.attempt(lambda: delete(self.directory, self._most_bytes, keep))
 
     def _run(self, key: RunKey, now: float) -> KeptRun:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
         if found is None:
             # Read its offsets before anything is added.
-            self._disk.attempt(run.open)
+            self.disk.attempt(run.open)
         self._runs[key] = run, now
         return run
 
@@ -464,7 +460,6 @@ def _samples(ledger: Ledger, node: str) -> Iterator[Sample]:
                 continue
             labels = dict(series.labels)
             run = (labels["group"], labels["run"]) if labels.get("run") else None
-            more = tuple(pair for pair in series.labels if pair[0] not in RANK_LABELS)
-            more = (*more, ("node", node))
-            key = SeriesKey(kind, metric.name, labels.get("rank", ""), more)
+            own = (pair for pair in series.labels if pair[0] not in RANK_LABELS)
+            key = SeriesKey(kind, metric.name, labels.get("rank", ""), (*own, ("node", node)))
             yield Sample(run, key, series.time_ns, float(value))

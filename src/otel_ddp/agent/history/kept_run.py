@@ -121,22 +121,18 @@ class KeptRun:
         self._written = State({}, {}, (), ())
         self._gaps: list[dict[str, Any]] = []
         self._began_ns = 0
-        # Since when writing fails, and why; 0 if it does not.
-        self._failing = (0, "")
+        self.failing = (0, "")
+        """Since when writing fails, and why; 0 if it does not."""
         self._new = _Unwritten()
         self.time = RunTime()
-
-    @property
-    def waits(self) -> bool:
-        """Whether writing fails."""
-        return self._failing[0] != 0
 
     def open(self) -> None:
         """Create or reopen the file; raises sqlite3.Error, OSError or Unusable."""
         files.make_kept(self.path.parent)
         if self._file is not None:
-            if self._file.is_there():
+            if self.path.exists():
                 return
+            # A removed file is lost when it is closed.
             self._file.put_back()
             self.close()
             log.warning("the history %s was removed, and is made again", self.path)
@@ -304,16 +300,16 @@ class KeptRun:
             assert self._file is not None
             self._write(self._file, now_ns)
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
-            if not self._failing[0]:
-                self._failing = now_ns, getattr(why, "strerror", None) or str(why)
+            if not self.failing[0]:
+                self.failing = now_ns, getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that fits no column would block all later writes.
             if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
-                self.leave_out(self._failing[0], now_ns, self._failing[1])
+                self.leave_out(self.failing[0], now_ns, self.failing[1])
                 # The offsets stay: what is dropped is not read again.
                 positions, self._new = self._new.positions, _Unwritten()
                 self._new.positions = positions
             raise
-        self._failing = 0, ""
+        self.failing = 0, ""
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written

@@ -20,12 +20,7 @@ from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, ph
 _S = 1_000_000_000
 _LATE = frozenset({"straggler", "imbalance"})
 # The causes of phases; all other phases are productive if the step is.
-_OF_PHASE = {
-    "data": "data",
-    "checkpoint": "checkpoint",
-    "eval": "evaluation",
-    "compile": "start",
-}
+_OF_PHASE = {"data": "data", "checkpoint": "checkpoint", "eval": "evaluation", "compile": "start"}
 
 
 # Cached: called for every step, and the steps of one training are alike.

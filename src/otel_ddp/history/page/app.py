@@ -82,10 +82,8 @@ class App:
         if path.startswith("/api/"):
             try:
                 return self._api(path.removeprefix("/api/"), question)
-            except Refused as why:
-                return http.as_json(why.status, {"error": str(why)})
-            except Unreadable as why:
-                return http.as_json(500, {"error": str(why)})
+            except (Refused, Unreadable) as why:
+                return http.as_json(getattr(why, "status", 500), {"error": str(why)})
         if _VIEWS.fullmatch(path):
             page, policy = static_files.served()
             kind = {"Content-Type": "text/html; charset=utf-8"}

@@ -84,9 +84,8 @@ def json_text(content: Any, **how: Any) -> str:
 
 
 def as_json(status: int, content: Any) -> Answer:
-    text = json_text(content, separators=(",", ":"))
     # A cut text may end with half a surrogate pair.
-    body = text.encode("utf-8", "replace")
+    body = json_text(content, separators=(",", ":")).encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON}, body)
 
 

@@ -7,7 +7,6 @@ export class Axis {
     const kind = chosen("x", "step");
     this.kind = kinds.includes(kind) ? kind : "step";
     this.pictures = new Set();
-    this.version = 0;
     this.zooms = {};
     const [of, low, high] = chosen("zoom").split("~");
     if (of && Number.isFinite(Number(low)) && Number.isFinite(Number(high)) && low !== high) {
@@ -25,7 +24,6 @@ export class Axis {
     if (range && before && range.every((at, number) => at === before[number])) return;
     if (!range && !before) return;
     this.zooms = range ? { [kind]: range } : {};
-    this.version += 1;
     choose("zoom", range ? [kind, ...range.map((at) => Number(at.toPrecision(15)))].join("~") : "");
     this.refresh();
   }
@@ -33,7 +31,6 @@ export class Axis {
   change(kind) {
     this.kind = kind;
     this.zooms = {};
-    this.version += 1;
     choose("x", kind, "step");
     choose("zoom", "");
     this.refresh();

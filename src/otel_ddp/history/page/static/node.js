@@ -9,7 +9,6 @@ import { Picture } from "./picture.js";
 const GPU = ["hw.gpu.utilization", "hw.gpu.memory.usage", "hw.power", "hw.temperature"];
 const HOST = ["system.cpu.utilization", "system.memory.usage", "process.memory.usage"];
 const HEADS = ["busy", "memory", "power", "temperature"];
-const KINDS = ["time"];
 // What tells series of one name apart, besides rank and node.
 const PLAIN = ["name", "rank", "node", "columns", "hw.type", "hw.model"];
 
@@ -49,7 +48,7 @@ export class NodePictures {
     if (!metric || this.shown.has(name)) return;
     this.shown.add(name);
     into.append(new Picture({
-      title: name, path: "node", axis: this.axis, kind: () => KINDS[0],
+      title: name, path: "node", axis: this.axis, kind: () => "time",
       parameters: () => ({ ...this.run.key(), name }),
       draw: (answer, kind) => {
         const owners = [...new Set(answer.series.map(owner))];

@@ -70,7 +70,7 @@ export class Picture {
     this.isStale = false;
     try {
       const zoom = this.axis.zoomOf(this.kind());
-      const parameters = this.asked(zoom);
+      const parameters = { ...this.parameters(), ...this.bounds(zoom) };
       // Wide and narrow pictures of the same share one answer.
       const columns = Math.min(Math.ceil((this.plot.clientWidth || 1) / SHARED) * SHARED, MOST);
       this.answer = await this.load({ ...parameters, columns });
@@ -82,10 +82,6 @@ export class Picture {
       this.isAsking = false;
     }
     if (this.isStale) this.refresh();
-  }
-
-  asked(zoom) {
-    return { ...this.parameters(), ...this.bounds(zoom) };
   }
 
   load(parameters) {
@@ -148,7 +144,8 @@ export class Picture {
   }
 
   async saveCsv() {
-    const answer = await this.load({ ...this.asked(this.axis.zoomOf(this.kind())), columns: MOST_ROWS });
+    const zoomed = this.bounds(this.axis.zoomOf(this.kind()));
+    const answer = await this.load({ ...this.parameters(), ...zoomed, columns: MOST_ROWS });
     this.save(URL.createObjectURL(new Blob([csv(this.tables(answer))], { type: "text/csv" })), "csv");
   }
 
