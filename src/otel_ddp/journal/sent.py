@@ -13,6 +13,7 @@ from otel_ddp.vocabulary import catalog
 
 # The record types that a run's judge needs; no others are sent.
 _STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
+_VALUES = frozenset({layout.SCALARS, layout.EVENT})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
 KEPT_TOTALS = frozenset({catalog.TRAINING_STEP_DURATION.name, catalog.OTEL_DDP_HOOK_TIME.name})
 """Totals for the history of a rank, beside steps and phases."""
@@ -111,13 +112,11 @@ class SentJournal:
         return Stretch.of(since, self._ring.position, found)
 
     def _sent(self, kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
-        return position, whole if kind in _STEPS or self._is_kept(kind, whole) else b""
-
-    def _is_kept(self, kind: int, whole: bytes) -> bool:
+        is_sent = kind in _STEPS or (self.sends_values and kind in _VALUES)
         if kind == layout.SPAN:
             # Its end is an event.
-            return self.sends_values and b'"checkpoint"' in whole
-        return self.sends_values and kind in (layout.SCALARS, layout.EVENT)
+            is_sent = self.sends_values and b'"checkpoint"' in whole
+        return position, whole if is_sent else b""
 
 
 def _definition(kind: int, whole: bytes, position: int) -> tuple[int, bytes]:

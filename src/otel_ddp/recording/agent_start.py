@@ -150,14 +150,12 @@ def _environment() -> dict[str, str]:
     return {"MALLOC_ARENA_MAX": "1", **kept, _MARK: "1"}
 
 
-def wait_for_agent(
-    place: Place, journal: JournalWriter, limit_s: float = WAIT_FOR_AGENT_S, pause_s: float = 0.002
-) -> bool:
+def wait_for_agent(place: Place, journal: JournalWriter) -> bool:
     """Waits briefly until the agent has read the last record; True if it has."""
     place.wake_agent()
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + WAIT_FOR_AGENT_S
     while journal.agent_position() < journal.position:
         if time.monotonic() > deadline:
             return False
-        time.sleep(pause_s)
+        time.sleep(0.002)
     return True

@@ -251,9 +251,10 @@ def _whole(step: Any) -> int:
 # Other numbers, such as NumPy's, take the slow path.
 _PLAIN = frozenset({float, int, bool})
 
-_MOST_SHAPES = 4096
 # A limit for all sets together: names that change in every call must not fill the memory.
 _MOST_SHAPED_NAMES = 200_000
+# A set takes as much as so many names.
+_NAMES_OF_SET = 40
 
 
 # How the hot path writes a set of names: the names, their split, the record; whether all values
@@ -292,12 +293,11 @@ class Shapes:
 
     def _make_room(self, more: int) -> None:
         # If names change in every call, start over instead of growing.
-        known = max(len(self._by_ids), len(self.known))
-        if known >= _MOST_SHAPES or self._names >= _MOST_SHAPED_NAMES:
+        if self._names >= _MOST_SHAPED_NAMES:
             self._by_ids.clear()
             self.known.clear()
             self._names = 0
-        self._names += more
+        self._names += more + _NAMES_OF_SET
 
     def remember(
         self,
@@ -309,7 +309,8 @@ class Shapes:
         epoch_name: str,
     ) -> None:
         """Let the hot path write this set of names from now on, if it would write the same."""
-        if type(metrics) is not dict or not (split is None or type(split) is str):
+        is_plain = split is None or (type(split) is str and 0 < len(split) <= values.LONGEST_NAME)
+        if type(metrics) is not dict or not is_plain:
             return
         shape = self._by_ids.get(ids)
         if shape is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
@@ -317,8 +318,6 @@ class Shapes:
         if len(ids) > 512 or not all(
             type(k) is str and len(k) <= values.LONGEST_NAME for k, _ in pairs
         ):
-            return
-        if split is not None and not 0 < len(split) <= values.LONGEST_NAME:
             return
         self._make_room(len(ids))
         self._by_ids[ids] = shape

@@ -198,9 +198,6 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
     if sign == ":" and plain and not named["quote"]:
         # In a sentence, a colon may follow any word.
         words = _words(name)
-        return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or _is_made(plain)
+        is_made = len(plain) >= 8 and plain.isalnum() and not (plain.isalpha() or plain.isdecimal())
+        return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or is_made
     return True
-
-
-def _is_made(word: str) -> bool:
-    return len(word) >= 8 and not word.isalpha() and not word.isdecimal() and word.isalnum()

@@ -88,7 +88,7 @@ def test_a_step_is_whole_though_its_clock_is_known_better_in_its_midst() -> None
     for at in range(len(STORY)):
         stream = StepStream(CREATED)
         before = feed(stream, STORY[:at])
-        stream.set_clock(CREATED + 70 * MS)
+        stream.created_ns = CREATED + 70 * MS
         found = before + feed(stream, STORY[at:], at)
 
         assert [adds_up(each) for each in found] == [True, True]

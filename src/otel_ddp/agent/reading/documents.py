@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2s
 from itertools import islice
@@ -77,11 +77,11 @@ SAMPLED_EVERY = 100
 
 _WAIT = PHASES["comm_wait"]
 
-_RECENT = 200
+# Of fewer steps, none is slow.
 _ENOUGH = 20
-# The median needs a sort, and hardly moves: update it every few steps.
-_UPDATE_EVERY = 10
-# In medians. With a log-normal deviation of 15 %, one step in 1,000 is slower.
+# Steps in the moving average.
+_RECENT = 200
+# In averages. With a log-normal deviation of 15 %, one step in 1,000 is slower.
 _SLOW = 1.6
 # Rate limit of slow steps with spans.
 _SLOW_EVERY_NS = 3_000_000_000
@@ -93,10 +93,8 @@ class StepSpans:
     """Chooses the steps of a process that get spans: every n-th one, and some slow ones."""
 
     def __init__(self) -> None:
-        self._recent: deque[int] = deque(maxlen=_RECENT)
-        self._seen = 0
-        self._slow_ns = float("inf")
-        self._shown_ns = 0
+        self._seen = self._shown_ns = 0
+        self._usual_ns = 0.0
         # Whether to export the next measured step, since the chosen one may not be measured.
         self._sample_is_due = False
 
@@ -119,12 +117,9 @@ class StepSpans:
         return list(_make_spans(step, number, ",".join(why), labels))
 
     def _slow(self, took_ns: int) -> bool:
-        slow = took_ns > self._slow_ns
-        recent = self._recent
-        recent.append(took_ns)
+        slow = self._seen >= _ENOUGH and took_ns > _SLOW * self._usual_ns
         self._seen += 1
-        if len(recent) >= _ENOUGH and self._seen % _UPDATE_EVERY == 0:
-            self._slow_ns = _SLOW * sorted(recent)[len(recent) // 2]
+        self._usual_ns += (took_ns - self._usual_ns) / min(self._seen, _RECENT)
         return slow
 
 

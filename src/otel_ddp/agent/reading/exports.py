@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from otel_ddp import plain
+from otel_ddp import errors, plain
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger
 from otel_ddp.agent.reading.documents import (
     SAMPLED_EVERY,
@@ -115,6 +115,7 @@ class Exports:
         taken, self.documents = self.documents, []
         return taken
 
+    @errors.contained()
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
         """Update its series.
 
@@ -152,13 +153,11 @@ class Exports:
             ("too_fast", self._values.too_fast),
         ):
             self._put(catalog.OTEL_DDP_RECORDS_LOST, count, now_ns, ("why", why))
-        reasons = reader.facts.get("capability")
-        if isinstance(reasons, dict):
-            able: dict[Labels, float] = {
-                (("what", str(what)), ("reason", str(reason))): 0.0 if reason else 1.0
-                for what, reason in reasons.items()
-            }
-            self._put_all(catalog.OTEL_DDP_CAPABILITY, able, now_ns)
+        able: dict[Labels, float] = {
+            (("what", str(what)), ("reason", str(reason))): 0.0 if reason else 1.0
+            for what, reason in plain.mapping(reader.facts.get("capability")).items()
+        }
+        self._put_all(catalog.OTEL_DDP_CAPABILITY, able, now_ns)
         if process.rank == 0:
             self._put_run(now_ns)
 

@@ -98,14 +98,12 @@ class LoggedValues:
         if self._restored:
             return
         self._restored = True
-        for record in self._reader.latest():
+        for record in self._reader.latest() if self._exported else ():
             if record.position < position:
                 self._show(record)
 
     def _show(self, record: Scalars) -> None:
         step, epoch = record.step, record.epoch
-        if not self._exported:
-            return
         for number, value in zip(record.names, record.values, strict=True):
             entry = self._entries.get(number) or self._make_entry(number)
             if entry is None:

@@ -31,17 +31,11 @@ class StepStream:
 
     def __init__(self, created_ns: int, names: Mapping[int, Name] = MappingProxyType({})) -> None:
         """*names*: the journal's, by number."""
-        self._created_ns, self._call_names = created_ns, CallNames(names)
+        self.created_ns = created_ns
+        """When the journal was created; changes with its clock offset."""
+        self._call_names = CallNames(names)
         self._expected = 0
         self._forget()
-
-    def set_clock(self, created_ns: int) -> None:
-        """Set the creation time of the journal after a new clock offset; shifts the open step."""
-        moved_ns, self._created_ns = created_ns - self._created_ns, created_ns
-        if moved_ns and self._began_ns is not None:
-            self._began_ns += moved_ns
-            self._until_ns += moved_ns
-            self._ends[:] = [each + moved_ns for each in self._ends]
 
     def _forget(self) -> None:
         """Drop the current step: the next one begins at the next end of a step."""
@@ -51,6 +45,7 @@ class StepStream:
         self._calls = b""
 
     def _start(self, now_ns: int | None) -> None:
+        # All times of the open step count from the creation of the journal.
         self._began_ns = now_ns
         # The end of the last part.
         self._until_ns = now_ns or 0
@@ -83,22 +78,21 @@ class StepStream:
         return steps
 
     def _feed_words(self, codes: bytes, values: Sequence[int], steps: list[Step]) -> None:
-        created_ns = self._created_ns
         for code, value in zip(codes, values, strict=True):
             if code < layout.STEPS_BEGAN:
                 # An unknown code is a phase of a later version.
                 if code != self._code:
-                    self._spend(created_ns + value)
+                    self._spend(value)
                     self._code = code
             elif code == layout.STEP_ENDED:
-                self._spend(created_ns + value)
+                self._spend(value)
                 if self._began_ns is not None:
                     steps.append(self._finished(self._began_ns))
                 # Even if times went back a little, the next step begins at the end of this one.
-                self._start(max(created_ns + value, self._until_ns))
+                self._start(max(value, self._until_ns))
                 self._calls = b""
             elif code == layout.STEPS_BEGAN:
-                self._start(created_ns + value)
+                self._start(value)
             else:
                 self._told.setdefault(code, []).append(value)
 
@@ -124,20 +118,20 @@ class StepStream:
         self._until_ns = now_ns
 
     def _finished(self, began_ns: int) -> Step:
-        told = self._told
+        told, began_at_ns = self._told, self.created_ns + began_ns
         words, self._calls = self._calls, b""
         calls = None
         # Only if all calls of the step are here.
         idle, count = divmod(told.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
         if 8 * count == len(words):
-            calls = self._call_names.read(words, idle & 0xFF, began_ns)
+            calls = self._call_names.read(words, idle & 0xFF, began_at_ns)
         codes = bytes([*self._codes, *self._rest])
         spans_ns = (*map(sub, self._ends, (began_ns, *self._ends)), *self._rest.values())
         return Step(
             told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None,
-            began_ns,
-            self._until_ns,
-            Parts(began_ns, codes, spans_ns),
+            began_at_ns,
+            self.created_ns + self._until_ns,
+            Parts(began_at_ns, codes, spans_ns),
             gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
             skipped=layout.STEP_SKIPPED in told,
             retries=sum(told.get(layout.STEP_RETRIES, ())),
