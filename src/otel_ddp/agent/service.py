@@ -86,7 +86,6 @@ class Agent:
         self._doorbell = open_doorbell(self._place.doorbell)
         self._stop_at_signals()
         journals = self._watch.journals
-        journals.delete_unfinished()
         journals.find()
         self._front.serve()
         self._exporter.connect()

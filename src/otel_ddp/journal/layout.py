@@ -96,7 +96,8 @@ STEP_CALLS = 0x8C
 # it how often it was called, or how many bytes it carried. Several words of one name add up.
 STEP_CALL_COUNT, STEP_CALL_BYTES = 0x8D, 0x8E
 
-SMALLEST_FILE, LARGEST_FILE = 128 * 1024, 1024 * 1024 * 1024
+SMALLEST_FILE = 128 * 1024
+LARGEST_FILE = 1024 * 1024 * 1024
 # Even a small file needs this much room for definitions.
 _LEAST_DEFINITIONS = 32 * 1024
 

@@ -210,7 +210,8 @@ class Definitions(Records):
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        self.totals: list[_Place] = []
+        # Each with its first slot.
+        self.totals: list[tuple[int, Total]] = []
 
     def _define(self, kind: int, whole: bytes, position: int) -> bool | None:
         """Whether this definition is understood; None if it is invalid."""
@@ -232,7 +233,7 @@ class Definitions(Records):
         elif kind == layout.FACTS:
             self.facts.update(_shared(content))
         elif kind in (layout.COUNTER, layout.HISTOGRAM):
-            self.totals += _places(content)
+            self.totals += _totals(content)
         return True
 
 
@@ -311,32 +312,22 @@ class Journal:
         """The whole records since the last read, in order; counts overwritten records as lost."""
         raise NotImplementedError
 
-    def unread_ratio(self) -> float:
-        """The unread part of the ring, 0 to 1."""
-        return 0.0
-
     # -- areas that are overwritten in place
 
     def latest(self) -> list[Scalars]:
         """The last record of each set of names, oldest first."""
         start, room = self.areas.latest
-        end = min(self.content.word(layout.LATEST_POSITION), room)
-        # After the position, so that earlier records refer to known definitions.
+        block = self.content.read(start, min(self.content.word(layout.LATEST_POSITION), room))
+        # After the records, so that they refer to known definitions.
         self.read_definitions()
         found = []
         at = 0
-        while at + layout.LATEST_HEAD.size <= end:
-            head = self.content.read(start + at, layout.LATEST_HEAD.size)
-            if len(head) < layout.LATEST_HEAD.size:
-                break
-            size, complement, position = layout.LATEST_HEAD.unpack(head)
+        while at + layout.LATEST_HEAD.size + RECORD.size <= len(block):
+            size, complement, position = layout.LATEST_HEAD.unpack_from(block, at)
             at += layout.LATEST_HEAD.size
-            if size ^ complement != 0xFFFFFFFF or at + size > end:
+            if size ^ complement != 0xFFFFFFFF or size % 8:
                 break
-            if not RECORD.size <= size <= layout.LARGEST_RECORD or size % 8:
-                break
-            block = self.content.read(start + at, size)
-            parsed = _record(block, 0, position) if len(block) == size else None
+            parsed = _record(block, at, position)
             # Incomplete records are being written, or their writer died. The ring has them as well.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
@@ -350,11 +341,13 @@ class Journal:
         """The current values of all totals, or of one metric's."""
         start, room = self.areas.totals
         block = self.content.read(start, min(room, _MOST_TOTALS))
-        places = self._definitions.totals
-        if metric:
-            places = [each for each in places if each.metric == metric]
-        found = (_total(place, block) for place in places)
-        return [total for total in found if total is not None]
+        found = []
+        for at, total in self._definitions.totals:
+            count = 1 if total.bounds is None else len(total.bounds) + 2
+            if metric in ("", total.metric) and (at + count) * 8 <= len(block):
+                values = struct.unpack_from(f"<{count}d", block, at * 8)
+                found.append(Total(total.metric, total.attributes, values, total.bounds))
+        return found
 
     def progress(self) -> ProgressRecord | None:
         """The progress of the process, as last written; None before the first state."""
@@ -484,29 +477,12 @@ def _printable(content: Any) -> Any:
     return content
 
 
-class _Place(NamedTuple):
-    """The slots of a total, and its metric."""
-
-    at: int
-    metric: str
-    attributes: dict[str, str]
-    bounds: tuple[float, ...] | None
-
-
-def _places(content: dict[str, Any]) -> Iterator[_Place]:
-    """The total that this document defines, if it is valid."""
+def _totals(content: dict[str, Any]) -> Iterator[tuple[int, Total]]:
+    """The total that this document defines, if it is valid, without values."""
     index, metric = content.get("index"), content.get("metric")
     bounds, attributes = content.get("bounds"), content.get("attributes")
     if not isinstance(index, int) or not isinstance(metric, str) or index < 0:
         return
     if not isinstance(attributes, dict) or not isinstance(bounds, (list, type(None))):
         return
-    yield _Place(index, intern(metric), attributes, None if bounds is None else tuple(bounds))
-
-
-def _total(place: _Place, block: bytes) -> Total | None:
-    index, metric, attributes, bounds = place
-    count = 1 if bounds is None else len(bounds) + 2
-    if (index + count) * 8 > len(block):
-        return None
-    return Total(metric, attributes, struct.unpack_from(f"<{count}d", block, index * 8), bounds)
+    yield index, Total(intern(metric), attributes, (), None if bounds is None else tuple(bounds))

@@ -51,11 +51,7 @@ class Place:
     def delay_start(self, seconds: float) -> None:
         """Keep all processes from starting an agent for so long; 0 ends that."""
         with contextlib.suppress(OSError):
-            fd = files.open_own(self._start_delay, os.O_WRONLY | os.O_CREAT)
-            try:
-                os.pwrite(fd, f"{time.monotonic() + seconds:<32.3f}".encode(), 0)
-            finally:
-                os.close(fd)
+            files.replace(self._start_delay, f"{time.monotonic() + seconds:.3f}")
 
     def start_not_before(self) -> float:
         """The earliest time to start an agent, on the monotonic clock."""

@@ -15,8 +15,6 @@ from otel_ddp.journal.layout import checksum
 
 # The most bytes per read, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
-# The most bytes of a damaged area that one read searches for the next record.
-_MOST_DAMAGED = 256 * 1024
 # After so many reads at a position without a valid record, skip it.
 _MOST_STUCK_READS = 20
 
@@ -165,8 +163,7 @@ class JournalReader(parser.Journal):
         definitions, (start, room) = self._definitions, self.areas.definitions
         end = min(self.content.word(layout.DEFINITIONS_POSITION), room)
         while (position := definitions.position) < end:
-            most = _MOST_DAMAGED if definitions.stuck else _MOST_BYTES
-            block = self.content.read(start + position, min(end - position, most))
+            block = self.content.read(start + position, min(end - position, _MOST_BYTES))
             definitions.feed(block, len(block) - layout.RECORD.size + 1)
             # One piece of a damaged area per call, so that other journals are not delayed.
             if definitions.position == position or definitions.stuck:
@@ -199,14 +196,7 @@ class JournalReader(parser.Journal):
 
     def was_removed(self) -> bool:
         """Whether the file was deleted, so that only open descriptors can read it."""
-        try:
-            return os.fstat(self.content.fd).st_nlink == 0
-        except OSError:
-            return False
-
-    def unread_ratio(self) -> float:
-        unread = max(0, self.ring.end() - self.ring.position)
-        return float(min(1.0, unread / self.ring.size))
+        return os.fstat(self.content.fd).st_nlink == 0
 
     def drained(self) -> bool:
         """Whether all records are read."""

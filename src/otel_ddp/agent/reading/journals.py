@@ -30,7 +30,6 @@ log = logging.getLogger("otel_ddp.agent")
 Mark = tuple[int, int, int]
 Marks = dict[Path, Mark]
 
-_HIDDEN_S = 60.0
 _MOST_ENDED = 500
 # Ended processes that keep their long texts in the agent's file, which is often rewritten.
 _MOST_LONG_TEXTS = 20
@@ -138,16 +137,6 @@ class Journals:
                     self._ledger.drop(journal.process.labels)
                 reader.close()
 
-    def delete_unfinished(self) -> None:
-        """Delete temporary files of processes that were killed while creating their journal."""
-        for path in self._place.directory.glob(f".*{layout.SUFFIX}"):
-            with contextlib.suppress(OSError):
-                if (
-                    time.time() - path.stat().st_mtime > _HIDDEN_S
-                    and files.lock_holder(path) is None
-                ):
-                    files.remove(path)
-
     def poll(self) -> None:
         """Read new records into the ledger."""
         before = sum(1 for each in self.processes() if each.life.gone_ns)
@@ -211,13 +200,7 @@ class Journals:
             newest[labels] = max(created_ns, newest.get(labels, 0))
         for journal in self._journals.values():
             process = journal.process
-            self._update_series(
-                journal, now_ns, is_newest=newest[process.labels] == process.began_ns
-            )
-
-    @errors.contained()
-    def _update_series(self, journal: Exports, now_ns: int, *, is_newest: bool) -> None:
-        journal.update_series(now_ns, is_newest=is_newest)
+            journal.update_series(now_ns, is_newest=newest[process.labels] == process.began_ns)
 
     def _all_labels(self) -> Iterator[tuple[Labels, int]]:
         """The labels of each process with series, and the creation time of its journal."""

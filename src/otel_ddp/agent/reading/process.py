@@ -289,7 +289,7 @@ class Process:
         if self.identity.get("settled") or not self.is_here:
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
-        return not self.is_at_work or age_s > _UNSETTLED_S or self.reader.unread_ratio() > 0.5
+        return not self.is_at_work or age_s > _UNSETTLED_S
 
     # -- its life
 
@@ -450,7 +450,7 @@ class Process:
     def _read_steps(self, record: Steps) -> None:
         new, on_device = self.new, record.on_device
         stream = self._streams[on_device]
-        stream.set_clock(self.began_ns)
+        stream.created_ns = self.began_ns
         steps = stream.feed(record)
         (new.device_steps if on_device else new.steps).extend(steps)
         if not self._shares:
@@ -463,17 +463,14 @@ class Process:
     def state(self) -> RankState:
         """The state of its rank, without the world size that the judge finds."""
         reader = self.reader
-        found = reader.facts.get("capability")
         # By capability: why it is missing; empty if it is there.
-        missing: Mapping[str, Any] = found if isinstance(found, dict) else {}
-        own = reader.facts.get("own_collectives")
+        missing = plain.mapping(reader.facts.get("capability"))
+        own = plain.list_of(str, reader.facts.get("own_collectives"))
         return RankState(
             self.labels,
             own_world_size=self.world_size,
             waits_known=not missing["comm_wait"] if "comm_wait" in missing else None,
-            own_collectives=tuple(each for each in own if isinstance(each, str) and each in PHASES)
-            if isinstance(own, list)
-            else (),
+            own_collectives=tuple(each for each in own if each in PHASES),
             # Replica groups of torchft wait for each other in calls that hooks do not see.
             calls_noted=missing.get("calls") == "" and missing.get("comm_wait") != "replica_groups",
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
