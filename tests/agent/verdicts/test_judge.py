@@ -389,6 +389,8 @@ def test_a_death_counts_for_the_rank_that_ended_first_and_not_for_one_that_was_t
     bench.poll(later_s=0.01)
     bench.poll(later_s=3.0)
     assert bench.series(catalog.TRAINING_DEATHS) == {("0", "out_of_memory"): 1.0}
+    # One incident has one post-mortem.
+    assert len(bench.incidents()) == 1
 
     # It stays told when the run is started anew.
     bench.join(0, 1)
