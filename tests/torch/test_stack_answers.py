@@ -78,7 +78,7 @@ def test_an_answer_has_all_stacks_the_main_threads_first_and_the_training_thread
 ) -> None:
     journal, training = tmp_path / "1-00000000.journal", 0
     stack_answers.start(journal, lambda: training, lambda: None)
-    with waiting("uploads", "trains") as helpers:
+    with waiting("trains", "uploads") as helpers:
         ask(journal, "1 where\n")
         before = answer(journal, 1)["threads"]
         training = helpers["trains"].ident or 0
