@@ -260,6 +260,17 @@ def test_no_step_is_lost_where_optimizers_that_stay_take_turns(training: Trainin
     assert training.progress.work.samples == len(BATCH) * (before + 200)
 
 
+def test_an_optimizer_that_takes_the_place_of_another_ends_steps(training: Training) -> None:
+    training.until_unmeasured()
+    before = training.count
+
+    for _ in range(3):
+        training.optimizer = SGD(training.model.parameters(), lr=0.01)
+        training.step(20)
+
+    assert training.count == before + 60
+
+
 def test_a_hook_of_the_users_may_come_after_ours(training: Training) -> None:
     called = []
     hook = torch_optimizer.register_optimizer_step_post_hook(lambda *_: called.append(1))
