@@ -53,14 +53,13 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
-# torchtitan and SwanLab have an environment of their own: they take older versions of what others take.
+# SwanLab has an environment of its own: it takes an older protobuf than the others.
 stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
-	test -x .venv-torchtitan/bin/python || $(PYTHON) -m venv .venv-torchtitan
-	.venv-torchtitan/bin/python -m pip install --quiet --editable '.[torch,dev,torchtitan,swanlab]'
-	.venv-torchtitan/bin/python -m pytest tests/integrations/test_torchtitan.py
-	.venv-torchtitan/bin/python -m pytest -k swanlab tests/integrations/test_trackers.py
+	test -x .venv-swanlab/bin/python || $(PYTHON) -m venv .venv-swanlab
+	.venv-swanlab/bin/python -m pip install --quiet --editable '.[torch,dev,swanlab]'
+	.venv-swanlab/bin/python -m pytest -k swanlab tests/integrations/test_trackers.py
 
 # What a device can show, as tables in build/gpu.md: ten minutes. Torch is the machine's own, and the
 # device as well, if it has one.
@@ -105,4 +104,4 @@ site: $(SITE_STAMP)
 	@echo "The site is in $(SITE): open $(SITE)/index.html"
 
 clean:
-	rm -rf .nox .venv .venv-gpu .venv-peers .venv-torchtitan dist build
+	rm -rf .nox .venv .venv-gpu .venv-peers .venv-swanlab dist build

@@ -104,38 +104,6 @@ trainer = transformers.Trainer(
 trainer.train()
 """
 
-TRANSFORMERS_EVALUATED = """
-from transformers import Trainer, TrainingArguments
-
-from otel_ddp.integrations.transformers import OtelDdpCallback
-
-arguments = TrainingArguments(output_dir="out", report_to="none")
-callbacks = [OtelDdpCallback(group="evaluated")]
-Trainer(model, arguments, eval_dataset=eval_set, callbacks=callbacks).evaluate()
-"""
-# What `hyperparameter_search` does, without a package that chooses the parameters.
-TRANSFORMERS_SEARCH = """
-from types import SimpleNamespace
-
-import transformers.integrations
-from transformers.trainer_utils import HPSearchBackend
-
-transformers.integrations.hp_params = lambda trial: trial.params
-trainer = Trainer(
-    None,
-    TrainingArguments(output_dir="out", num_train_epochs=1, report_to="none", save_strategy="no"),
-    train_dataset=train_set,
-    eval_dataset=eval_set,
-    model_init=lambda: Tiny(TinyConfig()),
-    callbacks=callbacks,
-)
-trainer.hp_search_backend = HPSearchBackend.OPTUNA
-trainer.hp_space = transformers.integrations.hp_params
-trainer.hp_name = None
-for number, parameters in enumerate([{"layers": 2, "learning_rate": 0.1}, {"learning_rate": 0.2}]):
-    trainer.train(trial=SimpleNamespace(number=number, params=parameters))
-    trainer.evaluate()
-"""
 
 # -- Lightning
 
@@ -236,24 +204,6 @@ own = OtelDdpCallback()
 there = L.Trainer(logger=False, callbacks=[own], **settings).callbacks
 assert [each for each in there if isinstance(each, OtelDdpCallback)] == [own]
 """
-FABRIC_WITHOUT_A_LINE = """
-from lightning.fabric.loggers import CSVLogger
-
-from otel_ddp.integrations.lightning import OtelDdpLogger
-
-mine = [CSVLogger("logs")]
-fabric = L.Fabric(devices=1, loggers=mine)
-layer, optimizer = fabric.setup(model.layer, torch.optim.SGD(model.parameters(), lr=0.1))
-for number, (batch,) in enumerate(fabric.setup_dataloaders(train_loader), 1):
-    loss = layer(batch).square().mean()
-    fabric.backward(loss)
-    optimizer.step()
-    fabric.log_dict({"train_loss": loss, "epoch": 0}, step=number)
-assert fabric.logger is mine[0] and len(mine) == 1
-assert L.Fabric(devices=1).loggers == []
-logger = OtelDdpLogger()
-assert L.Fabric(devices=1, loggers=logger).loggers == [logger]
-"""
 # Other programs have it imported.
 FORGET_LIGHTNING = """
 import sys
@@ -294,14 +244,6 @@ for each in (Broken(4, 0.1), model):
 with open("report.json", "w") as file:
     json.dump(names, file)
 """
-LIGHTNING_WITHOUT_TRAINING = """
-from otel_ddp.integrations.lightning import OtelDdpCallback
-
-trainer = L.Trainer(logger=False, callbacks=[OtelDdpCallback(group="evaluated")])
-trainer.validate(model, val_loader, verbose=False)
-trainer.test(model, val_loader, verbose=False)
-trainer.predict(model, val_loader)
-"""
 
 # -- all of them
 
@@ -321,7 +263,7 @@ METHODS = {
         **dict.fromkeys(["on_fit_start", "on_validation_start", "on_validation_end"], 2),
         **dict.fromkeys(["on_test_start", "on_test_end", "on_fit_end"], 2),
     },
-    lightning.OtelDdpLogger(): {"log_metrics": 2, "log_hyperparams": 1, "log_graph": 1},
+    lightning.OtelDdpLogger(): {"log_metrics": 2, "log_hyperparams": 1},
 }
 for each, methods in METHODS.items():
     for name, count in methods.items():

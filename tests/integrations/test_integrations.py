@@ -6,7 +6,6 @@ import csv
 import io
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,11 +71,6 @@ WITHOUT_A_LINE = {
         *("eval eval checkpoint eval", {"train": [1, 3, 5, 7], "val": [7], "test": [8]}),
         *(("width", 4), "train_loss batch"),
     ),
-    "fabric": (
-        *(programs.LIGHTNING + programs.FABRIC_WITHOUT_A_LINE, 1, 8, ""),
-        {"train": [*range(1, 9)]},
-        *((), "train_loss"),
-    ),
     "an accelerator": (
         *(programs.ACCELERATE + programs.ACCELERATE_WITHOUT_A_LINE, 2, 4, ""),
         {"train": [1, 2, 3, 4]},
@@ -110,39 +104,6 @@ def test_a_program_without_a_line_is_measured_and_its_values_are_logged_once(
     assert not setting or setting in ran.ranks[0].config.items()
     found_names = {name for each in ran.logged(0) for name in each.values}
     assert not names or found_names == {*names.split()}
-
-
-def test_what_an_accelerator_is_not_given_is_left_to_its_version(
-    place: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed("accelerate", "frameworks")
-    from accelerate.accelerator import Accelerator
-
-    from otel_ddp.integrations import accelerate
-
-    given: list[Any] = []
-
-    # As in Accelerate 1.4: None would be an error.
-    def start(self: Any, project_name: str, config: Any = None, init_kwargs: Any = {}) -> None:  # noqa: B006
-        given.append((config, init_kwargs.get("wandb")))
-
-    def log(self: Any, values: Any, step: Any = None, log_kwargs: Any = {}) -> None:  # noqa: B006
-        given.append((values, step, log_kwargs.get("wandb")))
-
-    monkeypatch.setattr(Accelerator, "init_trackers", start)
-    monkeypatch.setattr(Accelerator, "log", log)
-    accelerate.autolog()
-    run = otel_ddp.init()
-    accelerator = SimpleNamespace(is_main_process=True)
-    Accelerator.init_trackers(accelerator, "runs", config={"lr": 0.1})
-    Accelerator.log(accelerator, {"loss": 1.0}, step=3)
-    run.finish()
-
-    assert given == [({"lr": 0.1}, None), ({"loss": 1.0}, 3, None)]
-    assert [(call.step, place.only().points) for call in place.only().calls] == [
-        (3, [("loss", 1.0)])
-    ]
-    assert place.only().config == {"lr": 0.1}
 
 
 def test_an_argument_that_instrument_does_not_take_raises_where_it_is_given() -> None:
@@ -263,44 +224,6 @@ def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: F
     assert [min(each.values) for each in ran.logged(0, "val")] == ["one_loss", "other_loss"]
 
 
-@pytest.fixture(scope="module")
-def by_search(frameworks: Frameworks) -> dict[str, Ran]:
-    """A Trainer that only evaluates, and then one that searches: by the end of the run's name."""
-    ran = frameworks.run(
-        programs.TRANSFORMERS + programs.TRANSFORMERS_EVALUATED + programs.TRANSFORMERS_SEARCH
-    )
-    searching = ran.ranks[0].identity["run"].partition("-trial-")[0]
-    found: dict[str, Ran] = {}
-    for each in ran.ranks:
-        name = each.identity["run"].removeprefix(searching)
-        found.setdefault(name, Ran("", None, [])).ranks.append(each)
-    return found
-
-
-def test_every_rank_of_a_trainer_that_only_evaluates_is_measured(by_search: dict[str, Ran]) -> None:
-    ran = by_search[""]
-
-    assert [each.identity["group"] for each in ran.ranks] == ["evaluated", "evaluated"]
-    assert [each.span_names for each in ran.ranks] == [["eval"], ["eval"]]
-    assert [len(ran.logged(rank, "val")) for rank in (0, 1)] == [1, 0]
-
-
-def test_each_trial_of_a_search_is_a_run_of_all_ranks_in_one_group(
-    by_search: dict[str, Ran],
-) -> None:
-    assert by_search.keys() == {"", "-trial-0", "-trial-1"}
-    for name, rate in {"-trial-0": 0.1, "-trial-1": 0.2}.items():
-        ranks = by_search[name].ranks
-        assert [each.identity["global_rank"] for each in ranks] == [0, 1], name
-        assert {each.identity["group"] for each in ranks} == {"evaluated"}
-        assert {each.state for each in ranks} == {"finished"}
-        assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [4, 4]
-        assert {each.config["learning_rate"] for each in ranks} == {rate}
-        assert {tuple(each.span_names) for each in ranks} == {("eval",)}
-    # It is no setting of the Trainer.
-    assert by_search["-trial-0"].ranks[0].config["layers"] == 2
-
-
 # -- Lightning
 
 
@@ -382,17 +305,6 @@ def test_an_exception_ends_the_run_of_the_logger_or_callback_and_the_next_traini
         # A run that has failed keeps its name, and none begins where the name is asked for.
         named = [["trials", each.identity["run"]] for each in (failed, finished)]
         assert ran.report == named
-
-
-def test_the_callback_alone_measures_evaluations_without_a_training(
-    frameworks: Frameworks,
-) -> None:
-    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_WITHOUT_TRAINING, ranks=1)
-
-    (rank,) = ran.ranks
-    assert rank.identity["group"] == "evaluated"
-    # A validation, a test and a prediction.
-    assert rank.span_names == ["eval", "eval", "eval"]
 
 
 # -- Accelerate

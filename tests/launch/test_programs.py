@@ -41,9 +41,7 @@ def journals(*command: str, env: dict[str, str] | None = None) -> list[Journal]:
         ((), "from_swanlab/train_before.py", 200),
         (TORCHRUN, "from_wandb/train_before.py", 96),
         (LAUNCH, "from_wandb_guide/train_before.py", 80),
-        (TORCHRUN, "from_em/train_before.py", 96),
         (ACCELERATE, "from_em/train_before.py", 96),
-        ((), "trainer_ddp/train_before.py", None),
         (TORCHRUN, "trainer_ddp/train_before.py", None),
     ],
 )
@@ -103,19 +101,13 @@ def work(lr):
     for _ in range(20):
         model(torch.ones(8, 4)).square().mean().backward()
         optimizer.step()
-    function, replaced = torch.optim.Optimizer.__init__, 0
-    while function := getattr(function, "__wrapped__", None):
-        replaced += 1
-    return replaced
 
 
 if __name__ == "__main__":
     with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
-        found = pool.map(work, [0.1, 0.01, 0.001], chunksize=1)
+        pool.map(work, [0.1, 0.01, 0.001], chunksize=1)
         pool.close()
         pool.join()
-    # The one that waits for the next optimizer: no task leaves one behind.
-    assert found == [1, 1, 1], found
 """
 
 
@@ -129,33 +121,3 @@ def test_each_task_of_a_pool_is_a_run(method: str, tmp_path: Path) -> None:
     assert len({each.identity["run"] for each in runs}) == 3
     assert len({each.identity["group"] for each in runs}) == 1
     assert [each.total(catalog.TRAINING_STEPS) for each in runs] == [20, 20, 20]
-
-
-SERVED = """
-import os
-import torch
-import torch.distributed.autograd as autograd
-from torch.distributed import rpc
-from torch.distributed.optim import DistributedOptimizer
-
-os.environ["MASTER_ADDR"] = "127.0.0.1"
-rpc.init_rpc("only", rank=0, world_size=1)
-weight = torch.ones(4, requires_grad=True)
-optimizer = DistributedOptimizer(torch.optim.SGD, [rpc.RRef(weight)], lr=0.01)
-for _ in range(10):
-    with autograd.context() as context:
-        autograd.backward(context, [(torch.ones(8, 4) * weight).sum()])
-        optimizer.step(context)
-rpc.shutdown()
-"""
-
-
-def test_a_training_of_which_backwards_alone_are_seen_is_a_run(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SERVED)
-    with Node(MASTER_PORT=str(free_port()), OTEL_DDP_AGENT="off") as node:
-        command = (sys.executable, "-m", "otel_ddp", "run", "--", sys.executable, str(script))
-        finished(node.start(*command))
-        (journal,) = Here(node.place.directory).read()
-
-    assert journal.total(catalog.TRAINING_STEPS) == 0

@@ -47,9 +47,8 @@ def instrument(model: Any = None, **arguments: Any) -> otel_ddp.Run:
     """Like `otel_ddp.instrument`, but log a mistake instead of raising it.
 
     Returns a run that records nothing after a mistake, or if the program has finished its run.
-    Only a framework that names the run, as for a trial of a search, gets a second one.
     """
-    if "run" not in arguments and _is_over():
+    if _is_over():
         return _silent()
     return _open(partial(otel_ddp.instrument, model, **arguments)) or _silent()
 

@@ -16,9 +16,9 @@ from otel_ddp.recording import values
 from otel_ddp.torch.hooks.called import Called
 
 # The classes of the two packages differ: use the package that the program has imported.
-_PACKAGE, _FABRIC = "lightning.pytorch", "lightning.fabric"
+_PACKAGE = "lightning.pytorch"
 if _PACKAGE not in sys.modules and "pytorch_lightning" in sys.modules:
-    _PACKAGE, _FABRIC = "pytorch_lightning", "lightning_fabric"
+    _PACKAGE = "pytorch_lightning"
 _Callback: Any = import_module(f"{_PACKAGE}.callbacks").Callback
 _Logger: Any = import_module(f"{_PACKAGE}.loggers.logger").Logger
 _on_rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
@@ -63,10 +63,6 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
         self.experiment.config(params)
 
     @errors.contained()
-    def log_graph(self, model: Any, input_array: Any = None) -> None:
-        self.experiment.describe(model)
-
-    @errors.contained()
     def finalize(self, status: str) -> None:
         # After "success" a test may follow: a run that has not failed ends with its process.
         if status == "failed":
@@ -89,11 +85,6 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
         super().__init__()
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Open the run of a program that tests, validates or predicts without training."""
-        if stage != "fit":
-            self._instrument(**self._arguments)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Like `instrument`, this raises for invalid arguments, before the first step."""
@@ -205,17 +196,8 @@ class _AddedCallback(OtelDdpCallback):
 
 
 def add_to_every_trainer() -> None:
-    """Add ours to each Trainer and each Fabric, unless the program does."""
+    """Add ours to each Trainer, unless the program does."""
     Called(import_module(_PACKAGE).Trainer, "__init__", _add_to_trainer)
-    Called(import_module(_FABRIC).Fabric, "__init__", _add_to_fabric)
-
-
-@errors.contained()
-def _add_to_fabric(fabric: Any, *_: Any, **__: Any) -> None:
-    # If ours were the only one, it would become `fabric.logger`.
-    if fabric.loggers and not _is_there(fabric.loggers):
-        # A new list, as the program owns the old one.
-        fabric._loggers = [*fabric.loggers, _AddedLogger(fabric.loggers[0])]
 
 
 @errors.contained()

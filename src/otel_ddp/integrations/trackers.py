@@ -20,16 +20,15 @@ from otel_ddp import errors, integrations
 _FRAMEWORKS = {
     "accelerate": "accelerate",
     "lightning": "lightning",
-    "lightning_fabric": "lightning",
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
-# Modules of frameworks that only pass a caller's values to a tracker.
+# Modules of frameworks that only pass a caller's values to a tracker. Fabric has no callbacks.
 _LOGGERS = (
     "accelerate.tracking.",
-    "lightning.fabric.loggers.",
+    "lightning.fabric.",
     "lightning.pytorch.loggers.",
-    "lightning_fabric.loggers.",
+    "lightning_fabric.",
     "lightning_utilities.core.rank_zero.",
     "pytorch_lightning.loggers.",
 )
@@ -50,8 +49,6 @@ class Call(NamedTuple):
     given: dict[str, Any]
     """The arguments by name."""
     result: Any
-    is_inner: bool
-    """Whether the tracker made the call itself."""
     is_recorded: bool
     """Whether a framework or another tracker made the call: its values are recorded there."""
 
@@ -64,8 +61,6 @@ _wrapped: set[tuple[Any, str]] = set()
 _mirrors: WeakSet[Any] = WeakSet()
 # Runs that were named by a tracker -> the process; a forked child inherits the run object.
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# Our run -> the W&B and SwanLab runs that are open in it; a program may have several at once.
-_open: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 # The tracker's run -> the step of its next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # Our run -> the folder of the first TensorBoard writer that logged.
@@ -101,8 +96,8 @@ def mirror(run: Any) -> None:
         if theirs is not None:
             run.config(dict(theirs.config.items()))
     if wandb is not None and wandb.run is not None:
-        # The module has bound methods of its run.
-        vars(wandb).update(log=wandb.run.log, alert=wandb.run.alert)
+        # The module has a bound method of its run.
+        vars(wandb).update(log=wandb.run.log)
 
 
 def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: _Record) -> Any:
@@ -123,15 +118,14 @@ def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: 
 def _record(
     tracker: str, record: _Record, frame: FrameType | None, given: dict[str, Any], result: Any
 ) -> None:
-    is_inner = False
     while (caller := _module(frame)).startswith(f"{tracker}.") and frame is not None:
-        is_inner, frame = True, frame.f_back
+        frame = frame.f_back
     while caller.startswith(_LOGGERS) and frame is not None:
         frame = frame.f_back
         caller = _module(frame)
     package = caller.partition(".")[0]
     ours = f"{__package__}.{_FRAMEWORKS[package]}" if package in _FRAMEWORKS else ""
-    record(Call(given, result, is_inner, package in TRACKERS or ours in sys.modules))
+    record(Call(given, result, package in TRACKERS or ours in sys.modules))
 
 
 def _module(frame: FrameType | None) -> str:
@@ -174,10 +168,8 @@ def _begin(call: Call) -> None:
     if run is None:
         return
     # MLflow's run has no configuration, and its tags are a mapping.
-    config = call.given.pop("tags", None) if not hasattr(call.result, "config") else None
-    if hasattr(call.result, "config"):
-        config = call.result.config
-        _open.setdefault(run, WeakSet()).add(call.result)
+    has_config = hasattr(call.result, "config")
+    config = call.result.config if has_config else call.given.pop("tags", None)
     if config and not call.is_recorded:
         run.config(dict(config.items()))
     if not run.was_automatic or _named.get(run) == os.getpid():
@@ -200,13 +192,10 @@ def _end(call: Call) -> None:
     from otel_ddp.recording import values
 
     given = call.given
-    for opened in _open.values():
-        if given.get("run") in opened:
-            opened.discard(given["run"])
     run = _run_of(call, opens=False)
     mlflow = sys.modules.get("mlflow")
-    # A nested run, or one of several at once, leaves another one open.
-    if run is None or _open.get(run) or (mlflow is not None and mlflow.active_run() is not None):
+    # A nested run leaves another one open.
+    if run is None or (mlflow is not None and mlflow.active_run() is not None):
         return
     error, state = given.get("error"), given.get("status") or given.get("state")
     reason = ""
@@ -220,7 +209,7 @@ def _end(call: Call) -> None:
     run.tracker_outcome = ("failed", reason) if reason else ("finished", "")
 
 
-# -- values, settings and alerts
+# -- values and settings
 
 
 def _log(
@@ -276,7 +265,7 @@ def _mlflow_log(call: Call) -> None:
 
 def _config(call: Call) -> None:
     given = call.given
-    whole = [given[name] for name in ("params", "tags", "hparam_dict") if name in given]
+    whole = [given[name] for name in ("params", "tags") if name in given]
     if (run := _run_of(call)) is not None:
         run.config(whole[0] if whole else {given["key"]: given["value"]})
 
@@ -288,13 +277,6 @@ def _config_changed(call: Call) -> None:
         run.config(dict(call.given["config"].items()))
 
 
-def _alert(call: Call) -> None:
-    given = call.given
-    if (run := _run_of(call)) is not None:
-        level = getattr(given.get("level"), "value", given.get("level")) or "info"
-        run.alert(given["title"], given.get("text", ""), str(level).lower())
-
-
 # -- TensorBoard's writers
 
 
@@ -303,11 +285,8 @@ def _write(call: Call) -> None:
 
     given = call.given
     tag, value = given.get("tag"), given.get("scalar_value")
-    if "main_tag" in given:
-        tag, value = given["main_tag"], given["tag_scalar_dict"]
     if (run := _run_of(call)) is not None:
-        # The results of hyperparameters are written by an inner writer in a folder of its own.
-        prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
+        prefix, split = _prefix_and_split(run, given["writer"])
         # A split in the tag takes precedence.
         split = split_in(str(tag)) or split
         _log(call, {tag: value}, given.get("global_step"), "/", prefix, split or None)
@@ -336,8 +315,6 @@ def _prefix_and_split(run: Any, writer: Any) -> tuple[str, str]:
 
 _WRITER: dict[str, tuple[str, _Record]] = {
     "SummaryWriter.add_scalar": ("writer tag scalar_value global_step", _write),
-    "SummaryWriter.add_scalars": ("writer main_tag tag_scalar_dict global_step", _write),
-    "SummaryWriter.add_hparams": ("writer hparam_dict", _config),
 }
 _SWANLAB_CONFIG = "sdk.internal.run.components.config.Config"
 
@@ -345,7 +322,6 @@ TRACKERS: dict[str, dict[str, tuple[str, _Record]]] = {
     "wandb": {
         "init": ("entity project", _begin),
         "Run.log": ("run data step commit", _wandb_log),
-        "Run.alert": ("run title text level", _alert),
         "Run.finish": ("run exit_code", _end),
         "Run.__exit__": ("run kind error", _end),
         "Config.update": ("config", _config_changed),
@@ -354,7 +330,6 @@ TRACKERS: dict[str, dict[str, tuple[str, _Record]]] = {
         "Config.__setattr__": ("config", _config_changed),
         # W&B's run in the mode "disabled".
         "sdk.lib.noop_run.NoopRun.log": ("run data step commit", _wandb_log),
-        "sdk.lib.noop_run.NoopRun.alert": ("run title text level", _alert),
         "sdk.lib.noop_run.NoopRun.finish": ("run exit_code", _end),
     },
     "swanlab": {

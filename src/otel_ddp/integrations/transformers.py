@@ -24,8 +24,7 @@ _NO_SETTINGS = frozenset({"id2label", "label2id"})
 class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     """`Trainer(..., callbacks=[OtelDdpCallback(group="finetune")])`; arguments as for `instrument`.
 
-    The run ends with its process, as an evaluation may follow the training. Each trial of
-    `hyperparameter_search` is a run of its own.
+    The run ends with its process, as an evaluation may follow the training.
     """
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
@@ -33,32 +32,14 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, **arguments: Any) -> None:
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
-        self._is_open = False
-        # The run in which a search began, and the number of its trials.
-        self._searching: otel_ddp.Run | None = None
-        self._trials = 0
 
     # -- the run
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        # Not `is_hyper_param_search`, which a trial's checkpoint restores in another training.
-        parameters = getattr(state, "trial_params", None)
-        if parameters is None:
-            self._open(args, more.get("model"), {})
-        else:
-            names: dict[str, str] = errors.attempt(self._next_trial, {})
-            self._open(args, more.get("model"), names, parameters)
-
-    def _open(
-        self,
-        args: Any,
-        model: Any,
-        names: dict[str, str],
-        parameters: Mapping[str, Any] | None = None,
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **more: Any
     ) -> None:
         """Like `instrument`, this raises for invalid arguments, before the first step."""
-        self._is_open = True
-        arguments = self._arguments | names
+        arguments = self._arguments.copy()
         # A run that the user has opened has a name already.
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
@@ -68,25 +49,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         run.watch(reads_loss=False)
         if model is not None:
             run.describe(model)
-        # Some parameters of a trial are no settings of the Trainer.
-        first = parameters or {}
-        errors.attempt(lambda: run.config({**first, **_configuration(args, model)}), None)
-
-    def _next_trial(self) -> dict[str, str]:
-        """The names of a trial's run. It ends with the next trial, as an evaluation follows."""
-        if self._searching is None:
-            self._searching = otel_ddp.current() or self._instrument(**self._arguments)
-        self._phase.end()
-        # First: at its end a run asks the process group for its name, if it has not yet.
-        otel_ddp.finish()
-        run, trial = self._searching.run, self._trials
-        self._trials += 1
-        return {"group": self._searching.group or run, "run": f"{run}-trial-{trial}"}
-
-    def _open_without_training(self, args: Any, more: Mapping[str, Any]) -> None:
-        # A Trainer that only evaluates or predicts has no start of training.
-        if not self._is_open:
-            self._open(args, more.get("model"), {})
+        errors.attempt(lambda: run.config(_configuration(args, model)), None)
 
     @errors.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -98,7 +61,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         # The Trainer's mean over ranks is the same on each rank.
         if state.is_world_process_zero:
-            self._log(args, state, logs, more)
+            self._log(state, logs)
 
     @errors.contained()
     def on_predict(
@@ -106,10 +69,9 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._phase.end()
         if state.is_world_process_zero:
-            self._log(args, state, metrics, more)
+            self._log(state, metrics)
 
-    def _log(self, args: Any, state: Any, found: Mapping[str, Any] | None, more: Any) -> None:
-        self._open_without_training(args, more)
+    def _log(self, state: Any, found: Mapping[str, Any] | None) -> None:
         by_split: dict[str | None, dict[str, Any]] = {}
         for name, value in (found or {}).items():
             if isinstance(value, str) or name == "epoch":
@@ -134,7 +96,6 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     @errors.contained()
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self._phase.name != "eval":
-            self._open_without_training(args, more)
             self._phase.begin("eval")
 
     @errors.contained()

@@ -19,7 +19,6 @@ NAMES = {
     "accelerate.accelerator": "accelerate.autolog",
     "lightning.pytorch": "lightning.add_to_every_trainer",
     "pytorch_lightning": "lightning.add_to_every_trainer",
-    "ray.train": "ray.log_every_report",
     "ray.train.torch": "ray.end_with_the_function",
 }
 
