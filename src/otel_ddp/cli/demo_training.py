@@ -31,10 +31,10 @@ class Classifier(nn.Module):  # type: ignore[misc]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         time.sleep(PAUSE_S)
-        found = self.out(torch.relu(self.hidden(inputs)))
-        if found.requires_grad:
-            found.register_hook(lambda _: time.sleep(PAUSE_S + self.late_s))
-        return found
+        hidden = torch.relu(self.hidden(inputs))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: time.sleep(PAUSE_S + self.late_s))
+        return self.out(hidden)
 
 
 def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
