@@ -67,7 +67,6 @@ HOMES = {
     "fsspec": "agent/artifacts.py",
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
-    "accelerate": "integrations/accelerate.py",
     "mcp": "cli/mcp.py",
 }
 

@@ -82,6 +82,7 @@ class Frameworks:
             "DS_ACCELERATOR": "cpu",
             "HF_HUB_OFFLINE": "1",
             "OTEL_DDP_AGENT": "off",
+            "WANDB_MODE": "disabled",
         }
         with Node(**env) as node:
             process = node.start(

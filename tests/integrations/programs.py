@@ -300,10 +300,7 @@ if engine.global_rank == 0:
 # -- Accelerate
 
 ACCELERATE = """
-import json
-
 import torch
-from accelerate.tracking import GeneralTracker
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
@@ -311,37 +308,4 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 8)
 criterion = torch.nn.MSELoss()
-
-
-class Another(GeneralTracker):
-    name = "another"
-    requires_logging_directory = False
-    given = []
-
-    @property
-    def tracker(self):
-        return self.given
-
-    def log(self, values, step=None, **more):
-        self.given.append(values)
-"""
-ACCELERATE_WITHOUT_A_LINE = """
-from accelerate import Accelerator
-
-accelerator = Accelerator(log_with=Another(), cpu=True)
-accelerator.init_trackers("vision", config={"lr": 0.1})
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for inputs, targets in loader:
-    loss = criterion(model(inputs), targets)
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    accelerator.log({"loss": loss.item(), "epoch": 0, "note": "text"})
-if accelerator.is_main_process:
-    assert len(Another.given) == 4
-"""
-ACCELERATE_REPORT = """
-if Another.given:
-    with open("report.json", "w") as file:
-        json.dump(Another.given, file)
 """

@@ -18,14 +18,12 @@ from otel_ddp import errors, integrations
 
 # A framework -> our integration, which records what the framework logs.
 _FRAMEWORKS = {
-    "accelerate": "accelerate",
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
-# Modules of frameworks that only pass a caller's values to a tracker. Fabric has no callbacks.
+# Modules of these that only pass a caller's values to a tracker. Fabric has no callbacks.
 _LOGGERS = (
-    "accelerate.tracking.",
     "lightning.fabric.",
     "lightning.pytorch.loggers.",
     "lightning_fabric.",

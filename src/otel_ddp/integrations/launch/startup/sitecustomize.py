@@ -16,7 +16,6 @@ NAMES = {
     "swanlab": "trackers.listen",
     "mlflow": "trackers.listen",
     "transformers.trainer": "transformers.add_to_every_trainer",
-    "accelerate.accelerator": "accelerate.autolog",
     "lightning.pytorch": "lightning.add_to_every_trainer",
     "pytorch_lightning": "lightning.add_to_every_trainer",
     "ray.train.torch": "ray.end_with_the_function",
