@@ -206,6 +206,37 @@ def test_a_child_forked_while_a_thread_logs_does_not_wait_for_that_thread(
     assert sorted(each.points for each in place.read()) == [[("child", 1.0)], [("loss", 1.0)]]
 
 
+FORK_WHILE_OPENING = """
+import os, threading, warnings, otel_ddp
+warnings.simplefilter("ignore")  # newer Pythons warn about a fork with threads
+inside, go = threading.Event(), threading.Event()
+
+def slow(who):
+    inside.set()
+    go.wait()
+    return True
+
+thread = threading.Thread(target=otel_ddp.init, args=(slow,))
+thread.start()
+inside.wait()
+pid = os.fork()
+if pid == 0:
+    otel_ddp.init(job_type="child").finish()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+go.set()
+thread.join()
+"""
+
+
+def test_a_child_forked_while_a_thread_opens_a_run_may_open_its_own(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(FORK_WHILE_OPENING, tmp_path)
+
+    assert sorted(each.identity["job_type"] for each in place.read()) == ["child", "train"]
+
+
 SPAWN = """
 import multiprocessing, os, pickle, otel_ddp
 

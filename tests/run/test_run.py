@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -231,6 +232,35 @@ def test_a_state_that_is_none_is_an_error_of_the_user(place: Here) -> None:
         run.finish(state="nonsense")
 
     assert run is otel_ddp.current()
+
+
+def test_two_threads_that_end_a_run_end_it_once(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ["OTEL_DDP_AGENT"] = "external"
+    run = otel_ddp.init()
+    came, go = threading.Event(), threading.Event()
+    handed: list[Any] = []
+
+    def wait_for_agent(*given: Any) -> None:
+        handed.append(given)
+        came.set()
+        go.wait(5)
+
+    monkeypatch.setattr(agent_start, "wait_for_agent", wait_for_agent)
+    first = threading.Thread(target=run.finish)
+    second = threading.Thread(target=lambda: run.finish("failed"))
+    first.start()
+    came.wait()
+    second.start()
+    second.join(0.05)
+    go.set()
+    first.join()
+    second.join()
+
+    assert len(handed) == 1
+    assert caplog.messages == []
+    assert place.only().state == "finished"
 
 
 def test_init_after_finish_is_another_run(place: Here) -> None:
