@@ -33,11 +33,16 @@ class SummaryWriter:
     ) -> int:
         return len(tag)
 
+    def add_hparams(self, hparam_dict: Any, metric_dict: Any) -> None:
+        for name, value in metric_dict.items():
+            self.add_scalar(name, value)
+
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> Any:
     class Fresh(SummaryWriter):
         add_scalar = SummaryWriter.add_scalar
+        add_hparams = SummaryWriter.add_hparams
 
     module = ModuleType("tensorboardX")
     module.SummaryWriter = Fresh  # type: ignore[attr-defined]
@@ -68,14 +73,17 @@ def test_its_values_have_its_steps_and_those_of_the_training_go_on(
         optimizer.step()
         assert writer.add_scalar("return", torch.tensor(step / 2), step * 128) == len("return")
         writer.add_scalar(tag="loss", scalar_value=7.0, global_step=step * 128)
+    writer.add_hparams({"lr": 0.1, "net": "small"}, {"best": 0.5})
     otel_ddp.finish()
 
     journal = place.only()
     found = points(journal)
     logged = [each for each in found if each[0] not in ("learning_rate", "grad_norm")]
     assert logged == [
-        each for n in (1, 2, 3) for each in (("return", n / 2, n * 128), ("loss", 7.0, n * 128))
+        *(each for n in (1, 2, 3) for each in (("return", n / 2, n * 128), ("loss", 7.0, n * 128))),
+        ("best", 0.5, 3),
     ]
+    assert journal.config == {"lr": 0.1, "net": "small"}
     assert [step for name, _, step in found if name == "learning_rate"] == [1, 2, 3]
 
 

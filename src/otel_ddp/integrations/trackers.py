@@ -47,6 +47,8 @@ class Call(NamedTuple):
     given: dict[str, Any]
     """The arguments by name."""
     result: Any
+    is_inner: bool
+    """Whether the tracker made the call itself."""
     is_recorded: bool
     """Whether a framework or another tracker made the call: its values are recorded there."""
 
@@ -116,14 +118,15 @@ def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: 
 def _record(
     tracker: str, record: _Record, frame: FrameType | None, given: dict[str, Any], result: Any
 ) -> None:
+    is_inner = False
     while (caller := _module(frame)).startswith(f"{tracker}.") and frame is not None:
-        frame = frame.f_back
+        is_inner, frame = True, frame.f_back
     while caller.startswith(_LOGGERS) and frame is not None:
         frame = frame.f_back
         caller = _module(frame)
     package = caller.partition(".")[0]
     ours = f"{__package__}.{_FRAMEWORKS[package]}" if package in _FRAMEWORKS else ""
-    record(Call(given, result, package in TRACKERS or ours in sys.modules))
+    record(Call(given, result, is_inner, package in TRACKERS or ours in sys.modules))
 
 
 def _module(frame: FrameType | None) -> str:
@@ -263,7 +266,7 @@ def _mlflow_log(call: Call) -> None:
 
 def _config(call: Call) -> None:
     given = call.given
-    whole = [given[name] for name in ("params", "tags") if name in given]
+    whole = [given[name] for name in ("params", "tags", "hparam_dict") if name in given]
     if (run := _run_of(call)) is not None:
         run.config(whole[0] if whole else {given["key"]: given["value"]})
 
@@ -284,7 +287,8 @@ def _write(call: Call) -> None:
     given = call.given
     tag, value = given.get("tag"), given.get("scalar_value")
     if (run := _run_of(call)) is not None:
-        prefix, split = _prefix_and_split(run, given["writer"])
+        # The results of hyperparameters are written by an inner writer in a folder of its own.
+        prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
         # A split in the tag takes precedence.
         split = split_in(str(tag)) or split
         _log(call, {tag: value}, given.get("global_step"), "/", prefix, split or None)
@@ -313,6 +317,7 @@ def _prefix_and_split(run: Any, writer: Any) -> tuple[str, str]:
 
 _WRITER: dict[str, tuple[str, _Record]] = {
     "SummaryWriter.add_scalar": ("writer tag scalar_value global_step", _write),
+    "SummaryWriter.add_hparams": ("writer hparam_dict", _config),
 }
 _SWANLAB_CONFIG = "sdk.internal.run.components.config.Config"
 
