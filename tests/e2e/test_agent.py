@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from node import Node, finished, until
 from otel_ddp.history.directory import find_run
 from otel_ddp.journal.reader import JournalReader
 from otlp_receiver import Receiver
+from trainings import PROGRAM
 
 TRAIN = """
 import otel_ddp
@@ -31,6 +33,18 @@ with run.phase("checkpoint"):
 run.finish()
 """
 SECOND = TRAIN.replace('run="r"', 'run="second"')
+# Logs 100 values for each number that it reads, from 100 times this number on.
+LOGS_WHEN_TOLD = """
+import sys, time, otel_ddp
+run = otel_ddp.init(run="r")
+run.log({"once": 42.0}, step=1)
+run.log({"bad": float("nan")}, step=1)
+for line in sys.stdin:
+    for step in range(100 * int(line), 100 * int(line) + 100):
+        run.log({"loss": float(step)}, step=step)
+        time.sleep(0.002)
+    print("logged", flush=True)
+"""
 # A quarter of a second at its end may be too short for the agent on a busy machine.
 PATIENT = """
 from functools import partial
@@ -140,6 +154,10 @@ def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> Non
         kept = sorted(copy.glob("*.journal"))
 
     assert "training.scalar" in {point.metric for point in receiver.points()}
+    # Its own series end with it. How a run has ended stays: alerts wait a minute before they fire.
+    ended = {metric for metric, _ in receiver.ended()}
+    assert "otel_ddp.agent.cpu.time" in ended
+    assert "training.state" not in ended
     assert kept == before
     assert len(kept) == 1
 
@@ -177,53 +195,99 @@ def test_demo_shows_both_ranks_and_leaves_its_history_alone() -> None:
     assert not place.parent.exists()
 
 
+class Logging:
+    """A process that logs when it is told to."""
+
+    def __init__(self, node: Node) -> None:
+        self._process = node.python(LOGS_WHEN_TOLD)
+        self.told = 0
+        self.tell()
+
+    def tell(self) -> None:
+        """Have it log another 100 values, and wait until it has."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{self.told}\n")
+        self._process.stdin.flush()
+        assert "logged\n" in iter(self._process.stdout.readline, "")
+        self.told += 1
+
+    def goes_on_until(self, true: Callable[[], bool], what: str) -> None:
+        """Only a process that works looks after its agent: it has no thread to do so."""
+
+        def look() -> bool:
+            self.tell()
+            return true()
+
+        until(look, what)
+
+    def have_come(self, receiver: Receiver) -> bool:
+        """Whether all values of this process have arrived, in the order of their logging."""
+        return losses(receiver, "r") == [float(number) for number in range(100 * self.told)]
+
+    def end(self) -> None:
+        finished(self._process)
+
+
 def test_a_killed_agent_is_replaced_and_loses_no_value() -> None:
-    code = """
-import sys, time, otel_ddp
-run = otel_ddp.init(run="r")
-run.log({"once": 42.0}, step=1)
-run.log({"bad": float("nan")}, step=1)
-for line in sys.stdin:
-    for step in range(100 * int(line), 100 * int(line) + 100):
-        run.log({"loss": float(step)}, step=step)
-        time.sleep(0.002)
-    print("logged", flush=True)
-"""
     with Receiver() as receiver, Node() as node:
         node.export_to(receiver.start_http())
-        process = node.python(code)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        told = 0
-
-        def tell() -> None:
-            nonlocal told
-            process.stdin.write(f"{told}\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "logged\n"
-            told += 1
-
-        tell()
-        assert receiver.wait_for(lambda r: len(losses(r, "r")) == 100)
+        process = Logging(node)
+        assert receiver.wait_for(process.have_come)
         # What the next agent does not read again, it takes from the first one's document.
         until(lambda: is_drained(node.place.journals()[0]), "the values to be committed")
         killed = node.kill_agent()
 
-        def replaced() -> bool:
-            # Only a process that works looks after its agent: it has no thread to do so.
-            tell()
-            return node.place.agent_is_alive()
-
-        until(replaced, "another agent")
+        process.goes_on_until(node.place.agent_is_alive, "another agent")
 
         assert node.agent()["pid"] != killed
-        until(lambda: node.value("training_step") == 100 * told - 1, "the last step")
+        until(lambda: node.value("training_step") == 100 * process.told - 1, "the last step")
         assert node.value("training_scalar", name="once") == 42.0
         # The first one had read it; nothing as low has come since.
         assert node.value("training_scalar_best", name="loss") == 0.0
         assert node.value("training_nonfinite_total", name="bad") == 1.0
         assert node.value("otel_ddp_records_lost_total", why="overwritten") == 0.0
-        assert receiver.wait_for(lambda r: losses(r, "r") == [float(n) for n in range(100 * told)])
+        assert receiver.wait_for(process.have_come)
+
+
+def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
+    with Receiver() as receiver, Node() as node:
+        node.export_to(receiver.start_http())
+        process = Logging(node)
+        assert receiver.wait_for(process.have_come)
+        first = int(node.agent()["pid"])
+
+        with node.agent_stopped(first):
+            shutil.rmtree(node.place.directory)
+        process.tell()
+        log = Path(f"/proc/{first}/fd/2")
+        until(lambda: "processes are read and exported" in log.read_text(), "the agent to see it")
+        # Another process makes the place anew, with an agent of its own.
+        node.run(SECOND)
+        until(lambda: node.place.agent_pid() not in (None, first), "another agent")
+
+        process.tell()
+        process.end()
+        assert receiver.wait_for(process.have_come)
+        assert receiver.wait_for(lambda r: len(losses(r, "second")) == 10)
+        until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
+
+
+def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms_unless_it_serves() -> None:
+    with Receiver() as receiver, Node() as node:
+        node.run(TRAIN)
+        first = int(node.agent()["pid"])
+
+        node.export_to(receiver.start_http())
+        busy = Logging(node)
+        busy.goes_on_until(lambda: node.place.agent_pid() not in (None, first), "another agent")
+        busy.tell()
+        assert receiver.wait_for(lambda r: bool(losses(r, "r")))
+        second = int(node.agent()["pid"])
+
+        node.python(LOGS_WHEN_TOLD, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+        until(lambda: "other OTEL_* variables" in node.agent()["remark"], "the remark")
+        assert node.agent()["pid"] == second
 
 
 def is_drained(journal: Path) -> bool:
@@ -281,20 +345,6 @@ def named(found: list[Any], run: str) -> set[str]:
     }
 
 
-def test_what_no_agent_has_read_is_left_to_the_next_also_beside_foreign_files() -> None:
-    with Node() as node:
-        node.run(TRAIN, OTEL_DDP_AGENT="off")
-        (node.place.directory / "1-foreign.journal").write_bytes(os.urandom(5000))
-        (node.place.directory / "2-empty.journal").touch()
-
-        node.run(SECOND)
-
-        until(lambda: len(node.series("training_state")) == 2, "both runs")
-        assert node.value("training_scalar", run="r", name="loss", split="train") == 0.1
-        output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
-        assert output.count("is not a journal") == 2
-
-
 def test_the_agent_belongs_to_nobody_and_inherits_neither_directory_nor_open_file() -> None:
     # torch's FileStore locks a file whose descriptor survives exec: an agent that had it too
     # would keep the lock for ever, and hang the job.
@@ -325,3 +375,31 @@ sys.stdin.read()
 
 def open_files_of(pid: int) -> set[str]:
     return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def listened_on(pid: int) -> list[str]:
+    """The local ends on which a process listens, as the kernel writes them."""
+    inodes = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()}
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+
+
+def test_the_agent_of_a_run_on_one_node_opens_no_port_for_others_and_loads_nothing_for_it(
+    tmp_path: Path,
+) -> None:
+    with Node() as node:
+        node.torchrun(2, str(PROGRAM), str(tmp_path))
+        pid = int(node.agent()["pid"])
+        until(lambda: len(node.series("training_scalar", name="samples")) == 2, "both ranks")
+
+        ends = listened_on(pid)
+        loaded = Path(f"/proc/{pid}/maps").read_text()
+
+    # Its endpoint, on 127.0.0.1.
+    assert [end.partition(":")[0] for end in ends] == ["0100007F"]
+    assert "cygrpc" not in loaded
+    assert "cryptography" not in loaded
