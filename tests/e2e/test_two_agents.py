@@ -44,7 +44,8 @@ def test_a_hang_is_named_on_both_nodes_with_its_line(
         until(lambda: leads in one.shown(), "the link")
         row = r"^ +!?3 +1 +node-1 +[█░]{10} +\d+% +[\d.]+ m?s "
         until(lambda: re.search(row, one.shown(), re.M), "rank 3 and its waits on node-0")
-        assert "judged by the agent of node-0: connected to node-0" in other.shown()
+        led = "judged by the agent of node-0: connected to node-0"
+        until(lambda: led in other.shown(), "the other end of the link")
 
         training.trouble(3, "hang")
 
