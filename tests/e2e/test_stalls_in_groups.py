@@ -1,13 +1,11 @@
-"""Four real ranks in several process groups: which one hangs, and what all of them exchange."""
+"""Four real ranks in several process groups: which one hangs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-import warm
 from extras import newer_torch
 from node import Node, until
 
@@ -100,50 +98,18 @@ while True:
     step += 1
 """
 # How they train, where one of them hangs, and which.
-HOW = {
-    "tensor_parallel": ("forward", "3"),
-    "pipeline": ("backward", "2"),
-}
+HOW = {"tensor_parallel": ("forward", "3"), "pipeline": ("backward", "2")}
 
 
-# Calls and bytes of a step, by dimension and operation. A block has two layers, divided by `tensor`
-# and then by `data`; four rows of eight numbers go through it, and each micro-batch is two.
-OF_STEP = {
-    "tensor_parallel": {
-        ("data", "all_gather"): (4, 4 * 76 * 4),
-        ("data", "reduce_scatter"): (2, 2 * 76 * 4),
-        # Of each block forward, and of one backward.
-        ("tensor", "all_reduce"): (3, 3 * 4 * 8 * 4),
-    },
-    "pipeline": {
-        ("stage", "send"): (4, 4 * 2 * 8 * 4),
-        ("stage", "recv"): (4, 4 * 2 * 8 * 4),
-        ("data", "all_reduce"): (1, 2 * 72 * 4),
-    },
-}
-Series = dict[tuple[str, str], float]
-
-
-class Seen(NamedTuple):
-    """What was said of one run."""
-
-    stall: dict[str, Any]
-    calls: Series
-    sizes: Series
-
-
-@pytest.fixture(scope="module")
-def seen() -> Mapping[str, Seen]:
-    """By run, what is said of its hang, and of the steps of rank 1 before it."""
+def test_the_rank_that_hangs_is_named_and_none_that_waits_for_it() -> None:
     with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node:
         script = node.root / "train.py"
         script.write_text(TRAIN)
-        executable, more = warm.python()
         for how, (where, odd) in HOW.items():
             for rank in "0123":
-                node.start(
-                    *(executable, str(script), how, where, odd, f"file://{node.root}/{how}"),
-                    env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", **more},
+                node.warm(
+                    *(str(script), how, where, odd, f"file://{node.root}/{how}"),
+                    env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"},
                 )
 
         def all_said() -> dict[str, dict[str, Any]] | None:
@@ -151,32 +117,10 @@ def seen() -> Mapping[str, Seen]:
             found = {each["who"]["run"]: each for each in verdicts if each["step"] == STEPS}
             return found if found.keys() == HOW.keys() else None
 
-        def series(how: str, name: str) -> Series:
-            found = node.series(f"training_collective_step_{name}", run=how, rank="1")
-            return {(each["dimension"], each["operation"]): value for each, value in found}
-
         stalls = until(all_said, "the verdicts")
-        return {
-            how: Seen(stalls[how], *(series(how, e) for e in ("calls", "size_bytes")))
-            for how in HOW
-        }
 
-
-@pytest.mark.parametrize("how", HOW)
-def test_the_rank_that_hangs_is_named_and_none_that_waits_for_it(
-    seen: Mapping[str, Seen], how: str
-) -> None:
-    verdict, (where, odd) = seen[how].stall, HOW[how]
-
-    assert (verdict["evidence"]["cause"], verdict["evidence"]["culprits"]) == ("not_reached", [odd])
-    assert (verdict["phase"], verdict["step"]) == (where, STEPS)
-    assert "(may_hang)" in verdict["sentence"]
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_each_dimension_has_its_calls_and_bytes_per_step(
-    seen: Mapping[str, Seen], how: str
-) -> None:
-    _, calls, sizes = seen[how]
-
-    assert {kind: (calls[kind], sizes[kind]) for kind in calls} == OF_STEP[how]
+    for how, (where, odd) in HOW.items():
+        evidence = stalls[how]["evidence"]
+        assert (evidence["cause"], evidence["culprits"]) == ("not_reached", [odd]), how
+        assert stalls[how]["phase"] == where
+        assert "(may_hang)" in stalls[how]["sentence"]
