@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from node import Node, finished, until
-from otlp_receiver import Point, Receiver
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -93,23 +92,20 @@ def test_the_snippets_of_the_pages_run_as_they_stand_and_log_what_they_say() -> 
 
 
 @pytest.mark.timed
-def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_path: Path) -> None:
+def test_the_quickstart_shows_the_verdict_on_the_late_rank_that_its_page_has(
+    tmp_path: Path,
+) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    fewer = program.replace("range(1000)", "range(200)")
-    (tmp_path / "train.py").write_text(fewer)
+    (tmp_path / "train.py").write_text(program)
 
-    assert fewer != program
-    with Node(CUDA_VISIBLE_DEVICES="") as node, Receiver() as receiver:
-        node.export_to(receiver.start_http())
-        launch = node.warm(*TORCHRUN, str(tmp_path / "train.py"))
+    with Node(CUDA_VISIBLE_DEVICES="") as node:
+        node.warm(*TORCHRUN, str(tmp_path / "train.py"))
         # torch alone may take half a minute to start on a busy machine.
         until(node.place.agent_file.exists, "the agent")
         late = partial(node.series, "training_straggler", rank="1", phase="data")
         until(late, "the late rank")
-        shown = node.run("from otel_ddp.cli import main; main(['status'])")
-        finished(launch)
-        until(lambda: loss_steps(receiver) == [list(range(200))] * 2, "every value of each rank")
+        shown = node.shown()
 
     assert verdict_in(page) == verdict_in(shown)
 
@@ -118,15 +114,3 @@ def verdict_in(text: str) -> str:
     """The sentence on rank 1, whatever its numbers are and wherever it is wrapped."""
     (sentence,) = re.findall(r"! since [\d:]+: (rank 1 .*? storage\.)", " ".join(text.split()))
     return re.sub(r"\(.*?\)|[\d.]*\d", "...", sentence)
-
-
-def loss_steps(receiver: Receiver) -> list[list[float]]:
-    """The steps of the loss as they arrived, a rank at a time."""
-    steps = [each for each in receiver.points() if each.metric == "training.scalar.step"]
-    return [
-        [each.value for each in steps if labels_of(each) == ("loss", rank)] for rank in ("0", "1")
-    ]
-
-
-def labels_of(point: Point) -> tuple[object, object]:
-    return point.attributes["name"], point.attributes["rank"]

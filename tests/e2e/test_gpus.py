@@ -7,12 +7,11 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from node import Labels, Node, until
-from nvml_boards import GIB, Boards, h100, standin_library
+from nvml_boards import Boards, h100, standin_library
 
 # Where each rank is sent to, by CUDA_VISIBLE_DEVICES: torch counts it as its first one.
 SENT_TO = (3, 4, 5, 0, 7, 6, 2, 1)
@@ -27,11 +26,6 @@ run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}]})
 print("there", flush=True)
 sys.stdin.read()
 """
-PLAIN = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"
-
-
-def gpus_of(node: Node, rank: str) -> list[dict[str, Any]]:
-    return [each for each in node.agent()["gpus"] if each["labels"].get("rank") == rank]
 
 
 @pytest.fixture
@@ -50,17 +44,15 @@ def node(boards: Boards, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield node
 
 
-def rank(
-    node: Node, number: int, run: str, device: str, code: str = RANK, **env: str
-) -> subprocess.Popen[str]:
+def rank(node: Node, number: int, device: int, **env: str) -> subprocess.Popen[str]:
     started = node.python(
-        code,
+        RANK,
         RANK=str(number),
         LOCAL_RANK=str(number),
         WORLD_SIZE="9",
-        OTEL_DDP_RUN=run,
+        OTEL_DDP_RUN="first",
         OTEL_DDP_GROUP="g",
-        CUDA_VISIBLE_DEVICES=device,
+        CUDA_VISIBLE_DEVICES=str(device),
         **env,
     )
     assert started.stdout is not None
@@ -77,7 +69,7 @@ def told(node: Node, device: int) -> Labels:
 
 
 def test_each_gpu_is_told_of_under_its_rank(node: Node) -> None:
-    ranks = [rank(node, number, "first", str(device)) for number, device in enumerate(SENT_TO)]
+    ranks = [rank(node, number, device) for number, device in enumerate(SENT_TO)]
 
     for number, device in enumerate(SENT_TO):
         theirs = {"run": "first", "rank": str(number), "local_rank": str(number)}
@@ -92,11 +84,9 @@ def test_each_gpu_is_told_of_under_its_rank(node: Node) -> None:
     assert not node.series("hw_power_watts", rank="3")
 
 
-def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(
-    node: Node, boards: Boards
-) -> None:
+def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(node: Node) -> None:
     for number, device in enumerate(SENT_TO[:2]):
-        rank(node, number, "first", str(device), OTEL_DDP_STRATEGY="main")
+        rank(node, number, device, OTEL_DDP_STRATEGY="main")
 
     for number, device in enumerate(SENT_TO[:2]):
         theirs = {"run": "first", "rank": str(number), "local_rank": str(number)}
@@ -104,24 +94,9 @@ def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(
     assert len(node.series("hw_power_watts")) == 8
     assert [labels["rank"] for labels, _ in node.series("training_state")] == ["0"]
 
-    # A rank that says nothing of its GPU is found by its process.
-    silent = rank(node, 2, "first", "", PLAIN, OTEL_DDP_STRATEGY="main")
-    assert told(node, 5) == {}
-    shown = [h100(index) for index in range(8)]
-    shown[5].compute = [(silent.pid, 3 * GIB)]
-    boards.write(shown)
-
-    theirs = {"run": "first", "rank": "2", "local_rank": "2"}
-    until(lambda: told(node, 5) == theirs, "the GPU on which its process was seen")
-    (held,) = until(lambda: node.series("otel_ddp_gpu_process_memory_usage_bytes"), "its memory")
-    assert (held[0]["gpu"], held[0]["rank"], held[1]) == ("5", "2", 3 * GIB)
-    (gpu,) = until(lambda: gpus_of(node, "2"), "the GPU in what the agent says of itself")
-    assert (gpu["index"], gpu["name"]) == ("5", "NVIDIA H100 80GB HBM3")
-    assert gpu["busy_ratio"] == 0.87
-
 
 def test_a_driver_that_hangs_holds_nothing_up(node: Node, boards: Boards) -> None:
-    rank(node, 0, "first", "2")
+    rank(node, 0, 2)
     until(lambda: told(node, 2).get("rank") == "0", "the GPU of the rank")
 
     stuck = [h100(index) for index in range(8)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from node import Node, finished, until
 from otel_ddp.agent.export.exporter import OFFLINE_PREFIX
+from otel_ddp.cli import main
 from otlp_receiver import Receiver
 from trainings import as_launched
 
@@ -30,15 +30,6 @@ for step in range(500):
     time.sleep(0.001)
 run.finish()
 """
-# More than the smallest spool holds: random values can hardly be compressed.
-FLOOD = """
-import random
-import otel_ddp
-run = otel_ddp.init(run="away")
-for step in range(2000):
-    run.log({f"name{each}": random.random() for each in range(20)}, step=step)
-run.finish()
-"""
 
 
 class Kept(NamedTuple):
@@ -46,24 +37,6 @@ class Kept(NamedTuple):
 
     directory: Path
     status: str
-    scrape: float | None
-
-
-def environment(**env: str) -> dict[str, str]:
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}, **env}
-
-
-def replay(directory: Path, endpoint: str, *options: str) -> tuple[int, str]:
-    """Exit status and what was said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_ddp", "replay", str(directory), *options],
-        env=environment(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +52,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Kept:
             lambda: [state for _, state in node.series("training_state")] == [2.0] * 2, "the ends"
         )
         until(lambda: "wait on disk" in node.agent()["export"], "what waits on disk")
-        scrape = node.value("training_step", rank="1")
+        assert node.value("training_step", rank="1") == STEPS - 1
         status = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
         node.stop_agent()
 
@@ -89,7 +62,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Kept:
         assert set(runs(receiver)) == {"later"}
         node.stop_agent()
         shutil.copytree(node.spool, folder / "copy")
-    return Kept(folder / "copy", status, scrape)
+    return Kept(folder / "copy", status)
 
 
 def runs(receiver: Receiver) -> Counter[str]:
@@ -113,21 +86,26 @@ def assert_whole(receiver: Receiver) -> None:
 def test_an_offline_agent_serves_the_node_and_says_what_waits(original: Kept) -> None:
     (spool,) = original.directory.glob(f"{OFFLINE_PREFIX}*")
 
-    assert original.scrape == STEPS - 1
     (export,) = (line for line in original.status.splitlines() if line.startswith("export"))
     assert re.match(r"export    offline: [0-9.]+ [kM]B wait on disk; ", export)
     assert export.endswith(f"/{spool.name}` sends them")
 
 
 def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_nothing(
-    original: Kept,
+    original: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def replayed(endpoint: str, *options: str) -> str:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+        status = main(["replay", str(original.directory), *options])
+        said = "".join(capsys.readouterr())
+        assert status == 0, said
+        return said
+
     with Receiver() as receiver, Receiver() as another:
         endpoint = receiver.start_http()
 
-        status, said = replay(original.directory, endpoint)
+        said = replayed(endpoint)
 
-        assert status == 0, said
         assert_whole(receiver)
         assert runs(receiver)["away"] > 0
         assert sorted({span.name for span in receiver.spans()}) == ["run", "setup"]
@@ -136,39 +114,10 @@ def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_not
         count = len(receiver.requests)
         assert f"sent {count} requests to " in said
 
-        status, said = replay(original.directory, endpoint)
-        assert status == 0, said
+        said = replayed(endpoint)
         assert f"{count} requests were sent before and are left out (--again sends" in said
         assert f"sent 0 requests to {endpoint}" in said
         assert len(receiver.attempts) == count
 
-        status, said = replay(original.directory, another.start_http(), "--again")
-        assert status == 0, said
+        replayed(another.start_http(), "--again")
         assert_whole(another)
-
-
-def test_more_than_the_spool_holds_is_counted_and_said() -> None:
-    with Node(OTEL_DDP_AGENT="offline", OTEL_DDP_SPOOL_BYTES="1M") as node, Receiver() as receiver:
-        node.export_to(endpoint := receiver.start_http())
-        node.run(FLOOD)
-        until(lambda: not node.place.journals(), "all to be kept")
-
-        dropped = until(
-            lambda: node.value("otel_ddp_points_dropped_total", why="spool_full"), "the bound"
-        )
-        until(
-            lambda: "points had to make room (OTEL_DDP_SPOOL_BYTES)" in node.agent()["export"],
-            "the same in what the agent says of itself",
-        )
-        assert "the oldest data make room for the newest" in node.place.agent_log.read_text()
-        assert sum(path.stat().st_size for path in node.spool.rglob("*.z")) <= 1 << 20
-        assert dropped > 0
-
-        status, said = replay(node.spool, endpoint)
-
-        # What made room is lost for good, and a script that replays learns of it.
-        assert status == 1, said
-        assert re.search("\n! [0-9]+ requests are missing: they made room for newer ones", said)
-        assert "an agent still adds to it" in said
-        points = [p for p in receiver.points() if p.metric == "training.scalar.step"]
-        assert max(point.value for point in points) == 1999

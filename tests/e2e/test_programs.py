@@ -187,11 +187,6 @@ def two_nodes(program: str) -> list[list[str]]:
     return [torchrun(program, where=(*where, *each, str(node)), node=node) for node in range(2)]
 
 
-def results(printed: str) -> list[str]:
-    """The losses and the like: whatever is told to eight places or more."""
-    return re.findall(r"\d\.\d{8,}", printed)
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_is_under_ten_lines_from_its_start_without_tracking(program: str) -> None:
     after = EXAMPLES / program
@@ -265,19 +260,12 @@ def test_flags_of_the_program_decide_how_many_processes_are_recorded_and_their_g
     launch.assert_well()
 
 
-def test_a_launcher_that_passes_the_local_rank_is_understood_and_the_results_are_the_same() -> None:
-    def command(program: str) -> list[str]:
-        launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
-        where = ("--master-port", str(free_port()), str(EXAMPLES / "from_wandb_guide" / program))
-        return [warm.python().executable, *launcher, *where]
+def test_a_launcher_that_passes_the_local_rank_is_understood() -> None:
+    launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
+    where = ("--master-port", str(free_port()), str(EXAMPLES / "from_wandb_guide" / "train.py"))
 
-    with Node(CUDA_VISIBLE_DEVICES="", **warm.python().env) as node:
-        before = finished(node.start(*command("train_before.py")))
-        assert node.processes() == []
+    launch = Launch([warm.python().executable, *launcher, *where])
 
-    launch = Launch(command("train.py"))
-
-    assert results(launch.printed) == results(before) != []
     assert launch.ranks(exported=True) == ["0", "1"]
     assert {group for group, _ in launch.runs} == {"DDP"}
     losses = [each for each in launch.points if each.attributes.get("name") == "loss"]
