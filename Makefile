@@ -19,9 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
-# With STACK=1 into a real collector and Prometheus.
 demo: $(DEMO)
-	$(BIN)/$(if $(STACK),python -m tools.stack,otel-ddp) demo --inject backward:1:30ms
+	$(BIN)/otel-ddp demo --inject backward:1:30ms
 
 # Of docs/page.md: real trainings, in a real Chromium. Three minutes.
 pictures: $(STAMP)

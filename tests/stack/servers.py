@@ -9,7 +9,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -177,7 +177,6 @@ class Collector(_Shown):
         folder: Path,
         *configs: Path,
         scheme: str = "http",
-        flags: Sequence[str] = (),
         **env: str,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,11 +185,10 @@ class Collector(_Shown):
             for name in ("OTLP_GRPC_PORT", "OTLP_HTTP_PORT", "HEALTH_PORT", "TELEMETRY_PORT")
         }
         self.http = f"{scheme}://127.0.0.1:{ports['OTLP_HTTP_PORT']}"
-        self.grpc = f"{scheme}://127.0.0.1:{ports['OTLP_GRPC_PORT']}"
         self.telemetry = f"http://127.0.0.1:{ports['TELEMETRY_PORT']}/metrics"
         super().__init__(
             "collector",
-            [str(built.collector), *_named(configs), *flags],
+            [str(built.collector), *_named(configs)],
             ready=f"http://127.0.0.1:{ports['HEALTH_PORT']}",
             log=folder / "collector.log",
             env={

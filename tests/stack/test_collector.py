@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from tools.stack.build import Binaries
 from tools.stack.server import NotUp
 
-from deploy.files import SERVICES, with_environment
 from node import Node, new_certificate, until
 from otlp_receiver import Receiver
-from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, validated
+from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, Series, validated
 from stack.test_rules import COLLECTORS
 
 AGENT = CONFIGURATIONS / "agent.yaml"
@@ -56,47 +54,6 @@ def stem(configs: tuple[Path, ...]) -> str:
     return "+".join(config.stem for config in configs)
 
 
-@pytest.fixture
-def prometheus(binaries: Binaries, tmp_path: Path) -> Iterator[Prometheus]:
-    with Prometheus(binaries, tmp_path / "prometheus") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    new_certificate(folder, "tls")
-    return {"TLS_CERT_FILE": str(folder / "tls.crt"), "TLS_KEY_FILE": str(folder / "tls.key")}
-
-
-def logged(prometheus: Prometheus) -> dict[float, float]:
-    """Time and value of each point of the loss that Prometheus holds."""
-    found = prometheus.raw('training_scalar{name="loss"}[1h]')
-    assert len(found) < 2, found
-    return dict(found[0].points) if found else {}
-
-
-def all_logged(prometheus: Prometheus) -> dict[float, float]:
-    until(lambda: len(logged(prometheus)) >= LOGS, "all logged values in Prometheus")
-    return logged(prometheus)
-
-
-def train(node: Node, collector: Collector, **env: str) -> None:
-    node.export_to(collector.http)
-    node.run(RUN, **env)
-
-
-def assert_right(prometheus: Prometheus) -> None:
-    """Every value once, each with a time of its own, in the order in which it was logged."""
-    points = all_logged(prometheus)
-    assert [step * 0.5 for step in range(LOGS)] == [points[time] for time in sorted(points)]
-    (series,) = prometheus.raw('training_scalar{name="loss"}[1h]')
-    assert series.labels.items() >= {**LABELS, "name": "loss", "split": "train"}.items()
-    assert series.labels.keys() == {*(*LABELS, "node", "name", "split"), *("job", "instance")}
-    # Another kind of metric, with a suffix that is made of unit and type.
-    until(lambda: prometheus.query("training_heartbeat_timestamp_seconds"), "the heartbeat")
-
-
 # Configurations by themselves
 
 
@@ -127,21 +84,6 @@ def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(p
 # Agent and gateway
 
 
-def test_what_is_logged_arrives_through_agent_and_gateway(
-    binaries: Binaries, prometheus: Prometheus, tls: dict[str, str], tmp_path: Path
-) -> None:
-    for_gateway = {"GATEWAY_TOKEN": "secret", "METRICS_URL": prometheus.otlp_metrics, **tls}
-    with Collector(
-        binaries, tmp_path / "gateway", GATEWAY, scheme="https", **for_gateway
-    ) as gateway:
-        for_agent = {"GATEWAY_URL": gateway.http, "GATEWAY_TOKEN": "secret"}
-        for_agent["GATEWAY_CA_FILE"] = tls["TLS_CERT_FILE"]
-        with Collector(binaries, tmp_path / "agent", AGENT, **for_agent) as agent, Node() as node:
-            train(node, agent)
-
-            assert_right(prometheus)
-
-
 def posted(
     url: str,
     body: bytes = b"",
@@ -164,11 +106,50 @@ def posted(
             return refused.code
 
 
-def test_the_gateway_takes_nothing_without_its_token_and_nothing_in_the_clear(
-    binaries: Binaries, tls: dict[str, str], tmp_path: Path
+def assert_right(prometheus: Prometheus) -> None:
+    """Every value once, each with a time of its own, in the order in which it was logged."""
+    found = until(lambda: logged(prometheus), "all logged values in Prometheus")
+    assert [value for _, value in found.points] == [step * 0.5 for step in range(LOGS)]
+    assert found.labels.items() >= {**LABELS, "name": "loss", "split": "train"}.items()
+    assert found.labels.keys() == {*(*LABELS, "node", "name", "split"), *("job", "instance")}
+    # Another kind of metric, with a suffix that is made of unit and type.
+    until(lambda: prometheus.query("training_heartbeat_timestamp_seconds"), "the heartbeat")
+
+
+def logged(prometheus: Prometheus) -> Series | None:
+    found = prometheus.raw('training_scalar{name="loss"}[1h]')
+    return next((each for each in found if len(each.points) >= LOGS), None)
+
+
+def test_what_is_logged_arrives_through_agent_and_gateway_which_takes_nothing_from_strangers(
+    binaries: Binaries, tmp_path: Path
 ) -> None:
-    env = {"GATEWAY_TOKEN": "secret", **tls}
-    with Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway:
+    new_certificate(tmp_path, "tls")
+    tls = {"TLS_CERT_FILE": str(tmp_path / "tls.crt"), "TLS_KEY_FILE": str(tmp_path / "tls.key")}
+    with ExitStack() as life:
+        prometheus = life.enter_context(Prometheus(binaries, tmp_path / "prometheus"))
+        gateway = life.enter_context(
+            Collector(
+                *(binaries, tmp_path / "gateway", GATEWAY),
+                scheme="https",
+                GATEWAY_TOKEN="secret",
+                METRICS_URL=prometheus.otlp_metrics,
+                **tls,
+            )
+        )
+        agent = life.enter_context(
+            Collector(
+                *(binaries, tmp_path / "agent", AGENT),
+                GATEWAY_URL=gateway.http,
+                GATEWAY_TOKEN="secret",
+                GATEWAY_CA_FILE=tls["TLS_CERT_FILE"],
+            )
+        )
+        node = life.enter_context(Node())
+        node.export_to(agent.http)
+        node.run(RUN)
+
+        assert_right(prometheus)
         assert posted(gateway.http, tls=tls, token="secret") == 200
         assert posted(gateway.http, tls=tls, token="wrong") == 401
         assert posted(gateway.http, tls=tls, token=None) == 401
@@ -182,35 +163,6 @@ def test_the_gateway_takes_nothing_without_its_token_and_nothing_in_the_clear(
     bare = Collector(binaries, tmp_path / "bare", GATEWAY, GATEWAY_TOKEN="secret")
     with pytest.raises(NotUp, match=r"/etc/otelcol/tls/tls\.crt: no such file"):
         bare.start()
-    # Where it asks for certificates it takes nothing without one.
-    env["TLS_CLIENT_CA_FILE"] = tls["TLS_CERT_FILE"]
-    with (
-        Collector(binaries, tmp_path / "asking", GATEWAY, scheme="https", **env) as asking,
-        pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)),
-    ):
-        posted(asking.http, tls=tls, token="secret")
-
-
-# Remote write
-
-
-def test_by_remote_write_the_sender_keeps_what_the_backend_does_not_take(
-    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
-) -> None:
-    env = {"REMOTE_WRITE_URL": prometheus.remote_write}
-    with (
-        Collector(binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, **env) as collector,
-        Node() as node,
-    ):
-        prometheus.kill()
-        train(node, collector)
-        until(lambda: _refused(collector), "the collector to refuse")
-        collector.kill()
-        prometheus.start()
-
-        collector.start()
-
-        assert_right(prometheus)
 
 
 def one_point() -> bytes:
@@ -220,33 +172,7 @@ def one_point() -> bytes:
     return request.SerializeToString()
 
 
-def _refused(collector: Collector) -> bool:
-    with urllib.request.urlopen(collector.telemetry, timeout=60) as answer:
-        said: str = answer.read().decode()
-    # Those that came and could not be handed on.
-    return bool(re.search(r"^otelcol_receiver_(refused|failed)_metric_points.* [1-9]", said, re.M))
-
-
 # The collector's own numbers
-
-
-def test_prometheus_looks_for_the_collectors_own_numbers_where_they_are() -> None:
-    for listed, host, env in (
-        (DEPLOY / "prometheus" / "collectors" / "local.yml", "127.0.0.1", {}),
-        (DEPLOY / "compose" / "collectors.yml", "collector", SERVICES["collector"]["environment"]),
-    ):
-        config = yaml.safe_load(with_environment(ALL_IN_ONE.read_text(), env))
-        (reader,) = config["service"]["telemetry"]["metrics"]["readers"]
-        told = reader["pull"]["exporter"]["prometheus"]
-        (targets,) = yaml.safe_load(listed.read_text())
-        assert targets == {"targets": [f"{host}:{told['port']}"]}
-        assert told["host"] == ("127.0.0.1" if host == "127.0.0.1" else "0.0.0.0")
-    (mount,) = (
-        each
-        for each in SERVICES["prometheus"]["volumes"]
-        if each["source"] == "./compose/collectors.yml"
-    )
-    assert mount["target"] == "/etc/prometheus/collectors/local.yml"
 
 
 @contextmanager

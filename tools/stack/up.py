@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tools.stack import grafana, loki
 from tools.stack.build import ROOM, Binaries
 from tools.stack.grafana import copied
-from tools.stack.server import Server, environment, next_free
+from tools.stack.server import NotUp, Server, environment, next_free
 
 ROOT = Path(__file__).parents[2]
 _DEPLOY = ROOT / "deploy"
@@ -58,14 +58,6 @@ class Ports(NamedTuple):
         return Ports(*given)
 
 
-class AlreadyRunning(Exception):
-    """Another process runs the stack; where it is."""
-
-    def __init__(self, addresses: Addresses) -> None:
-        super().__init__("the stack is already running")
-        self.addresses = addresses
-
-
 @contextmanager
 def up(
     binaries: Binaries,
@@ -76,17 +68,12 @@ def up(
     """Runs the stack during the block."""
     data = room / "data"
     data.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as ending, (room / "running.json").open("a+") as running:
+    with ExitStack() as ending, (room / "running").open("w") as running:
         try:
             # A lock, which the kernel drops however the process ends.
             fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            running.seek(0)
-            recorded = running.read()
-            if not recorded:
-                raise SystemExit("The stack is being started by another process.") from None
-            raise AlreadyRunning(Addresses(**json.loads(recorded))) from None
-        running.truncate(0)
+            raise NotUp("another process runs it already") from None
         ports = (usual or Ports()).still_free(say)
         prometheus, prometheus_url = _prometheus(binaries, data, ports)
         servers, loki_url, grafana_url = [prometheus], "", ""
@@ -104,10 +91,7 @@ def up(
         for server in servers:
             ending.enter_context(server)
             say(f"stack: {server.name} is up, its log is {server.log}")
-        addresses = Addresses(collector_url, prometheus_url, grafana_url, loki_url)
-        running.write(json.dumps(addresses._asdict()))
-        running.flush()
-        yield addresses
+        yield Addresses(collector_url, prometheus_url, grafana_url, loki_url)
 
 
 def _prometheus(binaries: Binaries, data: Path, ports: Ports) -> tuple[Server, str]:
