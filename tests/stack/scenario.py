@@ -255,20 +255,14 @@ def healthy() -> list[Board]:
 
 
 @contextmanager
-def scenario(
-    built: Binaries, folder: Path, library: Path, otlp_logs: str = ""
-) -> Iterator[Scenario]:
-    """Servers, nodes, GPUs, and nothing that trains yet; *library* is that of standin_library.
-
-    *otlp_logs*: where log records go, if anywhere.
-    """
+def scenario(built: Binaries, folder: Path, library: Path) -> Iterator[Scenario]:
+    """Servers, nodes, GPUs, and nothing that trains yet; *library* is that of standin_library."""
     with ExitStack() as life:
         config = folder / "prometheus.yml"
         prometheus = Prometheus(built, folder / "prometheus", config=config)
         collector = Collector(
             *(built, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
             METRICS_URL=prometheus.otlp_metrics,
-            **({"LOGS_EXPORTER": "otlp_http/logs", "LOGS_URL": otlp_logs} if otlp_logs else {}),
         )
         config.write_text(yaml.safe_dump(configured(folder, collector)))
         life.enter_context(prometheus)
