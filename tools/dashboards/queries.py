@@ -47,8 +47,6 @@ class Variable(NamedTuple):
 class Question(NamedTuple):
     """One query to Prometheus."""
 
-    collapsed: bool
-    """Whether its row is collapsed, and sends no queries until it is opened."""
     panel_id: int
     panel: str
     ref: str
@@ -59,14 +57,6 @@ class Question(NamedTuple):
     """The most steps in the time range."""
     shortest_step_s: float
     """0 if not set."""
-
-
-class LogQuestion(NamedTuple):
-    """One query to Loki, over the time range."""
-
-    panel: str
-    panel_type: str
-    expr: str
 
 
 class Mark(NamedTuple):
@@ -80,10 +70,10 @@ class Board(NamedTuple):
     """One dashboard."""
 
     title: str
-    since: str
     variables: tuple[Variable, ...]
     questions: tuple[Question, ...]
-    log_questions: tuple[LogQuestion, ...]
+    log_questions: tuple[str, ...]
+    """The queries to Loki."""
     marks: tuple[Mark, ...]
 
 
@@ -96,7 +86,6 @@ def boards() -> Iterator[Board]:
 def board(definition: dict[str, Any]) -> Board:
     return Board(
         definition["title"],
-        definition["time"]["from"],
         tuple(map(_variable, definition["templating"]["list"])),
         tuple(_questions(definition)),
         tuple(_log_questions(definition)),
@@ -117,11 +106,10 @@ def panels(definition: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[st
 
 
 def _questions(definition: dict[str, Any]) -> Iterator[Question]:
-    for row, panel in panels(definition):
+    for _, panel in panels(definition):
         for target in panel.get("targets", []):
             if target["datasource"]["type"] == "prometheus":
                 yield Question(
-                    row["collapsed"],
                     panel["id"],
                     panel["title"],
                     target["refId"],
@@ -133,11 +121,11 @@ def _questions(definition: dict[str, Any]) -> Iterator[Question]:
                 )
 
 
-def _log_questions(definition: dict[str, Any]) -> Iterator[LogQuestion]:
+def _log_questions(definition: dict[str, Any]) -> Iterator[str]:
     for _, panel in panels(definition):
         for target in panel.get("targets", []):
             if target["datasource"]["type"] == "loki":
-                yield LogQuestion(panel["title"], panel["type"], target["expr"])
+                yield str(target["expr"])
 
 
 def _variable(definition: dict[str, Any]) -> Variable:
