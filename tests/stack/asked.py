@@ -6,9 +6,10 @@ import math
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
-from tools.dashboards.queries import Board, Option, Question, Variable
+from tools.dashboards.queries import Board, Question, Variable
 
 from stack.servers import Prometheus, Sample, Series
 
@@ -22,7 +23,6 @@ _STEPS_S = (
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::\w+)?\}|\$([A-Za-z_]\w*)")
 _SPECIAL = re.compile(r"[\\^$*+?.()|\[\]{}]")
-_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Page(NamedTuple):
@@ -41,14 +41,6 @@ class Page(NamedTuple):
     @property
     def times(self) -> dict[str, str]:
         return {"start": repr(self.start_s), "end": repr(self.end_s)}
-
-
-def since(told: str, prometheus: Prometheus, *, end_s: float, interval_s: float = 5.0) -> Page:
-    """The time range of a board, `now-3h`, where `end_s` is now."""
-    found = re.fullmatch(r"now-(\d+)([mhd])", told)
-    assert found, told
-    span_s = int(found[1]) * _UNITS_S[found[2]]
-    return Page(prometheus, end_s - span_s, end_s, interval_s)
 
 
 def step_s(page: Page, question: Question) -> float:
@@ -92,36 +84,28 @@ def as_written(variable: Variable, *chosen: str) -> str:
 
 def options(variable: Variable, values: Mapping[str, str], page: Page) -> list[str]:
     """What there is to choose from; sorted only where the query itself sorts."""
-    return [each.value for each in menu(variable, values, page)]
-
-
-def menu(variable: Variable, values: Mapping[str, str], page: Page) -> list[Option]:
-    """The same, each with what is shown for it."""
-    own = list(variable.options)
+    own = [each.value for each in variable.options]
     if variable.kind != "query":
         return own
-    query = put_in(variable.query, values, page, every_s=page.interval_s)
-    kind, _, of = query.removesuffix(")").partition("(")
-    if kind == "label_values":
-        selector, _, label = of.rpartition(",")
-        asked = urllib.parse.urlencode({"match[]": selector, **page.times})
-        found = page.prometheus.api(f"label/{label.strip()}/values?{asked}")
-    elif kind == "label_names":
-        asked = urllib.parse.urlencode({"match[]": of, **page.times})
-        found = page.prometheus.api(f"labels?{asked}")
-    else:
-        assert kind == "query_result", query
-        found = [_shown(each) for each in page.prometheus.query(of, at_s=page.end_s)]
-    shown = [Option(str(each), str(each)) for each in found]
+    found = _brought(put_in(variable.query, values, page, every_s=page.interval_s), page)
     if variable.regex:
         pattern = re.compile(variable.regex.strip("/").replace("(?<", "(?P<"))
         matches = [match for each in found if (match := pattern.search(each))]
-        shown = [
-            Option(groups.get("text", match[1]), groups.get("value", match[1]))
-            for match in matches
-            for groups in [match.groupdict()]
-        ]
-    return own + shown
+        found = [match.groupdict().get("value", match[1]) for match in matches]
+    return [*own, *found]
+
+
+# What a page shows stays as it is.
+@cache
+def _brought(query: str, page: Page) -> list[str]:
+    """What the query of a variable brings."""
+    kind, _, of = query.removesuffix(")").partition("(")
+    if kind == "query_result":
+        return [_shown(each) for each in page.prometheus.query(of, at_s=page.end_s)]
+    selector, _, label = of.rpartition(",") if kind == "label_values" else (of, "", "")
+    asked = urllib.parse.urlencode({"match[]": selector, **page.times})
+    path = f"label/{label.strip()}/values" if label else "labels"
+    return [str(each) for each in page.prometheus.api(f"{path}?{asked}")]
 
 
 def _shown(sample: Sample) -> str:

@@ -1,4 +1,4 @@
-"""A value against steps, and artifacts: what a board's queries bring is what was sent."""
+"""A value against steps: what the queries of Compare bring is what was sent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from otel_ddp.agent.export.otlp.transport import Transport
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Metric
-from stack.asked import ALL, answer, opened, since
-from stack.servers import Prometheus, Sample, Series
+from stack.asked import ALL, Page, answer, opened
+from stack.servers import Prometheus, Series
 
 Curve = list[tuple[float, float]]
 
@@ -35,7 +35,6 @@ ALL_X = [STEP, EPOCH, TOKENS, ELAPSED, WALL]
 # Of x, in which runs and ranks are averaged: as the board has it before somebody chooses.
 WIDTH = 100
 LOSS = "training_scalar"
-MODEL, DIGEST = "file:///shared/model.pt", "5f" * 32
 
 
 class Attempt(NamedTuple):
@@ -88,7 +87,8 @@ class Past:
     """What was sent: of each run, rank and series the samples."""
 
     def __init__(self, prometheus: Prometheus) -> None:
-        self.page = since("now-24h", prometheus, end_s=time.time())
+        now_s = time.time()
+        self.page = Page(prometheus, now_s - 24 * 3600, now_s)
         self.sent: dict[tuple[str, int, str], Samples] = {}
         conf = settings.read(env={}, endpoint=f"{prometheus.url}/api/v1/otlp")
         self._transport = Transport(conf, env={})
@@ -138,21 +138,6 @@ class Past:
     def _keep(self, attempt: Attempt, metric: Metric, at_s: float, value: float) -> None:
         name = metric.prometheus
         self.sent.setdefault((attempt.run, attempt.rank, name), []).append((at_s, float(value)))
-
-    def pass_on(self, writer: Attempt, reader: Attempt) -> None:
-        """One run writes a model, which the other reads under another name."""
-        ledger, now_s = Ledger(), self.page.end_s - 1
-        for whose, direction, name, kind, uri, digest in (
-            (writer, "output", "model", "model", MODEL, DIGEST),
-            (reader, "input", "weights", "model", MODEL, DIGEST),
-            (reader, "output", "report", "report", "s3://bucket/report", ""),
-        ):
-            own = {"name": name, "type": kind, "direction": direction, "digest": digest, "uri": uri}
-            labels = (*whose.labels, *own.items())
-            ledger.put(catalog.TRAINING_ARTIFACT_TIMESTAMP, labels, now_s, _ns(now_s))
-            if digest:
-                ledger.put(catalog.TRAINING_ARTIFACT_SIZE, labels, 4096.0, _ns(now_s))
-        self._send(Renderer(resource_of("n", "n")), ledger, now_s)
 
     def _send(self, renderer: Renderer, ledger: Ledger, at_s: float) -> None:
         for request in renderer.metrics(ledger, _ns(at_s)):
@@ -204,7 +189,6 @@ def past(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         past = Past(prometheus)
         for attempt in ATTEMPTS:
             past.live(attempt)
-        past.pass_on(*ATTEMPTS[:2])
         yield past
         past.close()
 
@@ -275,65 +259,3 @@ def test_the_band_of_a_group_is_over_each_of_its_ranks_in_stretches(past: Past, 
         ]
         for rank in range(3)
     }
-
-
-def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
-    runs = board(json.loads((FOLDER / "runs.json").read_text()))
-    (started,) = (each for each in runs.questions if each.ref == "start")
-
-    found = answer(started, opened(runs, past.page), past.page)
-
-    starts = {each.labels["run"]: each.value for each in found if isinstance(each, Sample)}
-    assert {run: past.first_start(run) * 1000 for run in starts} == starts
-    assert {each.run for each in ATTEMPTS} == set(starts)
-
-
-def asked(past: Past, run: str, panel: str) -> dict[str, list[dict[str, str]]]:
-    """The labels of what each query of a panel on the board of a run brings."""
-    shown = board(json.loads((FOLDER / "run.json").read_text()))
-    values = opened(shown, past.page, run=(run,))
-    return {
-        each.ref: [found.labels for found in answer(each, values, past.page)]
-        for each in shown.questions
-        if each.panel == panel
-    }
-
-
-def test_run_lists_what_it_has_saved_with_size_and_digest(past: Past) -> None:
-    found = asked(past, ATTEMPTS[0].run, "Inputs and outputs")
-
-    (told,), (size,) = found["told"], found["size"]
-    assert told == size
-    assert (told["direction"], told["name"]) == ("output", "model")
-    assert (told["digest"], told["uri"]) == (DIGEST, MODEL)
-
-
-def test_run_draws_the_chain_from_the_run_that_wrote_to_the_one_that_read(past: Past) -> None:
-    writer, reader = (each.run for each in ATTEMPTS[:2])
-
-    assert drawn(past, writer) == {
-        (f"{writer}, this run", "model, model"),
-        ("model, model", f"{reader}, read it"),
-    }
-    assert drawn(past, reader) == {
-        (f"{writer}, wrote it", "weights, model"),
-        ("weights, model", f"{reader}, this run"),
-        (f"{reader}, this run", "report, report"),
-    }
-
-
-def test_a_run_of_which_no_file_is_known_has_one_circle_that_says_so(past: Past) -> None:
-    found = asked(past, ATTEMPTS[-1].run, "Where from, where to")
-
-    # Of none at all Grafana makes an error.
-    assert [each["title"] for each in found["nodes"]] == ["no files are named"]
-    assert found["edges"] == []
-
-
-def drawn(past: Past, run: str) -> set[tuple[str, str]]:
-    """The arrows between the circles, by what stands in and below these."""
-    found = asked(past, run, "Where from, where to")
-    names = {each["id"]: f"{each['title']}, {each['subtitle']}" for each in found["nodes"]}
-    assert len(names) == len(found["nodes"])
-    assert len({each["id"] for each in found["edges"]}) == len(found["edges"])
-    return {(names[each["source"]], names[each["target"]]) for each in found["edges"]}

@@ -10,7 +10,7 @@ from tools.dashboards.queries import Board, Mark, Question, boards
 from tools.stack.build import Binaries
 
 from nvml_boards import standin_library
-from stack.asked import ALL, Page, answer, expression, menu, opened, options, put_in, step_s
+from stack.asked import ALL, Page, answer, expression, opened, options, put_in, step_s
 from stack.scenario import (
     BASE,
     DEBUG,
@@ -139,26 +139,6 @@ def test_every_query_brings_something(title: str, reader: Reader) -> None:
     assert empty <= MAY_BE_EMPTY.get(title, set())
 
 
-OF_RUNS = [title for title, each in BOARDS.items() if "run" in [v.name for v in each.variables]]
-
-
-@pytest.mark.parametrize("title", OF_RUNS)
-def test_the_menu_shows_the_name_that_was_chosen_before_that_of_the_run(
-    title: str, reader: Reader
-) -> None:
-    board = BOARDS[title]
-    (variable,) = (each for each in board.variables if each.name == "run")
-
-    found = menu(variable, reader.opened(board), reader.page)
-
-    assert {each.value: each.text for each in found} == {
-        **{run.name: run.name for run in (BASE, HIGH, DEBUG)},
-        LOW.name: f"{LOW.called} · {LOW.name}",
-    }
-    # The newest one first.
-    assert found[0].value == LOW.name
-
-
 def test_a_run_is_compared_with_the_one_before_it(reader: Reader) -> None:
     board = BOARDS["Run"]
     sweep = {"group": (HIGH.group,), "run": (LOW.name,)}
@@ -258,28 +238,6 @@ def test_the_best_loss_of_each_run_is_its_lowest_one_and_has_a_step(reader: Read
     assert step.keys() == best.keys()
 
 
-def test_nobody_is_missing_where_roles_differ_and_an_evaluator_is_beside(reader: Reader) -> None:
-    shown = {"run": (BASE.name,)}
-    board = BOARDS["Ranks"]
-    (missing,) = (each for each in board.questions if each.panel == "Missing")
-    (compared,) = (each for each in board.questions if each.panel == "Ranks not compared")
-    ranks = [each for each in board.questions if each.panel == "Ranks"]
-    values = reader.opened(board, **shown)
-
-    assert [each.value for each in answer(missing, values, reader.page)] == [0]
-    assert [each.value for q in ranks for each in answer(q, values, reader.page)] == [
-        WORLD_SIZE,
-        WORLD_SIZE,
-    ]
-    assert [each.value for each in answer(compared, values, reader.page)] == [0]
-    fired = f'ALERTS{{alertname="TrainingRanksMissing",run="{BASE.name}"}}'
-    within = f"[{round(reader.page.span_s)}s]"
-    assert (
-        reader.page.prometheus.query(f"max_over_time({fired}{within})", at_s=reader.page.end_s)
-        == []
-    )
-
-
 def named(reader: Reader, title: str, panel: str, **wanted: Sequence[str]) -> dict[str, str]:
     """The labels of the one thing that a panel names."""
     board = BOARDS[title]
@@ -297,31 +255,6 @@ def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
     assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()
-
-
-def test_hours_have_a_cost_where_a_price_is_chosen(reader: Reader) -> None:
-    board = BOARDS["Goodput"]
-    free = reader.opened(board)
-    paid = {**free, "price": "2.50"}
-
-    def told(panel: str, values: Mapping[str, str]) -> dict[str, float]:
-        """By the letter of the query and the labels."""
-        return {
-            f"{each.ref} {sorted(found.labels.items())}": found.value
-            for each in board.questions
-            if each.panel == panel
-            for found in answer(each, values, reader.page)
-            if isinstance(found, Sample)
-        }
-
-    for hours, cost in (
-        ("GPU-hours", "Cost"),
-        ("Lost to all causes", "Cost of all losses"),
-        ("Lost to trouble", "Cost of trouble"),
-    ):
-        (spent,), (costs,) = told(hours, free).values(), told(cost, paid).values()
-        assert costs == pytest.approx(2.5 * spent)
-        assert told(cost, free) == {}
 
 
 def test_the_causes_of_a_run_are_all_of_its_time_and_its_attempts_are_counted(
@@ -352,22 +285,6 @@ def test_the_causes_of_a_run_are_all_of_its_time_and_its_attempts_are_counted(
         for at_s, share in each.points:
             shares[at_s] = shares.get(at_s, 0.0) + share
     assert [*shares.values()] == pytest.approx([1.0] * len(shares))
-
-
-def test_a_run_that_ended_within_the_time_is_shown_as_it_ended(reader: Reader) -> None:
-    board = BOARDS["Run"]
-    # Prometheus looks back for five minutes.
-    later = reader.page._replace(end_s=reader.page.end_s + 600)
-    values = Reader(later).opened(board, run=(LOW.name,))
-
-    state, step = (
-        [each.value for each in answer(question, values, later)]
-        for question in board.questions
-        if question.panel in ("State", "Step")
-    )
-
-    assert state == [2]
-    assert step[0] > 60
 
 
 def test_a_run_is_not_measured_against_itself(reader: Reader) -> None:
