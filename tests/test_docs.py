@@ -234,18 +234,3 @@ def test_the_page_of_calls_is_what_the_docstrings_say() -> None:
 
 def test_the_readme_is_read_in_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 880
-
-
-def test_the_readme_names_the_two_commands_of_a_fresh_machine() -> None:
-    text = (ROOT / "README.md").read_text()
-
-    assert "make demo" in "".join(fenced("sh", text))
-    assert "`make test`" in text
-
-
-def test_a_page_that_installs_from_the_checkout_makes_an_environment_first() -> None:
-    # Debian's own Python refuses to install outside of one.
-    for page in COMMANDED:
-        for commands in fenced("sh", page.read_text()):
-            before, installs, _ = commands.partition("pip install '.[")
-            assert not installs or "activate" in before, page

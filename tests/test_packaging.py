@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import tarfile
 import zipfile
@@ -90,27 +89,6 @@ def test_a_source_distribution_holds_what_the_tests_need_and_nothing_that_was_bu
     assert {*needs, "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt"} <= there
     assert not there & {".git", ".stack", ".venv", "dist"}
     assert files(built.source / "tests") >= {"conftest.py", "test_packaging.py"}
-
-
-def test_the_image_has_what_its_package_is_built_from(tmp_path: Path) -> None:
-    needed("hatchling", "dev")
-    recipe = (ROOT / "deploy" / "kubernetes" / "Dockerfile").read_text()
-    first_image = recipe.split("\nFROM ")[1]
-    context = tmp_path / "context"
-    for line in re.findall(r"^COPY (.+)$", first_image, re.M):
-        *names, into = line.split()
-        for name in names:
-            target = context / into / Path(name).name if into == "./" else context / into
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, target)
-            else:
-                shutil.copy(ROOT / name, target)
-
-    with zipfile.ZipFile(build("wheel", context, tmp_path)) as archive:
-        names = set(archive.namelist())
-
-    assert {f"otel_ddp/{name}" for name in DEPLOYED} <= names
 
 
 def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(
