@@ -247,23 +247,6 @@ def _varied(setting: Setting, ranks: int, jitter: float, chance: random.Random) 
     )
 
 
-def two_late(every: int = 1) -> list[Case]:
-    """Two late ranks with independent faults."""
-    chance = random.Random(SEED)
-    drawn = []
-    for jitter, many, where, _ in product((0.0, 0.02, 0.05), (4, 6, 8), DRAWN, range(2)):
-        setting = SETTINGS[chance.choice(tuple(SETTINGS))]
-        ranks = chance.sample(range(many), 2)
-        wheres = where, chance.choice(DRAWN)
-        excesses = chance.choice((0.25, 0.4)), chance.choice((0.25, 0.4))
-        troubles = list(zip(ranks, wheres, excesses, strict=True))
-        drawn.append((setting, _varied(setting, many, jitter, chance), troubles))
-    return [
-        Case(varied, tuple([late(setting, *each) for each in troubles]))
-        for setting, varied, troubles in drawn[::every]
-    ]
-
-
 # Faults of a whole node.
 DEVICES_OF_NODE = ("device", "forward kernels", "backward kernels", "copy", "batch")
 HOSTS_OF_NODE = ("cores", "forward launches", "loader", "host")
@@ -480,7 +463,6 @@ def tables() -> Iterator[str]:
         yield late_row(f"all hosts {name}", one_late((0.3,), settings=(name,), every=8))
     yield late_row("one device, 15 %, hosts 100 steps ahead", slow_far_ahead())
     yield late_row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
-    yield late_row("two ranks in different ways", two_late(every=6))
     for excess in (0.15, 0.3):
         title = f"all devices of a node, {excess * 100:.0f} %"
         yield late_row(title, nodes_late(excess, DEVICES_OF_NODE, every=3))
