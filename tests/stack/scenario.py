@@ -127,8 +127,8 @@ class Scenario:
         self.ended(LOW, "== 2")
         # Boards have points for whole intervals: the last one shows this end, too.
         self.until(
-            f'min_over_time(min(training_state{{run="{LOW.name}"}})[15s:1s]) == 2',
-            f"fifteen seconds of the end of {LOW.name}",
+            f'min_over_time(min(training_state{{run="{LOW.name}"}})[5s:1s]) == 2',
+            f"five seconds of the end of {LOW.name}",
         )
         self.seen(HIGH, "TrainingRunKilled")
         self.seen(BASE, "TrainingStraggler")
@@ -138,9 +138,9 @@ class Scenario:
         self.until(f'node:training_late:share30d{{run="{BASE.name}"}}', "its late machine")
         self.seen(DEBUG, "TrainingStalled")
         self.until(f'rank:training_holds_up:last{{run="{DEBUG.name}"}}', "who hangs")
-        # Where boards have a point a minute, one has to be behind it.
+        # Where boards have a point a minute, this is the last one.
         spent = f'run_cause:otel_ddp_run_time:rate5m{{run="{DEBUG.name}"}}'
-        self.until(f"{spent} offset 1m", "a minute of what the time went to")
+        self.until(f"{spent} @ {{minute}}", "what the time went to, at a whole minute")
         self._all_until_now()
 
     def start(self, run: Run, restarts: int = 0) -> None:
@@ -215,9 +215,9 @@ class Scenario:
     # -- what is seen of it
 
     def until(self, promql: str, what: str) -> list[Sample]:
-        """Wait until this query brings something."""
+        """Wait until this query brings something; *{minute}* in it is the last whole minute."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := self.prometheus.query(promql)):
+        while not (found := self.prometheus.query(promql.replace("{minute}", _minute()))):
             assert time.monotonic() < deadline, f"in vain for {PATIENCE_S:g} s: {what}"
             time.sleep(LOOK_EVERY_S)
         return found
@@ -244,6 +244,10 @@ class Scenario:
         self.end_s = time.time()
         alive = f'timestamp(training_heartbeat_timestamp_seconds{{run="{BASE.name}"}})'
         self.until(f"min({alive}) > {self.end_s!r}", "all that was exported until now")
+
+
+def _minute() -> str:
+    return f"{time.time() // 60 * 60:.0f}"
 
 
 def healthy() -> list[Board]:
