@@ -130,7 +130,14 @@ class Names:
             return known
         known = self._gate.write(lambda: self._new(key), -1)
         if known == 0:
-            self._refuse(clean)
+            count = len(self._numbers)
+            limit = ", the most" if count >= _MOST_NAMES else " (OTEL_DDP_JOURNAL_BYTES)"
+            self._totals.refuse(
+                "names_full",
+                "names",
+                f"{values.shown(clean)} and further new names are not recorded: this process has "
+                f"logged {count} different ones{limit}",
+            )
         elif known > 0 and not of_user:
             self._of_readings[clean] = known
         return max(known, 0)
@@ -156,13 +163,3 @@ class Names:
             self._numbers[key] = number
             self._named[number] = key
         return number
-
-    def _refuse(self, clean: str) -> None:
-        count = len(self._numbers)
-        limit = ", the most" if count >= _MOST_NAMES else " (OTEL_DDP_JOURNAL_BYTES)"
-        self._totals.refuse(
-            "names_full",
-            "names",
-            f"{values.shown(clean)} and further new names are not recorded: this process has "
-            f"logged {count} different ones{limit}",
-        )

@@ -72,9 +72,7 @@ class Recorder:
 
     # -- values
 
-    def log_beside(
-        self, metrics: Mapping[str, Any], step: Any, epoch: Any = None, split: Any = None
-    ) -> None:
+    def log_beside(self, metrics: Any, step: Any, epoch: Any, split: Any) -> None:
         """Record numbers that a tracker gets: its steps do not number training steps."""
         self._log_slowly(metrics, step, epoch, split, time_ns(), leads=False)
 

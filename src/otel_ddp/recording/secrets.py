@@ -39,15 +39,15 @@ _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 # Letters and digits with hardly any separator, unlike a column's name.
 _RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
-_LONGEST_NAME = 200
-_LONGEST_VALUE = 200
+# Of a name, and of a value that decides whether it is secret.
+_LONGEST = 200
 
 
 def is_secret(name: str, value: Any) -> bool:
     """Whether this setting must not be recorded."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, str) and not value):
         return False
-    hides = _hides(name[:_LONGEST_NAME])
+    hides = _hides(name[:_LONGEST])
     return hides(value) if callable(hides) else hides
 
 
@@ -78,7 +78,7 @@ def _hides(name: str) -> bool | Callable[[Any], bool]:
 
 
 def _is_random(value: Any) -> bool:
-    return isinstance(value, str) and bool(_compiled(_RANDOM).fullmatch(value[:_LONGEST_VALUE]))
+    return isinstance(value, str) and bool(_compiled(_RANDOM).fullmatch(value[:_LONGEST]))
 
 
 def _words(name: str) -> list[str]:
@@ -167,10 +167,10 @@ def without_secrets(text: str) -> str:
     end = 0
     for named in _compiled(_NAMED).finditer(text):
         # Skip a name inside a hidden value, and a name that hides no value.
-        if named.start() < end or not _hides(named["name"][-_LONGEST_NAME:]):
+        if named.start() < end or not _hides(named["name"][-_LONGEST:]):
             continue
         # The start of a value is enough to decide; only a secret is matched to its end.
-        value = _compiled(_VALUE).match(text, named.end(), named.end() + _LONGEST_VALUE)
+        value = _compiled(_VALUE).match(text, named.end(), named.end() + _LONGEST)
         if value and _is_named_secret(text, named, value):
             at = value.start(value.lastgroup or 0)
             whole = _compiled(_VALUE).match(text, named.end())
@@ -183,7 +183,7 @@ def without_secrets(text: str) -> str:
 
 def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> bool:
     """Whether this value belongs to a name that hides it."""
-    name, sign, plain = named["name"][-_LONGEST_NAME:], named["sign"], value["plain"]
+    name, sign, plain = named["name"][-_LONGEST:], named["sign"], value["plain"]
     found = value[value.lastgroup or 0]
     if found.startswith(HIDDEN[:-1]) or (plain and plain.lower() in _NO_VALUES):
         return False

@@ -38,9 +38,6 @@ class Totals:
 
     def place(self, metric: catalog.Metric, **attributes: str) -> int:
         """The slot of a total, or the first one of a histogram; -1: no room."""
-        known = self._places.get((metric.name, *attributes.values()))
-        if known is not None:
-            return known
         return self._gate.write(partial(self._place, metric, attributes), -1)
 
     def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:

@@ -8,6 +8,7 @@ from hashlib import blake2s
 from itertools import islice
 from typing import Any
 
+from otel_ddp import plain
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import MOST_PARTS
 from otel_ddp.diagnosis.steps import Step
@@ -44,10 +45,9 @@ def checkpoint_event(document: Document) -> Document | None:
 
 def context_of(reader: Journal) -> tuple[str, str] | None:
     """Trace and id of the run's span, which are known from the beginning."""
-    known = reader.facts.get("span")
-    if not isinstance(known, dict) or not (known.get("trace") and known.get("id")):
-        return None
-    return str(known["trace"]), str(known["id"])
+    known = plain.mapping(reader.facts.get("span"))
+    trace, span_id = known.get("trace"), known.get("id")
+    return (str(trace), str(span_id)) if trace and span_id else None
 
 
 def run_span(reader: Journal, state: int, ended_ns: int) -> list[Document]:

@@ -21,7 +21,7 @@ class _Lost(NamedTuple):
     record: Scalars
     finite_step: int | None
     seen_ns: int
-    has_successor: bool = False
+    """When it was read; 0 if another one has followed."""
 
 
 class NonfiniteValues:
@@ -43,7 +43,7 @@ class NonfiniteValues:
                     if lost:
                         lost.pop(name, None)
                 elif name in self._lost:
-                    self._lost[name] = self._lost[name]._replace(has_successor=True)
+                    self._lost[name] = self._lost[name]._replace(seen_ns=0)
                 elif name in self._finite:
                     self._lost[name] = _Lost(value, record, self._finite[name], now_ns)
 
@@ -62,5 +62,5 @@ class NonfiniteValues:
             )
             for name, lost in self._lost.items()
             if (named := names.get(name)) is not None
-            and (ended or lost.has_successor or now_ns - lost.seen_ns >= _WITHOUT_SUCCESSOR_NS)
+            and (ended or now_ns - lost.seen_ns >= _WITHOUT_SUCCESSOR_NS)
         ]
