@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp.cli.command import end_by_signals
 from otel_ddp.cli.picture import picture
@@ -25,10 +24,8 @@ from otel_ddp.journal.survey import survey, told_by_agent
 
 _PREFIX = "otel_ddp-demo-"
 _RANKS = 2
-# The phases in which a rank can be late, and the other faults.
-_PHASES = ("data", "backward")
-_FAULTS = ("hang", "kill")
-_PATTERN = re.compile(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?)(ms|s))?")
+# A phase in which rank 1 is late by this much, or its end.
+_FAULTS = ("backward:1:30ms", "data:1:30ms", "hang:1", "kill:1")
 # The fault begins at this step, so that a change is visible.
 TROUBLE_AT = 150
 _NO_TORCH = (
@@ -42,38 +39,6 @@ _VERDICT_S = 3.5
 _AGENT_ENDS_S = 30.0
 
 
-class Injection(NamedTuple):
-    """A fault of one rank: `backward:1:30ms`, `hang:1`."""
-
-    what: str = ""
-    rank: int = 0
-    seconds: float = 0.0
-
-    def late_s(self, phase: str, rank: int) -> float:
-        """How many seconds this rank is late in this phase."""
-        return self.seconds if self.hits(phase, rank) else 0.0
-
-    def hits(self, what: str, rank: int) -> bool:
-        """Whether this rank has this fault, or is late in this phase."""
-        return (self.what, self.rank) == (what, rank)
-
-
-def parse(text: str) -> Injection:
-    """Parse what the user typed; raises ConfigError."""
-    if not text:
-        return Injection()
-    found = _PATTERN.fullmatch(text)
-    if found is None or found[1] not in (_FAULTS if found[3] is None else _PHASES):
-        raise ConfigError(
-            f"{text!r} cannot be injected. Give a phase, a rank and a time, such as "
-            f"backward:1:30ms ({', '.join(_PHASES)}), or {', '.join(_FAULTS)} and a rank, such "
-            "as hang:1."
-        )
-    return Injection(
-        found[1], int(found[2]), float(found[3] or 0) / (1000 if found[4] == "ms" else 1)
-    )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="how long to train (default: %(default)g)"
@@ -81,20 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inject",
         default="",
-        metavar="TROUBLE",
-        help="what goes wrong after a while: backward:1:30ms (rank 1 is 30 ms late in backward; "
-        "also data), or hang or kill and a rank, such as hang:1 (default: nothing)",
+        choices=_FAULTS,
+        help="what goes wrong with rank 1 after a while, such as 30 ms in backward "
+        "(default: nothing)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     if not options.seconds > 0:
         raise ConfigError("--seconds must be positive.")
-    injected = parse(options.inject)
-    if injected.rank >= _RANKS:
-        raise ConfigError(
-            f"There is no rank {injected.rank}: the demo has {_RANKS} ranks, 0 and 1."
-        )
     if importlib.util.find_spec("torch") is None:
         raise MissingDependency(_NO_TORCH)
     end_by_signals()
@@ -102,16 +62,16 @@ def run(options: argparse.Namespace) -> int:
         f"Training on {_RANKS} ranks for {options.seconds:g} s, once torch is imported ...",
         flush=True,
     )
-    if injected.what:
+    if options.inject:
         print(f"After {TROUBLE_AT} steps, on purpose: {options.inject}", flush=True)
     with _training(options) as node:
         node.tell_where()
         # A training that hangs on purpose does not end by itself.
-        status = node.wait(options.seconds if injected.what == "hang" else None)
+        status = node.wait(options.seconds if options.inject == "hang:1" else None)
         # The kernel reports a signal once the launcher has waited for the dead process.
         time.sleep(_VERDICT_S)
         found = survey([node.place])
-        if status and injected.what not in _FAULTS:
+        if status and options.inject not in ("hang:1", "kill:1"):
             print(node.log.read_text(errors="replace"), end="", file=sys.stderr)
             print("The training failed.", file=sys.stderr)
             return status

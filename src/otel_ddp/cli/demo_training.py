@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from otel_ddp.cli.demo import TROUBLE_AT, Injection, parse
+from otel_ddp.cli.demo import TROUBLE_AT
 
 CLASSES, FEATURES, BATCH = 10, 64, 128
 PAUSE_S = 0.005
@@ -46,23 +46,23 @@ def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.T
 
 
 def batches(
-    generator: torch.Generator, rank: int, injected: Injection
+    generator: torch.Generator, fault: str, late_s: float
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless batches, on time unless a fault is injected."""
     number = 0
     while True:
-        trouble = number >= TROUBLE_AT
-        if trouble and injected.hits("hang", rank):
+        if number >= TROUBLE_AT and fault == "hang":
             signal.pause()
-        if trouble:
-            time.sleep(injected.late_s("data", rank))
+        if number >= TROUBLE_AT and fault == "data":
+            time.sleep(late_s)
         yield points(generator, BATCH)
         number += 1
 
 
-def main(seconds: float, injected: Injection) -> None:
+def main(seconds: float, fault: str, its_rank: int, late_s: float) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    fault = fault if rank == its_rank else ""
     torch.manual_seed(0)
     net = Classifier()
     model = DistributedDataParallel(net)
@@ -75,14 +75,13 @@ def main(seconds: float, injected: Injection) -> None:
     loss_of = nn.CrossEntropyLoss()
     ends_at = time.monotonic() + seconds
     go_on = torch.ones(1)
-    for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
-        trouble = step >= TROUBLE_AT
-        if trouble:
-            net.late_s = injected.late_s("backward", rank)
+    for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, fault, late_s))):
+        if step == TROUBLE_AT and fault == "backward":
+            net.late_s = late_s
         loss = loss_of(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()
-        if trouble and injected.hits("kill", rank):
+        if step == TROUBLE_AT and fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         run.log({"loss": loss, "lr": 0.005}, step=step, epoch=step // 100)
@@ -105,4 +104,6 @@ def main(seconds: float, injected: Injection) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), parse(sys.argv[2]))
+    what, _, rest = sys.argv[2].removesuffix("ms").partition(":")
+    whose, _, late_ms = rest.partition(":")
+    main(float(sys.argv[1]), what, int(whose or 0), float(late_ms or 0) / 1000)
