@@ -338,16 +338,7 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
 
 def refused(env: Mapping[str, str]) -> dict[str, str]:
     """Why a training would not start, for each variable of ours with an invalid value."""
-    found = {name: _why_refused(name, env) for name in _PARSERS}
-    return {name: why for name, why in found.items() if why}
-
-
-def _why_refused(name: str, env: Mapping[str, str]) -> str:
-    try:
-        value(name, env)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return {name: why for name, why in _invalid(env) if name.startswith(_OURS)}
 
 
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
@@ -356,12 +347,16 @@ def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterat
     These are no errors, as they must not end a job. *exports*: whether an agent of ours sends, so
     that OTLP's variables matter.
     """
-    env = os.environ if env is None else env
-    for variable, parse in _PARSERS.items():
-        text = env.get(variable, "").strip()
-        unused = variable.startswith(_OTLP) and not exports
-        if text and not unused and not variable.startswith(_OURS):
+    for name, why in _invalid(os.environ if env is None else env):
+        unused = name.startswith(_OTLP) and not exports
+        if not unused and not name.startswith(_OURS):
+            yield f"{why.removesuffix(f'. {_ADVICE}')}; it counts as unset"
+
+
+def _invalid(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, parse in _PARSERS.items():
+        if text := env.get(name, "").strip():
             try:
-                parse(variable, text)
+                parse(name, text)
             except ConfigError as error:
-                yield f"{str(error).removesuffix(f'. {_ADVICE}')}; it counts as unset"
+                yield name, str(error)

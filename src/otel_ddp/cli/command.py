@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,11 @@ def end_by_signals() -> None:
 def print_json(document: Any) -> int:
     """Print a document for programs; returns the exit status."""
     return print_answer(json_text(document, indent=2))
+
+
+def show(document: Any, lines: Iterable[str], *, as_json: bool) -> int:
+    """Print a document for programs, or its lines for people; returns the exit status."""
+    return print_json(document) if as_json else print_answer("\n".join(lines))
 
 
 def cell(value: Any, otherwise: str = "") -> str:

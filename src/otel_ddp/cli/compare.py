@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from otel_ddp.cli.command import history_directory, print_answer, print_json, run_name
+from otel_ddp.cli.command import history_directory, run_name, show
 from otel_ddp.history import compare
 from otel_ddp.history.compare import Comparison, Differing
 from otel_ddp.history.directory import NotFound
@@ -33,10 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     found = compared(options.a, options.b)
-    if options.json:
-        status = print_json(found.to_json())
-    else:
-        status = print_answer("\n".join(lines(found)))
+    status = show(found.to_json(), lines(found), as_json=options.json)
     if options.fail_if_worse and any(row.verdict == "worse" for row in found.rows):
         return WORSE
     return CANNOT if status else OK

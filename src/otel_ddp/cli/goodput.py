@@ -8,13 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp import shown
-from otel_ddp.cli.command import (
-    add_run_argument,
-    cell,
-    history_directory,
-    print_answer,
-    print_json,
-)
+from otel_ddp.cli.command import add_run_argument, cell, history_directory, show
 from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.terminal import aligned, shown_time
@@ -34,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     found = document(options.which or "")
-    return print_json(found) if options.json else print_answer("\n".join(_lines(found)))
+    return show(found, _lines(found), as_json=options.json)
 
 
 def document(which: str, *, paths: bool = True) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp import plain, shown
-from otel_ddp.cli.command import cell, history_directory, print_answer, print_json
+from otel_ddp.cli.command import cell, history_directory, show
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.terminal import aligned, shown_time
 from otel_ddp.vocabulary.words import ENDED_STATES
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     found = document()
-    return print_json(found) if options.json else print_answer("\n".join(lines(found)))
+    return show(found, lines(found), as_json=options.json)
 
 
 def document() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 from otel_ddp import files, plain, settings
 from otel_ddp.agent.judge.answers import AskedProcess, ask
 from otel_ddp.agent.serve.server import NoToken, find_token
-from otel_ddp.cli.command import add_directory_option, cell, find_places, print_answer, print_json
+from otel_ddp.cli.command import add_directory_option, cell, find_places, show
 from otel_ddp.history.page.http import ASKED
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     found = document(options.dir, options.rank or ())
     rows = found["processes"]
-    shown = print_json(found) if options.json else print_answer("\n".join(lines(found)))
-    return shown or (0 if rows and not any(each["why"] for each in rows) else 1)
+    status = show(found, lines(found), as_json=options.json)
+    return status or (0 if rows and not any(each["why"] for each in rows) else 1)
 
 
 def document(directory: str, ranks: Collection[int]) -> dict[str, Any]:
