@@ -14,8 +14,8 @@ from otel_ddp.vocabulary.catalog import METRICS, Kind
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
 from trainings import Training
 
-# An agent that has tried in vain for so long (10 s) tries again within 12 s.
-OUTAGE_STEPS = 168
+# Five seconds, in which an agent exports ten times.
+OUTAGE_STEPS = 84
 RANKS, BATCH = "0123", 4
 
 
