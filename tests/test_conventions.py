@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import opentelemetry.environment_variables
-import opentelemetry.sdk.environment_variables
 import pytest
 
 import conventions
 from otel_ddp.vocabulary.catalog import LABELS, METRICS, Metric
-
-DOCS = Path(__file__).parents[1] / "docs"
 
 # What a training does and learns, and everything else.
 OURS = {"training", "otel_ddp"}
@@ -42,23 +36,3 @@ def test_an_attribute_is_that_of_the_conventions_or_a_word_without_a_namespace(
 
 def test_nothing_of_opentelemetrys_begins_like_a_name_of_ours() -> None:
     assert not (OURS | OF_RECORDS) & conventions.namespaces()
-
-
-def test_the_page_has_every_variable_of_the_specification_that_python_knows() -> None:
-    modules = (opentelemetry.environment_variables, opentelemetry.sdk.environment_variables)
-    known = {
-        value
-        for module in modules
-        for name, value in vars(module).items()
-        if name.startswith("OTEL_") and isinstance(value, str)
-    }
-    text = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
-
-    def named(variable: str) -> bool:
-        general = variable
-        for signal in ("METRICS", "TRACES", "LOGS"):
-            general = general.replace(f"OTEL_EXPORTER_OTLP_{signal}_", "OTEL_EXPORTER_OTLP_")
-        ending = general.removeprefix("OTEL_EXPORTER_OTLP")
-        return f"`{variable}`" in text or f"`{general}`" in text or f"`{ending}`" in text
-
-    assert sorted(variable for variable in known if not named(variable)) == []
