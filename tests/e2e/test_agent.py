@@ -47,9 +47,8 @@ for line in sys.stdin:
 """
 # A quarter of a second at its end may be too short for the agent on a busy machine.
 PATIENT = """
-from functools import partial
 from otel_ddp.recording import agent_start
-agent_start.wait_for_agent = partial(agent_start.wait_for_agent, limit_s=60.0)
+agent_start.WAIT_FOR_AGENT_S = 60.0
 """
 
 
