@@ -107,7 +107,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
         if each.get("state") not in ENDED_STATES or _ended_ns(each) >= began_ns
     }
     ranks = {rank: of_it[rank][0] for rank in sorted(of_it, key=rank_order)}
-    state = _state((_state_of(each), seen_ns) for each, seen_ns in of_it.values())
+    state = _state([*of_it.values()])
     return Newest(ranks, state, began_ns)
 
 
@@ -139,12 +139,6 @@ def _are_one(one: Rank, other: Rank) -> bool:
     return _started_ns(one) == _started_ns(other) or (bool(names[0][1]) and names[0] == names[1])
 
 
-def _state_of(rank: Rank) -> str:
-    """The state; a process on a silent node counts as running."""
-    state = str(rank.get("state"))
-    return "running" if state == NOT_HEARD else state
-
-
 def _seen_ns(rank: Rank, seen_ns: int) -> int:
     """When it was last known: of a process on a silent node, when that node was last heard."""
     return (
@@ -157,16 +151,17 @@ def _ended_ns(rank: Rank) -> int:
     return max(plain.whole(rank.get("seen_alive_ns")) or 0, _started_ns(rank))
 
 
-def _state(ranks: Iterable[tuple[str, int]]) -> str:
-    """The state of several processes, from the state of each and when it was last known.
+def _state(ranks: Sequence[tuple[Rank, int]]) -> str:
+    """The state of several processes, each with the time at which it was last known.
 
-    A vanished node stays "running", so it counts only if no other node was seen later.
+    A vanished node stays "running", so it counts only if no other node was seen later. A process on
+    a silent node counts as running.
     """
-    ranks = list(ranks)
     latest_ns = max((seen_ns for _, seen_ns in ranks), default=0)
+    states = [(str(each.get("state")), seen_ns) for each, seen_ns in ranks]
     return worst_state(
-        state
-        for state, seen_ns in ranks
+        "running" if state == NOT_HEARD else state
+        for state, seen_ns in states
         if state in ENDED_STATES or latest_ns - seen_ns <= _SILENT_S * 1e9
     )
 
