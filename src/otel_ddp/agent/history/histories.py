@@ -394,9 +394,9 @@ class Collector:
         named = [(each, each["who"]) for each in verdicts]
         own = [each for each, who in named if (who.get("group"), who.get("run")) == key]
         alive = any(each.ended_at is None for each in processes)
-        if not alive:
-            # An agent that starts later has not seen the run until now.
-            about["seen_ns"] = max(each.life.ended_ns for each in processes)
+        # An agent that starts later has not seen a run that has ended until now.
+        ended_ns = max(each.life.ended_ns for each in processes)
+        about["seen_ns"] = time.time_ns() if alive else ended_ns
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
         run.samples = here
         came = [sample for found in run.nodes.values() for sample in found]
