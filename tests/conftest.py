@@ -158,6 +158,19 @@ def open_files() -> dict[int, str]:
     return found
 
 
+def _opened_since(files: dict[int, str]) -> list[str]:
+    """What is open beside these files; what libraries keep for good is closed."""
+    found = []
+    for number, path in open_files().items() - files.items():
+        if path.startswith(_OF_DEVICES):
+            continue
+        if Path(path.removesuffix(" (deleted)")).name in _FOR_LIFE:
+            os.close(number)
+        else:
+            found.append(path)
+    return found
+
+
 def threads() -> set[threading.Thread]:
     """All but the one that tqdm keeps for good: torch's compiler shows bars where it can."""
     return {each for each in threading.enumerate() if type(each).__name__ != "TMonitor"}
@@ -197,19 +210,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
-    # One that ends by itself is not left behind; one that is only about to run cannot be joined.
+    # What ends by itself is not left behind; a thread that is only about to run cannot be joined.
     deadline = time.monotonic() + _THREADS_END_S
     while (left := threads() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left, f"the test leaves threads behind: {left}"
-    forgotten = []
-    for number, path in open_files().items() - files.items():
-        if path.startswith(_OF_DEVICES):
-            continue
-        if Path(path.removesuffix(" (deleted)")).name in _FOR_LIFE:
-            os.close(number)
-        else:
-            forgotten.append(path)
+    while (forgotten := _opened_since(files)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not forgotten, f"the test leaves files open: {forgotten}"
 
 
