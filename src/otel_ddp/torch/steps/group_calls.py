@@ -1,4 +1,4 @@
-"""Notes when this rank calls its process groups, by torch's own hooks, in measured steps alone."""
+"""Records when this rank calls a process group, through torch's hooks, in measured steps only."""
 
 from __future__ import annotations
 
@@ -36,27 +36,28 @@ _COUNT, _BYTES = (
     code << layout.CODE_SHIFT for code in (layout.STEP_CALL_COUNT, layout.STEP_CALL_BYTES)
 )
 _MOST_BYTES = (1 << _SHIFT) - 1
-# Such a share is of so many parts.
+# Idle shares are stored in units of 1/_WHOLE.
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
-# Of one step. An evaluation may be a part of it, and call without end.
+# Limit per step: a step may contain an evaluation with any number of calls.
 _MOST_CALLS = 10_000
-# What noting one call takes of the thread; the budget finds by what factor that is wrong.
+# Estimated cost of noting one call; the budget measures by what factor it is wrong.
 _EACH_NS = 4_000
-# And reading the sizes of its tensors.
+# Estimated cost of reading the sizes of its tensors.
 _SIZES_NS = 4_000
-# So many a second, of all ranks, are 2 MB for their lead and an eighth of one of its cores.
+# Calls per second of all ranks: they cost the lead 2 MB/s and an eighth of a core.
 _MOST_OF_ALL = 250_000
-# Different ones, each of which is written down: one for so many bytes of room for definitions.
+# Limit of different calls: one per 1,024 bytes of the journal's definitions.
 _ROOM_BYTES = 1024
-# What torch knows of a call, and takes 2 us to tell.
+# Reads a call's operation and root rank: 2 us.
 _known_of = attrgetter("name.value", "root")
 _PEERS = ("send", "recv")
 _MESH = "mesh_"
-# So many dimensions have series of their own; other groups share one.
+# Limit of mesh dimensions that have series of their own; all other groups share one.
 _MOST_DIMENSIONS, _OTHER, _LONGEST = 16, "other", 60
-# Its name with a digest of its ranks, its dimension of the mesh, and that in series.
+# Name with a digest of the ranks, dimension of the mesh, and label of the series.
 _Group = tuple[str, str, str]
-# What another thread is in while it may be inside a call: Python that goes on in such a call.
+# A thread may be inside a call if its stack has one of these modules, or its innermost function
+# uses one of these names.
 _CALLERS = ("torch.distributed", "torch._ops", "torch.nn", "torch.autograd", "torch._functorch")
 _CALLED = frozenset(
     {
@@ -69,33 +70,33 @@ _CALLED = frozenset(
 
 
 class GroupCalls:
-    """One a process. A call to a process group is noted by one word, when this rank arrives at it.
+    """One per process. Writes a word when this rank arrives at a call to a process group.
 
-    In few steps calls and their bytes are added up as well. On a device nothing else is done: there
-    a rank arrives later than its host calls.
+    In a few steps it also sums up calls and bytes; on a device it does only that, since there a
+    rank arrives later than its host calls.
 
-    Torch keeps its hooks in a map without a lock. So they go on and off between two steps, on the
-    training thread, while no other thread is where it could go through that map.
+    Torch keeps its hooks in a map without a lock. So hooks are set and removed between two steps,
+    on the training thread, while no other thread can be reading that map.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._words: list[int] = []
         self._hooks = WeakKeyDictionary[Any, Callable[[Any], None]]()
-        # The groups that have theirs; and whether the end of the process waits for that.
+        # The groups with our hooks; and whether `_at_exit` is registered.
         self._on = WeakSet[Any]()
         self._guarded = False
         self.on_device = False
         """Whether tensors are on a device."""
         self.waits: StreamWaits | None = None
-        """What marks the waits of the device, if they are to be told from work."""
-        # Whether the calls of this step are added up; and the bytes of each so far.
+        """Marks the waits of the device, to tell them from work; None if that is not needed."""
+        # Whether calls and bytes of this step are summed up; and the bytes of each call so far.
         self._adds_up = False
         self._bytes = Counter[int]()
         self._dimensions = set[str]()
-        # How many calls of this step are noted at most; 0: none is.
+        # Limit of noted calls in this step; 0: none.
         self._most = 0
-        # Whether all calls of the step so far are noted, and when it began.
+        # Whether all calls of this step were noted so far; and when the step began.
         self._complete, self._began_ns = False, 0
         # Wall and thread time at the last call, or at the beginning of the step.
         self._last_ns = self._last_cpu_ns = 0
@@ -109,7 +110,7 @@ class GroupCalls:
 
     @property
     def noted(self) -> bool:
-        """Whether calls are noted in measured steps, as far as that is known."""
+        """Whether measured steps note calls; False until one has."""
         return self._have_been and not (self._given_up or self.on_device)
 
     @property
@@ -126,7 +127,7 @@ class GroupCalls:
         return 1 << (self._count * self._ranks * 10**9 // most).bit_length()
 
     def step_ended(self, now: int) -> int:
-        """Write the calls of the step that ends now; returns what noting them took."""
+        """Write the calls of the step that ends now; returns their estimated cost in ns."""
         words, count = self._words, len(self._words)
         took_ns = count * _EACH_NS
         if self._complete and now - self._began_ns < _LONGEST_NS:
@@ -148,8 +149,8 @@ class GroupCalls:
         return took_ns
 
     def _sums(self) -> list[int]:
-        """The words for how often each call was made in this step, and with how many bytes."""
-        # Of no name: a step without calls counts as well.
+        """The words with the number and the bytes of each call in this step."""
+        # A word without a name, so that a step without calls counts as well.
         found = [_COUNT]
         for call, count in Counter(word >> _SHIFT << _SHIFT for word in self._words).items():
             name, left = call - _CALL, self._bytes[call]
@@ -160,7 +161,7 @@ class GroupCalls:
         return found
 
     def begin(self, now: int, measured: bool, adds_up: bool = False) -> None:
-        """A step begins. *adds_up*: its calls and bytes are."""
+        """A step begins. *adds_up*: whether to sum up its calls and bytes."""
         try:
             waits = self.waits
             if waits is not None:
@@ -176,7 +177,7 @@ class GroupCalls:
             errors.record_failure("hooks of process groups")
 
     def give_up(self) -> None:
-        """Note no more."""
+        """Stop noting calls, and take the hooks off."""
         self.leave_to_parent()
         errors.attempt(self._take_off, None)
         if not self._on:
@@ -190,20 +191,20 @@ class GroupCalls:
             self.waits.take_off()
 
     def _at_exit(self) -> None:
-        """Torch lets its groups go once there is no Python left, which their hooks need then."""
+        """Take the hooks off: torch frees the groups after Python has ended, which hooks need."""
         self.give_up()
         for group in self._on:
-            # Another thread is in a call, so they stay: and then so does the group.
+            # Its hook stays, as another thread is in a call: never free this group.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _put_on(self) -> bool:
-        """Whether the groups of several ranks have our hooks now; and there are some."""
+        """Hook all groups of several ranks; False if there are none, or it is not possible now."""
         table = world()
         members = getattr(table, "pg_group_ranks", {})
         groups = [e for e in list(getattr(table, "pg_names", ())) if len(members.get(e, ())) != 1]
         new = [each for each in groups if each not in self._on]
         if not all(hasattr(each, "register_pre_hook") and each in members for each in new):
-            # An older PyTorch, or a group of another library's that does not say whose it is.
+            # An older PyTorch, or a group of another library, whose ranks are unknown.
             self._given_up = True
             return False
         if new and _may_be_in_call():
@@ -232,12 +233,12 @@ class GroupCalls:
                     group.unregister_post_hook(_HOOK)
             self._on.clear()
 
-    # -- in a step: training feels every line here
+    # -- hot path: runs at each call of a measured step
 
     def _hook(self, name: Any, group: Any, ranks: list[int], whole: bool) -> Callable[[Any], None]:
-        """The hook of one group. It has no reference to the group, which has one to the hook.
+        """The hook of one group. It must not refer to the group, which refers to it.
 
-        *whole*: it has all ranks.
+        *whole*: all ranks are members of the group.
         """
         key = f"{name}:{blake2s(repr(ranks).encode(), digest_size=4).hexdigest()}"
         described = str(getattr(group, "group_desc", ""))
@@ -254,11 +255,11 @@ class GroupCalls:
                     if not self._adds_up:
                         return
                 if len(words) >= self._most:
-                    # Without the rest of them those before are of no use.
+                    # An incomplete step is of no use: drop its calls.
                     self._complete = False
                     return
                 now = clock()
-                # The backward of a device is in threads of autograd's.
+                # On a device, backward runs in autograd's threads.
                 if get_ident() != progress.thread and (not self.on_device or outside_of_backward()):
                     return
                 what = known_of(call), opened[-1].code
@@ -288,7 +289,7 @@ class GroupCalls:
         return min((took_ns - ran_ns) * _WHOLE // took_ns, _WHOLE - 1) << _IDLE_SHIFT
 
     def _label(self, dimension: str, described: str, whole: bool) -> str:
-        """The dimension of this group in series."""
+        """The label of this group in series."""
         found = dimension or ("world" if whole else described[:_LONGEST])
         if found in ("", "undefined"):
             return _OTHER
@@ -297,7 +298,7 @@ class GroupCalls:
         return found if found in self._dimensions else _OTHER
 
     def _define(self, of_group: _Group, ranks: list[int], call: Any, code: int) -> int:
-        """The word of such a call, but for its time, once that is written down; else 0."""
+        """Define a call in the journal; returns its word without the time, or 0 without room."""
         op, peer = call.name.name.lower(), -1
         if op in _PEERS and 0 <= call.root < len(ranks):
             peer = ranks[call.root]
@@ -320,12 +321,12 @@ def _bytes(tensors: list[Any]) -> int:
 
 
 def _may_be_in_call() -> bool:
-    """Whether a call to a process group may be under way now: on another thread, or around this.
+    """Whether any thread may be inside a call to a process group.
 
-    Another thread is in one only if it has left Python for it: from what torch has for that, or
-    from a line that names such a call. A hook may have brought it back into Python. And a signal's
-    handler may have interrupted our own hook. The other threads go on only after this one, for
-    torch keeps the interpreter's lock while it changes the map.
+    Another thread can be inside one only if its stack has a module of torch that makes such calls,
+    or its innermost function names one, or our hook runs there. On this thread, a signal handler
+    may have interrupted our hook. No thread can enter a call meanwhile: torch holds the GIL while
+    it changes the map.
     """
     own = get_ident()
     for thread, frame in sys._current_frames().items():
