@@ -71,7 +71,7 @@ def number(value: float | None) -> str:
 
 
 def logged(point: Any) -> str:
-    """The value of a JSON point, in which null is NaN; unknown if it is no point."""
+    """The value of a logged point in JSON, where null means NaN; `-` if there is no value."""
     value = plain.mapping(point).get("value", _UNKNOWN)
     if value is None or value != value:
         return number(math.nan)

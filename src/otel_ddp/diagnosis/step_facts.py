@@ -46,7 +46,7 @@ class StepFacts(NamedTuple):
     behind_ns: int | None = None
     """The device's lag behind its host at the start of the step; None if unknown."""
     garbage_ns: int = 0
-    """Long garbage collections, if nothing else was unusual."""
+    """Time in long garbage collections; 0 if the step was also unusual for another reason."""
     measured: bool = True
     """False: only the duration and the unusual phases are known."""
     calls: Calls | None = None

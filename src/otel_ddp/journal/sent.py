@@ -23,7 +23,7 @@ _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
 # The first totals of a process include the ones above.
 _TOTALS_BYTES = 4096
-# In bytes. A step begins with the end of the previous one.
+# Bytes re-read on resuming, since a step begins at the end of the previous one.
 _SOME_STEPS = 16 * 1024
 # Keys of events and spans with wall-clock times.
 _TIMES = ("time", "start", "end")
@@ -258,6 +258,6 @@ class ReceivedJournal(parser.Journal):
 
 
 def _check_places(stretch: Stretch) -> None:
-    """Positions of 64 bits could grow beyond any that can be requested again."""
+    """Refuse huge positions: later ones would not fit into a request for lost records."""
     if max(stretch.since, stretch.until, *stretch.at) > _LAST_PLACE:
         raise parser.Unreadable("a place that no journal has")

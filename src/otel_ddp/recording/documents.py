@@ -22,7 +22,7 @@ _MOST_NAMES = 1000
 
 
 class Documents:
-    """Writes only what has changed."""
+    """Writes identity, configuration and facts into the journal, unless they are there already."""
 
     def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals

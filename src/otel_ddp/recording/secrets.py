@@ -37,9 +37,9 @@ _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
 _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
-# Letters and digits with hardly any separator, unlike a column's name.
+# A random token: letters and digits, at most one separator. Names of columns have more.
 _RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
-# Of a name, and of a value that decides whether it is secret.
+# The longest prefix checked of a name, and of a value that decides whether it is secret.
 _LONGEST = 200
 
 
@@ -54,7 +54,7 @@ def is_secret(name: str, value: Any) -> bool:
 # A text has few names, which it repeats.
 @lru_cache(maxsize=512)
 def _hides(name: str) -> bool | Callable[[Any], bool]:
-    """Whether a name hides every value, or none, or a predicate of the values that it hides."""
+    """True if this name hides every value, False if none; else a predicate of hidden values."""
     words = [_words(part) for part in name.split(".")]
     last = words[-1]
     if not last or last[0] in _COUNTS or last[-1] in _COUNTS | _PLACES:
@@ -111,7 +111,7 @@ _VALUE = r"""(?xs)
 _REST_OF_LINE = r"[^\"'\n]*"
 # The start of a (name, value) pair.
 _TUPLES = ("('", '("', "(b'", '(b"')
-# Words in the place of a value that are no value: null, or the type of a parameter.
+# Placeholders that are no secret: null, or the type of a parameter.
 _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", "bool"})
 
 # The rest of an address.
@@ -196,7 +196,7 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
     if not is_secret(name, int(found) if plain and plain.isdecimal() else found):
         return False
     if sign == ":" and plain and not named["quote"]:
-        # In a sentence, a colon may follow any word.
+        # In prose a colon may follow any word, so this needs more evidence.
         words = _words(name)
         is_made = len(plain) >= 8 and plain.isalnum() and not (plain.isalpha() or plain.isdecimal())
         return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or is_made

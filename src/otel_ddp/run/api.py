@@ -153,7 +153,7 @@ def log(
 
 
 def phase(name: str, *, expect_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-    """Say what this process does, in the current run if there is one."""
+    """Mark what this process does, in the current run if there is one."""
     return _run().phase(name, expect_s=expect_s)
 
 

@@ -36,7 +36,7 @@ _AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
 class Origin(NamedTuple):
-    """How a run was created, by these arguments of `init`."""
+    """How a run was created: the arguments of `init`, and by which process."""
 
     arguments: dict[str, Any]
     joins: bool = False
@@ -161,8 +161,7 @@ class Run:
 
     @errors.contained(default=False)
     def _say_where_to_look(self, records: Records) -> bool:
-        """Print where the run is shown, if the agent has an address; True if that is still to be
-        done."""
+        """Print the address of the run's page; True if the agent has none yet: try again later."""
         conf = records.conf
         is_wanted = conf.say != "nothing" and conf.agent != "off" and records.settled
         if records.said_where or not is_wanted or not self._speaks_for_all():
@@ -297,9 +296,9 @@ class Run:
     def phase(
         self, name: str, *, expect_s: float | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Say what this process does: `with run.phase("checkpoint"): save()`.
+        """Mark what this process does: `with run.phase("checkpoint"): save()`.
 
-        *expect_s* is how long it may take: it is no stall for one and a half times as long.
+        *expect_s* is the expected duration: up to 1.5 times as long, it is no stall.
         """
         return self._around(name, {}, phase=True, expect_s=expect_s)
 
@@ -499,7 +498,7 @@ class Run:
     def _check_agent(self, now: int) -> None:
         """Restart a missing agent, among other checks.
 
-        Called every few seconds by a call that logs, or after a step, as there is no thread.
+        There is no thread for this: every few seconds a call that logs, or a step's end, does it.
         """
         records = self._records
         if records is None:
@@ -655,7 +654,7 @@ class Run:
         choice = Choice(named["strategy"]) if "strategy" in named else self._choice
         process = self._resolve(asked)
         if "run" not in named:
-            # A name that was made up stays.
+            # Keep a generated name.
             kept = {name: getattr(before, name) for name in ("run", "run_from", "proposal")}
             process = dataclasses.replace(process, **kept)
         self.was_automatic = False
@@ -665,10 +664,9 @@ class Run:
     # -- children, forks and tasks of pools
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
-        """This run, not opened yet, with these arguments of `init` in addition to its own.
+        """Add arguments of `init` to this run, which is not opened yet.
 
-        In a forked child only these arguments count, as in a spawned child that has only the
-        variables.
+        A forked child drops its parent's arguments, since a spawned child never has them.
         """
         origin = self._origin
         own = {} if origin.forked else origin.arguments

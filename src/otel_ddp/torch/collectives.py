@@ -90,7 +90,7 @@ def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, 
 
 
 def _add_sends(dump: dict[str, Any], statuses: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Gloo counts sends and receives among its collectives; its recorder has none of them."""
+    """Count a Gloo group's sends and receives: its status has them, its flight recorder has not."""
     collectives: dict[str, int] = {}
     for entry in _collectives_of(dump):
         name, number = str(entry["process_group"][0]), _number(entry.get("collective_seq_id"))

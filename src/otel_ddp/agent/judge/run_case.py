@@ -229,7 +229,7 @@ class RunCase:
 
     @property
     def training(self) -> list[RankState]:
-        """The living ranks, without those beside the training."""
+        """The living ranks that train together: no evaluators, no actors."""
         known = self._processes.known.items()
         ranks = [process.rank for source, process in known if source.is_at_work]
         return [rank for rank in ranks if rank is not None and not rank.is_beside]
@@ -259,7 +259,7 @@ class RunCase:
     def feed(self, source: Process, now_ns: int, *, due: bool) -> None:
         """Feed the news of a process to all detectors.
 
-        *due*: whether they are polled next: then also its position.
+        *due*: the detectors are polled next, so its position in the training is fed as well.
         """
         process, labels = self._processes.known[source], source.labels
         if process.end_is_known:

@@ -165,7 +165,7 @@ class LinkClient:
 
 
 def _parsed(message: bytes) -> Any:
-    """Parse an answer; raises _Refused if it is the last one."""
+    """Parse an answer; raises _Refused if it is invalid, or the lead refuses this agent."""
     try:
         answer = Answer.FromString(message)
     except DecodeError:

@@ -35,7 +35,7 @@ _GONE_REPORTS = 8
 # Smaller changes of a clock offset are noise of its measurement.
 _SAME_OFFSET_NS = 50_000_000
 _MOST_NAMED = 4
-# Plus the round trip: two rounds of this loop, and two reports, which are 3 s apart at most.
+# The time to answer and the round trip: two rounds of this loop, and two reports, 3 s apart.
 _ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 8.0, 0.05
 
 
@@ -59,7 +59,7 @@ class _Node:
         return sum(each.reader.lost for each in self.hosts.values())
 
     def hear(self, report: Any, now_ns: int) -> None:
-        """Note the time of a report, and its clock offset, which converts all its times."""
+        """Store the report's arrival time and its node's clock offset, which corrects its times."""
         self.heard_ns = now_ns
         # A new offset moves the time at which each rank entered its phase.
         if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
@@ -223,7 +223,7 @@ class Leading:
             answer = wire.Answer(lacking=node.lacking)
             node.lacking.clear()
             for host in node.hosts.values():
-                # Threads of the endpoint may add some meanwhile.
+                # Threads of the endpoint may add questions meanwhile.
                 while host.questions:
                     answer.questions.add(process=host.number, asked=host.questions.pop())
             if packed is not None:

@@ -81,8 +81,8 @@ class LinkServer:
         self._hosts, self.ports = hosts, ports
         self._node, self._most_nodes = node, most_nodes
         self._clock = clock
-        # Reports that wait for the judge, as bytes: the size of a parsed one is unknown. If one is
-        # dropped, its records are still in the journals.
+        # Reports queued for the judge: unparsed, so that their memory is known. If one is dropped,
+        # its records are still in the journals.
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()

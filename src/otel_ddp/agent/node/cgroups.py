@@ -33,7 +33,7 @@ class _Mount(NamedTuple):
 
 
 class Cgroups:
-    """The mounted trees. They are read once, the cgroup of a process each time."""
+    """Finds the cgroups of processes. Mounts are read once, /proc/PID/cgroup at each call."""
 
     def __init__(
         self, files: KernelFiles, *, proc: Path = Path("/proc"), root: Path = Path("/")

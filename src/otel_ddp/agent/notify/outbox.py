@@ -212,7 +212,7 @@ class Outbox:
         return [each for lane in self._queue.lanes.values() for each in lane]
 
     def describe(self) -> str:
-        """A sentence for `status`."""
+        """The line of `status` on notifications: addresses, counts, and what fails."""
         addresses, taken = self._addresses.values(), self.delivery.attempts["delivered"]
         shown = ", ".join(each.shown for each in addresses)
         to = f"to {len(addresses)} address{'es' * (len(addresses) > 1)} ({shown})"

@@ -268,7 +268,7 @@ class Process:
 
     @property
     def trains(self) -> bool:
-        """Whether it is known to train before its first step."""
+        """Whether a launcher restarted it: then it trains, even before its first step."""
         return bool(self.identity.get("restarts"))
 
     @property

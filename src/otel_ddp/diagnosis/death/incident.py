@@ -204,9 +204,9 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
 
 
 def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
-    """The one process that was signalled while all others ran, which then lost it as a peer.
+    """The only signalled process, if it ended first and all others ended because they lost it.
 
-    A launcher signals ranks only after an end, so something else signalled this one.
+    A launcher signals ranks only after one has ended, so something else signalled this one.
     """
     # Only processes without a report: a launcher may signal a process that has reported its end.
     requested = [

@@ -1,11 +1,11 @@
 """Corrects the steps of devices that are bound by their hosts.
 
-If all hosts are equally slow, in loading or launching, one happens to be ahead of its device. That
-device never runs dry, and waits for the others. Those idle in every step, which would look like
-lateness. So a rank counts as late only by what its host needs more than the others' hosts.
+If all hosts are equally slow, in loading or launching, one happens to run ahead of its device. This
+device never runs dry and waits for the others, which idle in every step. Such idling would look
+like lateness. So a rank counts as late only by what its host needs more than the other hosts.
 
-Conversely, one of several late hosts happens to be last. Its device idles and the others' devices
-wait for it. They would idle too if it did not, so their hosts count as late as well.
+Conversely, of several late hosts one happens to be the last. Its device idles, and the others'
+devices wait for it. Without it they would idle themselves, so their hosts count as late as well.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class HostPace:
         # The hosts of the compared ranks, in their order.
         self._compared: list[HostNeed] = []
         self.unclear = 0.0
-        """Moving average of the device idle time that is neither explained by the host nor known
-        to be harmless, as a share of the step."""
+        """EWMA, as a share of the step, of device idle time of unknown cause: neither harmless nor
+        due to a slow host."""
 
     def begin(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         """Add steps of a rank as soon as they are read."""
@@ -125,7 +125,7 @@ class _Hosts:
         return _More(needs_ns, hidden_ns, _are_alike(self._launches_ns[i], self._ordered_ns))
 
     def lacks_ns(self, latest: int) -> list[float]:
-        """By how much each host is faster than that of the *latest* rank, where that is late."""
+        """How much faster each host is than the *latest* rank's, in phases where that is late."""
         needs_ns = [(at, ns) for at, ns in enumerate(self.more(latest).needs_ns) if ns]
         return [
             sum([max(ns - more_ns[at], 0.0) for at, ns in needs_ns]) for more_ns in self._more_ns
@@ -276,7 +276,7 @@ class HostNeed:
         While batches are ready, that may be as long as the other *rank*'s, if it has shown half.
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
-        # If first batches took longer than later ones on that rank too, they do not count.
+        # Slow first batches do not count if that rank's were slow as well.
         starts_slowly = rank._shown_first_ns > limits.NEED_STARTS_SLOWLY * theirs_ns
         most_ns = max(shown_ns, 0 if starts_slowly else self._shown_first_ns)
         if usual_ns < limits.NEED_READY * most_ns:
@@ -323,13 +323,13 @@ def _spread_ns(values: list[int]) -> float:
 class LaunchNeed:
     """The time that one rank's host needs to launch a step.
 
-    It shows only if the host is not ahead of its device, as in the first steps or after a pause.
-    Else the host is blocked by the full launch queue.
+    It can be measured only while the host is not ahead of its device, as in the first steps or
+    after a pause. Otherwise the full launch queue blocks the host.
     """
 
     def __init__(self) -> None:
         self._steps = 0
-        # The steps in which it showed: their index and the time to launch.
+        # The steps in which it could be measured: their index and launch time.
         self._shown: deque[tuple[int, int]] = deque(maxlen=limits.LAUNCH_MOST)
 
     def follow(self, facts: StepFacts) -> None:

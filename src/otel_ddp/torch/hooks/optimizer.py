@@ -62,7 +62,7 @@ def forget(own: Any) -> None:
 
 
 def forget_others() -> None:
-    """A model was found: an unknown optimizer may train it."""
+    """Check foreign optimizers anew: one may train the model that was just found."""
     for key, (owned, _) in list(_known.items()):
         if not owned:
             _known.pop(key, None)

@@ -62,8 +62,8 @@ class Budget:
         return max(self._every, self._least)
 
     def measure_at_most_one_of(self, least: int) -> None:
-        """Set another lower limit of `every`, a power of two. Hysteresis: a halved limit is
-        ignored."""
+        """Set the lower limit of `every`, a power of two. Hysteresis: it is lowered only to a
+        quarter or less."""
         if least > self._least or 2 * least < self._least:
             self._least = least
 

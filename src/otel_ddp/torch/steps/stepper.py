@@ -402,7 +402,7 @@ class Stepper:
         self._nodes_before, self._nodes_step = _autograd_nodes(), self._steps.count
 
     def _nodes_made(self) -> int:
-        """The nodes created in this step, assuming the usual number for counted steps before it."""
+        """Autograd nodes of this step, if each step since `_note_nodes` made the usual number."""
         others = self._steps.count - self._nodes_step
         return _autograd_nodes() - self._nodes_before - others * self._usual_nodes
 
@@ -461,8 +461,8 @@ class Stepper:
         elif calls.forwards and thread != calls.forward_thread:
             calls.close_forward()
         if calls.in_backward or calls.forwards:
-            # A nested model, or activation checkpointing recomputes one in the open backward. The
-            # module inside a DDP is called once all ranks have the same buffers.
+            # A nested model, or one that activation checkpointing recomputes in backward. Or the
+            # module inside a DDP: DDP calls it after the broadcast of buffers, whose phase ends.
             calls.forwards += 1
             self._phases.leave(self._buffers)
             return

@@ -28,7 +28,7 @@ _MOST_POINTS, _MOST_MESSAGES = 2000, 500
 _MOST_STEP_TRACES = 4096
 _S = 10**9
 _HOUR_NS = 3600 * _S
-# By the specification.
+# Severity numbers of OpenTelemetry's log data model.
 _SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
 # Encoded points of one series and hour, or one span or log record: bytes, time of the first, count,

@@ -48,7 +48,7 @@ class Variables:
         own = env.get(f"{self._own}ENDPOINT", "").strip()
         self.endpoint_variable = f"{self._own if own else _GENERAL}ENDPOINT"
         endpoint = own or settings.endpoint
-        # Over HTTP the general endpoint lacks the path.
+        # Over HTTP the general endpoint is a base URL: /v1/<signal> is appended.
         needs_path = not own and self.protocol != "grpc"
         url = f"{endpoint.rstrip('/')}/v1/{signal}" if needs_path else endpoint
         self.url, self._authorization = take_user(url)
