@@ -95,6 +95,8 @@ _NAMED = r"""(?x)
     (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
     (?:
         (?P<quote>\\*["'])?\]?\s*
+        # A type, in a line of source.
+        (?::\s*(?:str|bytes|Optional\[str\])(?:\s*\|\s*None)?\s*(?==))?
         (?P<sign>=>|:=|[=!]?=|:|\((?=["'])|(?(quote),|(?!)))
         | (?(option)(?=\s)|(?!))
     )\s*
