@@ -97,6 +97,16 @@ def test_an_open_bound_has_the_present_share_without_a_further_change() -> None:
     assert run.bounds.present() == []
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_that_wait_for_ranks_of_other_agents_may_wait_for_a_late_one(world_size: int) -> None:
+    run, waiting = Run(), {**COMPUTE, "comm_wait": 60}
+    run.told.known = {"world_size": world_size}
+
+    (opened,) = run.steps(500, waiting, waiting)
+    late = "Of 4 ranks 2 are compared: another may be late." in opened.verdict.sentence
+    assert late is (world_size == 4)
+
+
 def test_a_single_rank_that_waits_for_data_is_no_bound() -> None:
     late = {**COMPUTE, "data": 65}
     waiting = {**COMPUTE, "comm_wait": 65}

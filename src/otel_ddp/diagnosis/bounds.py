@@ -282,6 +282,10 @@ class Bounds(Detector):
         """The sentence and evidence of a verdict."""
         share, stage = percent(shares[leading]), self._slow_stages
         sentence = _SENTENCES[leading].format(share=share, stage=stage)
+        world_size = max(each.world_size for each in self._ranks)
+        if leading == "comm_wait" and len(self._ranks) < min(world_size, _MOST_RANKS):
+            known = len(self._ranks)
+            sentence += f" Of {world_size} ranks {known} are compared: another may be late."
         own = {word for each in self._ranks for word in each.own_collectives}
         # Collectives in compute phases, as of a mixture of experts, are not computation.
         in_compute = leading == "compute" and not own.isdisjoint(COMPUTE_PHASES)
