@@ -130,6 +130,7 @@ PLACES = {
     "lone": ({}, ("lone", 0, 0, 1, 0, 1)),
     "torchrun": (TORCHRUN, ("torchrun", 1, 1, 2, 0, 1)),
     "torchrun on two nodes": (TORCHRUN_ON_TWO_NODES, ("torchrun", 3, 1, 4, 1, 2)),
+    "torchrun, virtual": (TORCHRUN | {"LOCAL_RANK": "0"}, ("torchrun", 1, 1, 2, 0, 1)),
     "torchrun in slurm": (SLURM | TORCHRUN_ON_TWO_NODES, ("torchrun", 3, 1, 4, 1, 2)),
     "slurm": (SLURM, ("slurm", 5, 1, 8, 1, 2)),
     "openmpi": (OPENMPI, ("openmpi", 5, 1, 8, None, 2)),

@@ -232,6 +232,9 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
     if nodes == 1:
         local_world = local_world or world
         node_rank = node_rank or 0
+    if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
+        # --virtual-local-rank sets 0 for all ranks, each of which sees a single GPU.
+        local = rank % local_world if world == local_world * nodes else 0
     return LauncherFacts(
         launcher=variables.launcher,
         global_rank=rank,
