@@ -163,10 +163,10 @@ class Node:
         """Everything on the node's endpoint."""
         return list(parse(self._answer(urllib.request.Request(self.agent()["scrape"])).decode()))
 
-    def page(self, path: str, method: str = "GET", /, **query: str) -> Any:
+    def page(self, path: str, /, **query: str) -> Any:
         """What the page of the node is answered."""
         address = self.agent()["scrape"].replace("/metrics", f"/api/{path}?{urlencode(query)}")
-        request = urllib.request.Request(address, method=method, headers={"X-Otel-Ddp": "page"})
+        request = urllib.request.Request(address, headers={"X-Otel-Ddp": "page"})
         return json.loads(self._answer(request))
 
     def _answer(self, request: urllib.request.Request) -> bytes:

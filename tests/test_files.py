@@ -17,10 +17,10 @@ NAME = f"otel_ddp-{os.geteuid()}"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
 
 
-def of_another(path: Path, mode: int = 0o777) -> Path:
+def of_another(path: Path) -> Path:
     """A directory that another user has made."""
     path.mkdir(parents=True)
-    path.chmod(mode)
+    path.chmod(0o777)
     os.chown(path, OTHER, OTHER)
     return path
 

@@ -148,7 +148,7 @@ def replace(path: Path, content: str | bytes) -> None:
         replace_in(folder, path.name, content)
 
 
-def replace_in(dir_fd: int, name: str, content: bytes, mode: int = 0o600) -> None:
+def replace_in(dir_fd: int, name: str, content: bytes) -> None:
     """Write a temporary file and rename it, so that readers see all or nothing. Raises OSError."""
     half = f"{name}.half"
     try:
@@ -159,8 +159,6 @@ def replace_in(dir_fd: int, name: str, content: bytes, mode: int = 0o600) -> Non
             handle = open_private(half, _NEW, dir_fd)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-            if mode != 0o600:
-                os.fchmod(handle, mode)
         os.rename(half, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -110,8 +110,8 @@ def many(count: int, **more: Any) -> Survey:
     return surveyed(*found, agents=[{"gpus": [gpu()] * 8, "node": "alpha"}], **more)
 
 
-def value(name: str, split: str = "", way: str = "", last: Any = 0.123456) -> dict[str, Any]:
-    return {"name": name, "split": split, "direction": way, "last": {"value": last, "step": 1}}
+def value(name: str, split: str = "", way: str = "") -> dict[str, Any]:
+    return {"name": name, "split": split, "direction": way, "last": {"value": 0.123456, "step": 1}}
 
 
 READ = {"read_ns": NOW_NS - 1_500_000_000}

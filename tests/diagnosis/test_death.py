@@ -35,12 +35,10 @@ def failed(
     return ended_process._replace(world_size=world, known_for_s=known_for_s)
 
 
-def ended(
-    rank: int, code: int | None, at_s: float = 0.0, world: int | None = 2, known_for_s: float = 0.0
-) -> EndedProcess:
+def ended(rank: int, code: int | None, at_s: float = 0.0, known_for_s: float = 0.0) -> EndedProcess:
     """It looks finished; *code* is known once its launcher has looked."""
     cause = {} if code is None else {"exit_code": code}
-    ended_process = failed(rank, "", at_s, world, known_for_s)
+    ended_process = failed(rank, "", at_s, 2, known_for_s)
     return ended_process._replace(state="finished", cause=cause)
 
 

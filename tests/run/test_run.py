@@ -83,8 +83,8 @@ def test_what_is_said_for_ever_leaves_room_for_names(
     ]
 
 
-def many(count: int, value: float = 1.0) -> dict[str, float]:
-    return {f"transformer.h.{number:04}.mlp.c_fc.weight.norm": value for number in range(count)}
+def many(count: int) -> dict[str, float]:
+    return {f"transformer.h.{number:04}.mlp.c_fc.weight.norm": 1.0 for number in range(count)}
 
 
 def test_names_leave_room_for_the_rank_that_is_learned_later(

@@ -132,11 +132,10 @@ def accumulated() -> Any:
 def accumulate(
     model: Any,
     optimizer: Any,
-    count: int = 6,
     unsynced: Callable[[], Any] = contextlib.nullcontext,
 ) -> None:
     """Every second backward is followed by a step."""
-    for number, batch in enumerate(batches(count)):
+    for number, batch in enumerate(batches(6)):
         last = number % 2 == 1
         with contextlib.nullcontext() if last else unsynced():
             model(batch).sum().backward()

@@ -101,9 +101,9 @@ class Links:
         self._stack.callback(relay.stop)
         return relay
 
-    def follower(self, secret: bytes = SECRET, **more: Any) -> LinkClient:
+    def follower(self, **more: Any) -> LinkClient:
         known = {"node": "node-1", "hosts": ["127.0.0.1"], "ports": [self.port]}
-        follower = LinkClient(self._thread, secret, **(known | more))
+        follower = LinkClient(self._thread, SECRET, **(known | more))
         follower.start()
         self._stack.callback(follower.stop)
         return follower

@@ -35,11 +35,10 @@ def claim(number: int, *devices: str, pid: int | None = None, labels: Labels = (
 def decide(
     claims: Sequence[Rank],
     users: Mapping[Device, Sequence[tuple[int, int | None]]] | None = None,
-    devices: Sequence[Device] = BOARDS,
 ) -> Ownership:
     samples = [
         DeviceSample(each, (), tuple(User(*user) for user in (users or {}).get(each, ())))
-        for each in devices
+        for each in BOARDS
     ]
     return owners(claims, samples, "host")
 

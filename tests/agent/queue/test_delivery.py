@@ -87,10 +87,8 @@ def no_disk(tmp_path: Path) -> Queue:
     return Queue(SIGNALS, in_the_way, PLENTY, memory_limit_bytes=4)
 
 
-def requests(
-    *names: str, lane: str = "metrics", points: int = 10, irreplaceable: bool = True
-) -> list[Request]:
-    return [Request(lane, name.encode(), points, irreplaceable) for name in names]
+def requests(*names: str, lane: str = "metrics", points: int = 10) -> list[Request]:
+    return [Request(lane, name.encode(), points, True) for name in names]
 
 
 def files_of(queue: Queue) -> list[Path]:

@@ -16,12 +16,11 @@ from otel_ddp.history.page.app import App
 def serving(
     ledger: Ledger | None = None,
     host: str = "127.0.0.1",
-    port: int = 0,
     histories: Path = Path("/nowhere"),
     **how: Any,
 ) -> Iterator[Endpoint]:
     """Of no series, on any port of loopback, with the page of no run, unless the test says so."""
-    endpoint = Endpoint(ledger or Ledger(), host, port, App(histories), **how)
+    endpoint = Endpoint(ledger or Ledger(), host, 0, App(histories), **how)
     endpoint.start()
     try:
         yield endpoint
