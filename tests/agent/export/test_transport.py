@@ -136,6 +136,7 @@ def test_a_signal_goes_where_a_variable_names_an_endpoint_and_else_nowhere() -> 
         ("ok", "delivered", "accepted by"),
         ("partial", "delivered", "accepted the rest"),
         *((429, "retry", ""), (503, "retry", ""), (404, "retry", ""), (500, "retry", "")),
+        (409, "retry", ""),
         *((401, "retry", "token rejected"), (403, "retry", "token rejected")),
         *((400, "refused", "told to say 400"), (413, "retry", "raise its limit to 1 MiB")),
     ],
@@ -148,6 +149,7 @@ def test_every_answer_has_its_outcome(way: Way, mode: str | int, kind: str, says
 
     assert outcome.kind == kind
     assert says in outcome.why
+    assert outcome.doubtful is (mode in (409, 413, 500))
     assert outcome.rejected == (3 if mode == "partial" else 0)
     asked_s = 3.5 if way.protocol == HTTP and mode in (429, 503) else 0.0
     assert outcome.retry_after_s == asked_s

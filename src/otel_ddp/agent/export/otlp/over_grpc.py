@@ -30,6 +30,9 @@ _STATUSES = {
     grpc.StatusCode.UNIMPLEMENTED: 404,
     grpc.StatusCode.UNKNOWN: 500,
     grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.NOT_FOUND: 500,
+    grpc.StatusCode.ALREADY_EXISTS: 500,
+    grpc.StatusCode.FAILED_PRECONDITION: 500,
 }
 _BAD_HEADER = Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
 
