@@ -82,7 +82,7 @@ def _addresses(variable: str, text: str) -> tuple[str, ...]:
     found = tuple(text.split())
     for number, each in enumerate(found, start=1):
         if not re.match(r"[A-Za-z][\w+.-]*://.", each):
-            # Without the entry, as all of it may be a secret.
+            # The message omits the entry, as all of it may be a secret.
             raise ConfigError(
                 f"{variable}: entry {number} must begin with its kind, as in https://, mailto:// "
                 f"or slack://. {_ADVICE}"

@@ -142,7 +142,7 @@ class Front:
         )
 
     def _describe(self) -> dict[str, Any]:
-        """The agent itself, and the devices of its node."""
+        """Describe this agent and the devices of its node."""
         watch = self._watch
         return {
             "pid": os.getpid(),

@@ -51,7 +51,7 @@ class Series:
         self.project = project
         self.value: float | Buckets | None = None
         self.time_ns = 0
-        # Unexported times and values, if each logged value is a point of its own.
+        # Times and values to export, if every logged value is exported as a point of its own.
         self.history: tuple[list[int], array[float]] | None = None
         # Its encoded attributes; empty until it is exported.
         self.encoded = b""

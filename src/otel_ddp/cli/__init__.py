@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name or a bar may be no character of the terminal.
+        # The terminal's encoding may lack a character of a name or a bar.
         sys.stdout.reconfigure(errors="backslashreplace")
     # Before the import of the command, which may need these calls. `run` works without them.
     needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}

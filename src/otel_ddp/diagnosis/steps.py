@@ -48,7 +48,7 @@ class Calls(NamedTuple):
     """The calls to process groups in one measured step."""
 
     each: tuple[Call, ...]
-    """In their order; the same object in all steps with the same calls."""
+    """The calls in order; steps with the same calls share one object."""
     at_ns: Sequence[int]
     """When the rank arrived at each call, on the clock of `Step.ended_ns`."""
     idle: bytes

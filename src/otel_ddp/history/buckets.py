@@ -69,7 +69,7 @@ def _pack(columns: Sequence[bytes]) -> bytes:
 
 
 class Form:
-    """What the buckets of a series consist of, and how several are one."""
+    """The columns of a series' buckets, and how buckets are merged."""
 
     def __init__(self, columns: Mapping[str, _Column]) -> None:
         """*columns*: of each, its code for `array`, and what makes one number of several."""
@@ -95,7 +95,7 @@ class Form:
 
     def merged(self, rows: list[Row], width: int) -> Columns:
         """These buckets in the order of steps, one for each *width* steps."""
-        # What comes twice at a step is in the order of its times: the latest comes last.
+        # Several values of one step are ordered by time: the latest comes last.
         rows.sort(key=itemgetter(FIRST, LAST_NS))
         columns = [*zip(*rows, strict=True)]
         return self._sums(columns, _runs([first // width for first in columns[FIRST]]))

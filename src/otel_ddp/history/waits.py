@@ -99,7 +99,7 @@ def _work_s(columns: Columns, wide: int) -> dict[int, float]:
 
 
 def _suspects(found: Sequence[_Mean], usual_s: float, named: Sequence[str]) -> list[_Mean]:
-    """The late ranks and those of the verdict; all ranks if there are few."""
+    """The ranks that are late or named by the verdict; all ranks if there are few."""
     return [
         each
         for each in found[:_MOST_SUSPECTS]

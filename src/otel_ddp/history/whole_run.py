@@ -39,7 +39,7 @@ class Cell(NamedTuple):
     took_s: float
     """The mean of a step; so are the phases."""
     work: float
-    """Of all ranks, per step."""
+    """Work of all ranks together, per step."""
     usual: bool
     phases_s: dict[str, float]
 

@@ -92,8 +92,8 @@ STEP_PROFILED = 0x8A
 # step, and the number of calls; without it, the calls are unknown.
 STEP_CALL, CALL_SHIFT, CALL_IDLE_SHIFT, CALL_UNIT_SHIFT = 0x8B, 40, 32, 8
 STEP_CALLS = 0x8C
-# Of the step that ends next, in few steps: the number of a call's name as in STEP_CALL, and below
-# it how often it was called, or how many bytes it carried. Several words of one name add up.
+# Sums per call, in a few steps only: the number of the call's name as in STEP_CALL, and below it
+# how often it was called, or its bytes. Several words of one name add up.
 STEP_CALL_COUNT, STEP_CALL_BYTES = 0x8D, 0x8E
 
 SMALLEST_FILE = 128 * 1024
@@ -103,7 +103,7 @@ _LEAST_DEFINITIONS = 32 * 1024
 
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000
-# In one record, of a size that the smallest ring accepts.
+# Limit of values in one record, which then fits into the smallest ring.
 MOST_VALUES = 1000
 
 

@@ -194,7 +194,10 @@ def missing_calls() -> str:
 def open_journal(
     directories: Sequence[Path], size: int, identity: Mapping[str, Any]
 ) -> tuple[JournalWriter | None, str]:
-    """A journal in the first directory with room, smaller if necessary; and a remark."""
+    """Open a journal in the first directory with room, smaller if necessary.
+
+    Returns it, or None, and a remark on what was not as wanted.
+    """
     first_why = why = ""
     for directory in directories:
         for attempt in _sizes(size):

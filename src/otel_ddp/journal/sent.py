@@ -114,7 +114,7 @@ class SentJournal:
     def _sent(self, kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
         is_sent = kind in _STEPS or (self.sends_values and kind in _VALUES)
         if kind == layout.SPAN:
-            # Its end is an event.
+            # Of all spans, a history needs those of checkpoints only.
             is_sent = self.sends_values and b'"checkpoint"' in whole
         return position, whole if is_sent else b""
 

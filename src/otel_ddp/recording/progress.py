@@ -39,7 +39,7 @@ class DevicePosition(NamedTuple):
 
     phase: int
     step: int | None
-    """The last step that it has finished; None if it is as far as its host."""
+    """The last step that the device has finished; None if it has caught up with its host."""
 
 
 class Phase:
@@ -453,7 +453,7 @@ class Progress:
             self.check_agent_if_due()
 
     def check_agent_if_due(self) -> None:
-        """Check the agent every few seconds, like calls of `log`, as a program may never log."""
+        """Check the agent every few seconds, as `log` does: a program may never log."""
         now = time.time_ns()
         if now > self.recorder.gate.check_due_ns:
             self.recorder.check_agent(now)

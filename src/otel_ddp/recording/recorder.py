@@ -270,7 +270,7 @@ class Shapes:
     """The sets of names that were logged, each prepared once."""
 
     def __init__(self) -> None:
-        # By split and names; and those of the last call.
+        # `known` is keyed by split and names; `last` are those of the last call.
         self.known: dict[tuple[str | None, ...], KnownNames] = {}
         self.last = _NO_NAMES
         self._by_ids: dict[tuple[int, ...], Shape] = {}

@@ -111,7 +111,7 @@ class StepNumbers:
         # The number of steps is the same on all ranks. The number by which the user logs the last
         # one may differ, and only logging ranks know it.
         self.count = self.logged_number = 0
-        # The last logged step when the first step began, for example of a test.
+        # The last step logged before the first step began, for example by a test.
         self.before_first = -1
         # The last logged step when the previous step ended, and when the current one began.
         self.logged_before = self._before_step = -1

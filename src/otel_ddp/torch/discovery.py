@@ -139,8 +139,8 @@ class _Search:
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
         # Called instead of a new search when another optimizer is created: a pool's next task.
         self.next_begins: Callable[[], None] | None = None
-        # The thread inside an outermost call, or 0; while the hook is off, calls of other threads
-        # are not seen. And the module with our hook at the end of its call.
+        # The thread inside an outermost call, or 0: meanwhile the hook is off, and calls of other
+        # threads are not seen. And that call's module, which has our hook at its end.
         self._calling_thread = 0
         self._hooked_module: Callable[[], nn.Module | None] = _nothing
 

@@ -62,7 +62,7 @@ class Request:
     """One request, until it is delivered or lost."""
 
     lane: str
-    """Its receiver. The requests of a lane are sent in order."""
+    """The receiver. The requests of a lane are sent in order."""
     body: bytes
     """Empty once the request is in its file."""
     points: int
@@ -245,7 +245,7 @@ class Queue(Waiting):
         """Drop the oldest request with current values, or else the oldest of all."""
         all_of_them = (each for lane in self.lanes.values() for each in lane)
         waiting = (each for each in all_of_them if bool(each.number) is on_disk)
-        # Those in memory all have the number 0.
+        # Requests in memory all have the number 0.
         first = min(waiting, key=lambda each: (each.irreplaceable, each.number, each.oldest_s))
         self.remove(first, why)
 

@@ -90,7 +90,7 @@ def _address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            # As a look-up would; raises for names that cannot exist.
+            # A DNS look-up encodes names like this; impossible names raise.
             parts.hostname.encode("idna")
             return parts
     except ValueError:

@@ -222,5 +222,5 @@ class ClockOffset:
 
     @property
     def uncertainty_ns(self) -> int:
-        """The largest error of `ns`."""
+        """The largest possible error of the offset `ns`."""
         return 0 if self._best is None else self._best[0] // 2 + _DRIFT_NS

@@ -48,7 +48,7 @@ def certificate(secret: bytes) -> tuple[bytes, bytes]:
 
 
 def context(secret: bytes, *, leads: bool) -> ssl.SSLContext:
-    """What the lead of a run listens with, or a follower connects with, which expects NAME."""
+    """The TLS context of the run's lead, which listens, or of a follower, which expects NAME."""
     key, own = certificate(secret)
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if leads else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -34,7 +34,7 @@ class _Process(NamedTuple):
 
     labels: Labels
     declared: list[str]
-    """UUIDs of the devices that it has recorded, in the driver's spelling."""
+    """UUIDs of the devices that this rank reports, in the driver's spelling."""
     seen: dict[str, int | None]
     """Bytes by UUID, as the driver sees it."""
 

@@ -77,7 +77,7 @@ SAMPLED_EVERY = 100
 
 _WAIT = PHASES["comm_wait"]
 
-# Of fewer steps, none is slow.
+# Before this many steps, none counts as slow.
 _ENOUGH = 20
 # Steps in the moving average.
 _RECENT = 200

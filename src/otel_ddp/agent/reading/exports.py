@@ -29,7 +29,7 @@ from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
 # The name of an exception class, which a user's own reason mostly does not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
-# So many steps whose collectives were added up show the usual one.
+# The usual collectives of a step are taken from this many steps in which they were summed up.
 _LAST_STEPS = 8
 # Their labels state facts of the newest process of a rank.
 _OF_ONE_PROCESS = (

@@ -62,7 +62,7 @@ def _nothing() -> News:
 
 
 class Host:
-    """What only the node of a process knows of it. This base class knows its journal only."""
+    """Facts that only a process's own node has. This base class has only the journal."""
 
     is_here = True
     """Whether the process is on this node."""
@@ -210,7 +210,7 @@ class Process:
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
         self._nonfinite = NonfiniteValues()
         self.pace = Pace()
-        """Fed by the judge, by the clock of its waits."""
+        """Mean step time and share of waits. Fed by the judge, as only its facts have the waits."""
         # The time of the last poll.
         self._read_ns = created_ns
 

@@ -31,7 +31,7 @@ class _Case:
 
     def __init__(self, length: int, verdict: Verdict) -> None:
         self.length = length
-        # With the figures of the last check that confirmed it.
+        # Its figures are those of the last check that confirmed it.
         self.verdict = verdict
         self.lost_s = 0.0
         # The end of the last late step, and whether it was late at the last look.

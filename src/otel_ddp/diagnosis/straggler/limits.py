@@ -34,8 +34,8 @@ LOOK_NS = 200_000_000
 EXCESS = 0.05
 EXCESS_PER_WINDOW = 0.025
 EXCESS_OVER = 0.025
-# With an open verdict, the newest steps are charged if their excess is above this share of its
-# moving average: less is the noise of a rank that has recovered. The EWMA factor, by check.
+# While a verdict is open, new steps add to its cost if their excess is above STILL times its
+# EWMA: less is the noise of a rank that has recovered. STILL_FOLLOWS: the EWMA factor, by check.
 STILL = 0.25
 STILL_FOLLOWS = 0.05
 # The least excess of a window, as a share of the largest window's.
@@ -79,7 +79,8 @@ CALLS_ALIKE = 8
 # Each rank of a late node is late by at least this share of the node's excess. Of the ranks on
 # other nodes, at most NODE_OTHERS are.
 NODE_ALIKE = 0.5
-# And by at least this share of its latest rank's excess: one of two ranks alone makes half a node.
+# Each is also late by at least this share of the latest rank's excess: of two ranks, a single late
+# one raises the node's median by half of its excess.
 NODE_OF_LATEST = 1 / 3
 NODE_OTHERS = 1 / 8
 # A node cannot be late if it has more than this many times the ranks of all other nodes: one fast

@@ -57,7 +57,7 @@ def _medians_s(steps_ns: Sequence[Sequence[Sequence[int]]], rank: int) -> tuple[
 
 
 class PhaseTable:
-    """What units needed in some steps, computed lazily."""
+    """The time that units (ranks or nodes) needed in each phase of some steps, computed lazily."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ _PEERS = ("send", "recv")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
 # Few sequences of calls occur: with a log of every tenth step there are two.
 _MOST_PLANS = 8
-# So many steps show how long ranks usually wait.
+# How long ranks usually wait is the mean of this many steps.
 _MEAN_OF = 100
 
 _Each = tuple[Call, ...]
@@ -245,7 +245,7 @@ class Waits:
         self._nodes: Sequence[Labels] = ()
         # Offset of each rank's clock from its node's.
         self._ahead_ns: Sequence[int] = ()
-        # By the ids of the calls, which are stored to keep the ids valid.
+        # Keyed by the `id` of each call tuple; the tuples are kept so that no `id` is reused.
         self._plans: dict[tuple[int, ...], tuple[Sequence[_Each], _Plan | str]] = {}
         self.why = ""
         """Why the last step did not tell who waits for whom; empty if it did."""

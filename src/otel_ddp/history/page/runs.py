@@ -243,7 +243,7 @@ def shown(process: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With `harmless` for their colour, and advice: sentences of past verdicts have none."""
+    """Add `harmless`, for the colour, and `advice`, which sentences of past verdicts lack."""
     return [
         {
             **each,

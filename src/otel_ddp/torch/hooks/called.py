@@ -33,7 +33,7 @@ class Called:
         begins: Callable[..., None] | None = None,
     ) -> None:
         original = getattr(owner, name)
-        # As it is in the class: `getattr` has unwrapped the descriptor of a C++ method.
+        # The entry of the class, for `__wrapped__`: `getattr` unwraps that of a C++ method.
         descriptor = vars(owner)[name]
         first = called if before else begins
 

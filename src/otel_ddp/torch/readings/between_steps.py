@@ -137,7 +137,7 @@ class Readings:
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
         """Read what is needed once per model, and request the loss where the backward begins."""
-        # Without an output, it has raised.
+        # A forward without an output has raised.
         if watched.flops_per_unit is None and output is not None:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
             self.flops.forward_ended(watched, module)

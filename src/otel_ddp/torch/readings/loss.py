@@ -23,7 +23,7 @@ _ONE_TO_ONE = {_ADDED, _MULTIPLIED, _DIVIDED, *_OTHERS}
 _MOST_NODES = 16
 # The local part of a DTensor.
 _LOCAL = "_ToTorchTensorBackward"
-# Why a root may be only a share of the loss: it is a quotient.
+# The reason why a graph's root may be a share of the loss: it is a quotient (`loss / 4`).
 _QUOTIENT = "quotient"
 # The sizes of a node's input, also available after its tensors are freed.
 _SIZES = "_saved_self_sym_sizes"

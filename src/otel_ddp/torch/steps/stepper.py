@@ -675,7 +675,7 @@ class Stepper:
         self._open_captured += 1
 
     def optimizer_capture_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step is captured, and becomes a part of each replay."""
+        """The optimizer's step is captured: each replay contains it."""
         self._open_captured -= 1
         if not self._open_captured:
             self._captured_steps += self.end.is_of(optimizer) or not self.end.known

@@ -75,7 +75,7 @@ class StreamWaits:
         if not self._is_own(None):
             return
         if call.async_op:
-            # It runs on a stream of its own, and compiled code waits for it without a sign.
+            # An asynchronous call has its own stream, and compiled code waits for it unseen.
             self.unseen.add(self._phases.opened[-1].name)
         else:
             self._began(~call.op_id)

@@ -85,7 +85,7 @@ class Transport:
 
 
 def silence_libraries() -> None:
-    """Silence their lines on each failure, some with credentials; we log one."""
+    """Silence the libraries' log lines on failures, some with credentials; we log our own."""
     logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL + 1)
     # Read when grpc is imported: its core prints a line for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
