@@ -132,6 +132,23 @@ def test_where_too_many_are_on_their_way_the_next_is_refused_and_room_comes_back
     assert refused(place.only()) == 300 - 256
 
 
+def test_page_locked_memory_that_is_lacking_is_asked_for_once(
+    recorder: Recorder, place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def lacking() -> Any:
+        asked.append(1)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(recorder.device_scalars, "_make_slab", lacking)
+    for step in range(3):
+        log(recorder, {"loss": on_device(0.5), "lr": 0.1}, step=step)
+
+    assert len(asked) == 1
+    assert (place.only().points, refused(place.only())) == ([("lr", 0.1)] * 3, 3.0)
+
+
 def test_while_a_graph_is_captured_nothing_is_sent_and_nothing_is_asked(
     recorder: Recorder, device: FakeDevice, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,6 +53,7 @@ class DeviceScalars:
         self._free = list(range(_SLOTS))
         self._events: dict[torch.device, list[Any]] = {}
         self._slab: torch.Tensor | None = None
+        self._has_tried = False
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
         """Start to copy a scalar; returns why if that is not possible."""
@@ -88,6 +89,10 @@ class DeviceScalars:
         # A tensor created in inference mode can be written in that mode only.
         with torch.inference_mode(False), torch.no_grad():
             if self._slab is None:
+                # Only once: each attempt takes the driver's time, and may wait for the device.
+                if self._has_tried:
+                    return "page-locked memory is lacking; log its .item()"
+                self._has_tried = True
                 self._slab = self._make_slab()
             slot = self._free.pop()
             try:
