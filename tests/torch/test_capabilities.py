@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import Here
 from loops import train, watched
+from otel_ddp.torch import measure
 from otel_ddp.torch.readings import capabilities
+from otel_ddp.torch.steps.stream_waits import StreamWaits
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
@@ -32,6 +35,26 @@ def test_where_calls_are_noted_a_wait_that_is_not_measured_hides_no_late_rank() 
         "comm_wait (FSDP waits inside forward and backward; within a node a late rank is found by "
         "its calls to process groups)"
     ]
+
+
+def test_waits_that_are_seen_no_more_are_reported(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = watched()
+    train(model, optimizer, steps=30)
+    monkeypatch.setattr(capabilities, "world_size", lambda: 2)
+    monkeypatch.setattr(capabilities, "shards", lambda model: True)
+    assert measure._current is not None
+    stepper = measure._current.stepper
+    stepper.group_calls.waits = StreamWaits(stepper.progress, torch, None)
+    stepper.sampled.readings.report()
+    assert place.only().facts["capability"]["comm_wait"] == ""
+
+    stepper.group_calls.give_up()
+    stepper.sampled.readings._due_ns = 0
+    stepper.sampled.readings.step_ended()
+
+    assert place.only().facts["capability"]["comm_wait"] == "fsdp"
 
 
 def test_where_replica_groups_of_torchft_wait_is_not_known(place: Here) -> None:

@@ -300,6 +300,31 @@ def test_hooks_are_on_in_measured_steps_alone(loop: Loop) -> None:
     assert hooks_called(reduce) == 0
 
 
+def test_a_signal_that_interrupts_a_hook_is_the_loops_and_ends_nothing(loop: Loop) -> None:
+    class TimeLimit(Exception):
+        pass
+
+    def over(number: int, frame: Any) -> None:
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGUSR1, over)
+    waits: Any = SimpleNamespace(
+        call_began=lambda _: signal.raise_signal(signal.SIGUSR1),
+        call_ended=lambda _: None,
+        **dict.fromkeys(("switch", "take_off"), lambda *_: None),
+        step_ended=lambda: 0,
+    )
+    loop.calls.waits = waits
+    try:
+        loop.begin()
+        with pytest.raises(TimeLimit):
+            reduce()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert loop.calls.waits_seen
+
+
 def test_calls_of_a_thread_that_does_not_train_are_of_no_step(loop: Loop) -> None:
     assert loop.step(reduce, elsewhere, elsewhere) == 1
 

@@ -223,12 +223,13 @@ class Readings:
         if self._memory is not None:
             self._memory.poll()
         clock_failed = self._clock is not None and self._clock.failed
+        calls = stepper.group_calls
         watching = (
             self._steps.count <= _STEPS_TO_WATCH
             or not self._known
             or (clock_failed and not self._known.get("device_clock"))
-            or stepper.group_calls.noted != ("calls" in self._known)
-            or (stepper.group_calls.waits_seen and self._known.get("comm_wait") == "fsdp")
+            or calls.noted != ("calls" in self._known)
+            or (calls.waits and calls.waits_seen is (self._known.get("comm_wait") == "fsdp"))
             or stepper.replays != (self._known.get("forward") == "replayed")
         )
         if self._steps.count >= _STEPS_TO_KNOW and watching:

@@ -274,8 +274,10 @@ class GroupCalls:
                 if self._adds_up:
                     self._bytes[word] += max(map(_bytes, (call.input_tensors, call.output_tensors)))
             except errors.ANY_ERROR:
-                self._complete, self._given_up = False, True
+                self._complete = False
                 errors.record_failure("a call to a process group")
+                # Not after the exception of a signal's handler, which is the loop's.
+                self._given_up = True
 
         return called
 
