@@ -145,6 +145,18 @@ def test_a_stream_that_was_ahead_takes_no_time_from_other_phases(
     assert book.charges[:2] == [(FORWARD, 0.008), (OPTIMIZER, 0.005)]
 
 
+def test_many_layers_and_micro_batches_leave_a_step_timed(
+    device: FakeDevice, clock: DeviceClock, book: Book
+) -> None:
+    # FSDP over 80 layers, 32 micro-batches: each waits twice in forward and backward.
+    for _ in range(80 * 32 * 2):
+        work(device, clock, WAIT, 1)
+        work(device, clock, BACKWARD, 1)
+    ended(device, clock)
+
+    assert book.spent() == pytest.approx({WAIT: 5.12, BACKWARD: 5.12})
+
+
 def test_a_step_in_which_a_graph_is_captured_is_dropped_whole(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
@@ -162,12 +174,12 @@ def test_a_step_in_which_a_graph_is_captured_is_dropped_whole(
     assert book.all() == pytest.approx(4 * STEP_S - 2 * last)
 
 
-@pytest.mark.parametrize(("marks", "kept"), [(6, 256), (60, 4096 // 61)])
+@pytest.mark.parametrize(("marks", "kept"), [(6, 256), (60, 256), (200, 16384 // 201)])
 def test_a_device_that_stays_behind_costs_steps_and_no_memory(
     device: FakeDevice, clock: DeviceClock, book: Book, marks: int, kept: int
 ) -> None:
     device.late = True
-    for _ in range(1000):
+    for _ in range(300):
         for _ in range(marks):
             work(device, clock, FORWARD, 1)
         ended(device, clock)

@@ -15,9 +15,9 @@ from otel_ddp.recording.progress import DevicePosition, DeviceTimes
 from otel_ddp.vocabulary.words import PHASE_CODE
 
 # A host that reads its loss every 100 or 200 steps runs that far ahead of its device. With ten
-# marks a step that is 2,560 events; a step with many micro-batches may have more marks.
+# marks a step that is 2,560 events. FSDP's waits have five marks for each layer and micro-batch.
 _MOST_STEPS = 256
-_MOST_MARKS = 4096
+_MOST_MARKS = 16_384
 # The device keeps pace with the host if it reaches a mark this soon after it was recorded, or
 # within this part of the phase that ends there. A launch takes some microseconds.
 _SOON_NS = 100_000
