@@ -97,7 +97,7 @@ def test_the_phases_are_charged_in_order_and_add_up(
 ) -> None:
     step(device, clock, 5)
 
-    assert {each.stream for each in device.recorded} == {"the stream of 3"}
+    assert {each.stream for each in device.recorded} == {"the stream of 3"} == {clock.stream}
     # The last phase of a step ends with the first mark of the next one.
     once = [(code, took_ms / 1000) for code, took_ms in STEP.items()]
     assert book.charges == (5 * once)[:-1]

@@ -35,7 +35,8 @@ class Device:
     Event = Event
 
     def __init__(self) -> None:
-        self.current, self.marks = COMPUTES, list[str]()
+        self.current = self.stream = COMPUTES
+        self.marks = list[str]()
 
     def current_stream(self, index: Any) -> str:
         return self.current
@@ -89,6 +90,15 @@ def test_the_wait_of_the_computing_stream_for_a_collective_is_enclosed(
     wait(Event(), stream)
 
     assert device.marks == marks
+
+
+def test_a_loop_that_computes_on_a_stream_of_its_own_has_its_waits_enclosed(
+    device: Device, waits: StreamWaits
+) -> None:
+    device.current = device.stream = OTHER
+    of_torch(waits_for)(Event())
+
+    assert device.marks == MARKED
 
 
 def test_another_thread_and_a_wait_in_the_phase_of_waits_mark_nothing(

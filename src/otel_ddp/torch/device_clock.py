@@ -145,6 +145,8 @@ class DeviceClock:
 
     def __init__(self, device: torch.device, *, module: Any, times: DeviceTimes) -> None:
         self.failed = False
+        self.stream: Any = None
+        """The stream of the last mark."""
         self._index = device.index
         self._module = module
         self._stream = module.current_stream
@@ -177,7 +179,7 @@ class DeviceClock:
                 mark = _Mark(self._module.Event(enable_timing=True))
             mark.word = word
             # By index: the current device of this thread may be another one.
-            stream = self._stream(self._index)
+            self.stream = stream = self._stream(self._index)
             # With a full launch queue this blocks, and as torch's events hold the GIL, no other
             # thread can report it.
             words = self._times.present_words

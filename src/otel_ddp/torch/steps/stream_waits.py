@@ -34,8 +34,6 @@ class StreamWaits:
         self._wait: Phase = progress.phases.of_hooks("comm_wait")
         self._module, self._index = module, index
         self._wrapped: list[Called] = []
-        # The stream that computes.
-        self._computes: Any = None
         # The id of the object that is waited for now, or ~ the id of a call; 0: none.
         self._open = self._marked = 0
         self.unseen: set[str] = set()
@@ -49,8 +47,6 @@ class StreamWaits:
     def switch(self, on: bool) -> None:
         """Mark the waits of the following steps, or none. On the training thread, between steps."""
         self.unseen.clear()
-        if on:
-            self._computes = self._module.current_stream(self._index)
         if on is bool(self._wrapped):
             return
         if not on:
@@ -97,9 +93,10 @@ class StreamWaits:
 
     def _is_own(self, stream: Any) -> bool:
         """Whether the stream that computes is to wait, in a call of the training."""
-        if stream is None:
-            stream = self._module.current_stream(self._index)
-        if stream != self._computes:
+        if (clock := self._phases.device_clock) is None:
+            return False
+        # The one on which the phase began: a loop may compute on a stream of its own.
+        if (stream or self._module.current_stream(self._index)) != clock.stream:
             return False
         return get_ident() == self._progress.thread or not outside_of_backward()
 
