@@ -249,7 +249,7 @@ class Bytes:
         return self
 
     def close(self) -> None:
-        """Later reads return nothing."""
+        """Close the source: later reads return nothing."""
 
     def word(self, at: int) -> int:
         """A word; 0 if it is missing."""

@@ -83,8 +83,8 @@ def ended_by_parent(
 ) -> bool:
     """Whether this process, which recorded no end, was ended after its work.
 
-    *cause*: from the kernel: `signal` or `exit_code`, `out_of_memory`. *parent_lives*: None:
-    unknown.
+    *cause*: what the kernel reports (`signal` or `exit_code`, `out_of_memory`). *parent_lives*:
+    None if unknown.
     """
     known = cause or {}
     if not is_idle(reader) or "out_of_memory" in known:

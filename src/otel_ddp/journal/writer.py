@@ -121,7 +121,7 @@ class _Definitions:
         self._used = 0
         self.define(layout.IDENTITY, identity)
         self.left = self._shares()
-        # The last part is for counters per name.
+        # The last sixteenth of the definitions is reserved for counters per name.
         self._reserve = writer.areas.definitions[1] // 16
         self._names = 0
         self._totals = 0

@@ -224,7 +224,7 @@ class Work:
         self.gc_written_ns = self.written = 0
 
     def amounts(self) -> Amounts:
-        """The work so far."""
+        """Samples, tokens, FLOPs and calls so far."""
         return Amounts(self.samples, self.tokens, self.flops, self.forwards, self.micro_batches)
 
     def add(self, more: Amounts) -> None:

@@ -137,7 +137,7 @@ class _Search:
         self._steps_left = self._calls_left = 0
         self._unknown_steps = self._fruitless = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
-        # Called instead of a new search when another optimizer is created: a pool's next task.
+        # If set, another optimizer calls this instead of starting a search: a pool's next task.
         self.next_begins: Callable[[], None] | None = None
         # The thread inside an outermost call, or 0: meanwhile the hook is off, and calls of other
         # threads are not seen. And that call's module, which has our hook at its end.

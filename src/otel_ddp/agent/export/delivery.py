@@ -270,7 +270,7 @@ class Delivery:
         # The receiver answers: no backoff.
         lane.backoff.succeed()
         self.attempts[outcome.kind] += 1
-        # The part after the first colon differs between answers.
+        # Count causes by the part before the first colon: the rest differs between answers.
         cause = f"{lane.shown}: {outcome.why.split(': ')[0]}"
         self.queue.remove(request, outcome.kind, cause)
         self.queue.lose(outcome.rejected, "rejected", cause)

@@ -273,7 +273,7 @@ class _Run:
 
     def __init__(self) -> None:
         self.job_type = ""
-        """`train`, or the job type of the first process without such a one."""
+        """`train` if a process has it, else the job type of the first process."""
         self.led_by = ""
         """The node of the lead, if another one leads the run."""
         self.samples: Sequence[Sample] = ()

@@ -161,7 +161,7 @@ class KeptRun:
     def close(self) -> None:
         """Close the file, which can be copied then."""
         file, self._file = self._file, None
-        # Read again when the file is reopened.
+        # The gaps are read again when the file is reopened.
         self._gaps = []
         if file is not None:
             file.close()

@@ -216,7 +216,7 @@ class LinkServer:
                 raise _Refused("a newer agent of this node is connected (OTEL_DDP_NODE)")
             # The node's agent considers it broken, or is a newer one.
             self._end(old, "a newer stream of this node has replaced it")
-        # The rest of the greeting would only take memory.
+        # Keep only what is needed of its first report.
         peer.greeting = Report(node=node, agent_began_ns=greeting.agent_began_ns)
         self._peers[node] = peer
 
