@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import socket
+import socketserver
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -187,6 +190,21 @@ def endpoint() -> Iterator[Endpoint]:
 
 def connect(endpoint: Endpoint) -> socket.socket:
     return socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
+
+
+def test_a_client_without_a_descriptor_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def full(_: object) -> None:
+        tried.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, serving() as endpoint:
+        patch.setattr(socketserver.TCPServer, "get_request", full)
+        with connect(endpoint):
+            time.sleep(0.5)
+
+    assert 0 < len(tried) <= 10
 
 
 def drip(clients: list[socket.socket]) -> None:

@@ -12,6 +12,7 @@ import socket
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -151,6 +152,14 @@ class BoundedServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name = str(self.server_address[0])
         self.server_port = int(self.server_address[1])
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Out of file descriptors: without a pause this would be a busy loop.
+            time.sleep(0.05)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._clients) >= _MOST_CLIENTS:
