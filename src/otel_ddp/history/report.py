@@ -73,13 +73,13 @@ def _time(cells: Sequence[Cell]) -> dict[str, Any]:
     total_s = {
         word: sum(each.phases_s[word] * each.steps for each in cells) for word in MEASURED_PHASES
     }
+    usual_s = sum(each.took_s * each.steps for each in usual)
+    work = sum(each.work * each.steps for each in usual)
     return {
         "step_s": median(each.took_s for each in usual) if usual else None,
         "steps_s": sum(each.took_s * each.steps for each in cells),
         "phases_s": {word: seconds for word, seconds in total_s.items() if seconds},
-        "work_per_s": fmean(e.work / e.took_s for e in usual if e.took_s)
-        if any(each.work and each.took_s for each in usual)
-        else None,
+        "work_per_s": work / usual_s if work and usual_s else None,
     }
 
 
