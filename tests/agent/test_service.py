@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from otel_ddp import settings
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.service import wait
+from otel_ddp.agent.service import Agent, lock_place, wait
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
@@ -67,6 +68,23 @@ def test_numbers_above_1023_wake_the_agent(
 def place(tmp_path: Path) -> Place:
     (tmp_path / "place").mkdir()
     return Place(tmp_path / "place")
+
+
+def test_an_agent_that_is_stopped_waits_for_the_ends_of_runs_on_several_nodes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = lock_place(place)
+    assert lock is not None
+    agent = Agent(place, settings.read(directory=str(place.directory)), lock)
+    at_work = iter([True, True, False])
+    monkeypatch.setattr(agent._watch.links, "any_at_work", lambda _: next(at_work))
+    monkeypatch.setattr(agent, "_stop_at_signals", lambda: setattr(agent, "_stop_reason", "signal"))
+
+    agent.run()
+
+    os.close(agent._doorbell)
+    os.close(lock)
+    assert list(at_work) == []
 
 
 def dead_journal(folder: Path) -> Path:

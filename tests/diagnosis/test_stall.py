@@ -621,6 +621,15 @@ def test_what_was_known_of_a_hang_stands_when_its_ranks_end_one_after_the_other(
     assert job.stalls.summary == ""
 
 
+def test_a_hang_is_over_when_one_of_its_ranks_finishes() -> None:
+    job = Job()
+    _, verdict = job.stalls_after()
+
+    job.put(0, alive=False, state="finished")
+    (over,) = job.tick()
+    assert (over.opened, over.verdict) == (False, verdict)
+
+
 def test_an_open_verdict_says_how_long_it_is_by_now() -> None:
     job = Job(floor_s=8.0)
     _, opened = job.stalls_after()

@@ -298,10 +298,13 @@ def test_samples_of_each_node_are_in_the_file_of_the_lead(agents: KeptAgents) ->
 
     with WholeRun([History(agents.kept[0].path)]) as run:
         found = {
-            dict(series.key.labels)["node"]: [each.last for each in history.sums(series)]
+            dict(series.key.labels)["node"]: history.sums(series)
             for history, series in run.series("node")
         }
-        assert found == {"node-0": [100.0], "node-1": [101.0]}
+        last = {node: [each.last for each in sums] for node, sums in found.items()}
+        assert last == {"node-0": [100.0], "node-1": [101.0]}
+        # By the lead's clock.
+        assert all(abs(sums[0].last_ns - time.time_ns()) < 600 * S for sums in found.values())
 
 
 def test_another_node_does_not_speak_for_a_rank_that_is_at_work_here(

@@ -104,6 +104,14 @@ def test_all_that_a_judge_reads_is_the_same_on_the_other_node(told: Told) -> Non
     assert (there.new.scalars, there.new.events, there.reader.config) == ([], [], {})
 
 
+def test_times_follow_the_clock_offset_that_was_measured_last(told: Told) -> None:
+    told.take(told.message(), ahead_ns=told.ahead_ns - 60 * 10**9)
+    write(told.rank)
+    there = told.take(told.message())
+
+    assert there.new.steps == told.rank.process.new.steps != []
+
+
 def test_the_end_is_the_same_on_the_other_node(told: Told) -> None:
     write(told.rank)
     told.take(told.message())

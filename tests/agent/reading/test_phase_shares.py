@@ -39,6 +39,12 @@ def test_a_step_that_was_not_measured_is_taken_to_be_like_those_that_were() -> N
     assert spent(after) == {"data": 5, "forward": 15, "backward": 25, "comm_wait": 5}
     # They are known from one reading of the journal to the next.
     assert [spent(each) for each in shares.fill([step(4, ("unmeasured", 50))])] == [spent(after)]
+    # The mean of the last 16 measured ones counts.
+    others = [step(number, ("forward", 100)) for number in range(5, 21)]
+    *_, mixed = shares.fill([*others[:1], step(5, ("unmeasured", 50))])
+    assert spent(mixed) == {"data": 2.5, "forward": 32.5, "backward": 12.5, "comm_wait": 2.5}
+    *_, new = shares.fill([*others[1:], step(21, ("unmeasured", 50))])
+    assert spent(new) == {"forward": 50}
 
 
 def test_what_is_always_measured_stays_as_it_is_and_the_rest_is_divided() -> None:

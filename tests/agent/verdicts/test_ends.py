@@ -99,6 +99,21 @@ def test_a_child_counts_as_running_until_it_is_known_how_it_has_ended(
     reader.close()
 
 
+@pytest.mark.parametrize(
+    ("report", "expected"), [({"exit_code": 0}, FINISHED), ({"exit_code": 1}, KILLED), ({}, KILLED)]
+)
+def test_a_rank_that_left_in_a_step_ended_well_if_the_kernel_says_so(
+    report: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    causes = FakeExitCauses()
+    causes.report = report
+    with contextlib.closing(left_journal(tmp_path, {}, phase="forward")) as reader:
+        rank = Process(LocalHost(reader, causes, Clock()), lambda _: "n")
+        rank.poll(1, alive=False)
+        assert rank.life.state == expected
+    causes.close()
+
+
 # -- which of those whose end nobody has recorded their parent has ended
 
 WORKER: Mapping[str, Any] = {"parent": 1234, "pool": False}
