@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,12 @@ def test_each_variable_that_a_training_would_refuse_is_a_failure() -> None:
     assert [name for name in wrong if name not in str(said)] == []
 
 
+def test_that_nothing_is_recorded_is_a_warning() -> None:
+    off = found(doctor.variables, env={"OTEL_SDK_DISABLED": "true"})
+
+    assert "nothing is recorded" in the(off, "warn")
+
+
 # --- the node
 
 
@@ -216,6 +223,22 @@ def test_a_collector_that_takes_less_is_reported_with_its_own_words(receiver: Re
     assert "token rejected (OTEL_EXPORTER_OTLP_HEADERS)" in findings[0].sentence
     assert "correct OTEL_EXPORTER_OTLP_ENDPOINT" in findings[0].sentence
     assert "set OTEL_TRACES_EXPORTER=none" in findings[1].sentence
+    # A collector without metrics is of no use.
+    receiver.set_mode(404)
+    assert levels(found(doctor.collector)) == ["fail", "warn", "warn"]
+
+
+def test_a_collector_that_does_not_answer_is_not_waited_for_as_long_as_an_export(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_ANSWER_S", 2.0)
+    configure(receiver, "http/protobuf")
+    os.environ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"] = "20000"
+    receiver.set_mode("hang", "traces")
+    began_s = time.monotonic()
+
+    assert levels(found(doctor.collector)) == ["ok", "fail", "ok"]
+    assert time.monotonic() - began_s < 15
 
 
 def test_where_nothing_is_to_be_sent_no_collector_is_contacted(receiver: Receiver) -> None:

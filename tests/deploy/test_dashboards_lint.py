@@ -70,6 +70,14 @@ def variables_exist_and_are_used(board: Told) -> Iterator[str]:
     yield from (f"${name} is used by nothing" for name in there - used)
 
 
+def what_is_seldom_changed_is_in_the_menu(board: Told) -> Iterator[str]:
+    """Else the others take two lines."""
+    seldom = {"datasource", "traces", "logs", "service", "severity", "before"}
+    for variable in _variables(board):
+        if variable["name"] in seldom and not variable.get("hide"):
+            yield variable["name"]
+
+
 def rates_know_the_interval(board: Told) -> Iterator[str]:
     asked = [(p["title"], t["expr"]) for _, p in panels(board) for t in _targets(p)]
     for title, expr in asked:
@@ -145,6 +153,7 @@ LINTS: tuple[Callable[[Told], Iterator[str]], ...] = (
     the_empty_group_can_be_chosen,
     variables_are_chained,
     variables_exist_and_are_used,
+    what_is_seldom_changed_is_in_the_menu,
     rates_know_the_interval,
     sums_over_time_span_a_whole_step,
     links_lead_somewhere,

@@ -19,7 +19,7 @@ from otel_ddp import settings
 from otel_ddp.agent.export.delivery import Outcome
 from otel_ddp.agent.export.otlp.render import Renderer
 from otel_ddp.agent.export.otlp.transport import Transport
-from otel_ddp.agent.export.otlp.variables import SIGNALS, signals_with_endpoint
+from otel_ddp.agent.export.otlp.variables import SIGNALS, Variables, signals_with_endpoint
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.parser import Document
 from otlp_receiver import Receiver, gauges
@@ -317,6 +317,21 @@ def test_a_secret_that_goes_to_another_host_unencrypted_is_warned_of_once(
 
     line = f"A token or password goes to {elsewhere(here)} without encryption: use https://."
     assert caplog.messages == [line] * is_warned
+
+
+@pytest.mark.parametrize(("insecure", "warned"), [("true", True), ("false", False)])
+def test_an_address_without_a_scheme_is_unencrypted_if_it_says_so(
+    insecure: str, warned: bool
+) -> None:
+    env = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "far.example:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=canary",
+        "OTEL_EXPORTER_OTLP_INSECURE": insecure,
+    }
+
+    doubt = Variables("metrics", settings.read(env), env).doubt()
+    assert ("goes to far.example:4317 without encryption" in doubt) == warned
 
 
 @pytest.mark.parametrize(

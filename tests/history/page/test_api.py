@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import sqlite3
@@ -111,6 +112,19 @@ def test_values_are_those_of_the_file_and_of_fewer_columns_the_extremes_and_sums
         assert (few["low"][at], few["high"][at]) == (min(own), max(own))
         assert few["last"][at] == own[-1]
         assert few["mean"][at] == pytest.approx(sum(own) / len(own))
+
+
+def test_what_is_not_finite_is_in_no_mean_and_no_extreme(tmp_path: Path, client: Client) -> None:
+    file = RunFile(write_history(tmp_path, "r", steps=20))
+    points = [(at, at * S, value) for at, value in enumerate((1.0, math.nan, math.inf, math.nan))]
+    file.write(rows={SeriesKey("value", "reward", "0", ()): value_rows(points)})
+    file.close()
+
+    for columns, mean in ((9, [1, None, None, None]), (2, [1, None])):
+        [found] = client.api("values", run="r", name="reward", columns=columns).json["series"]
+        told = found["columns"]
+        assert (told["mean"], told["low"], told["high"]) == (mean, mean, mean)
+    assert told["not_finite"] == [1, 2]
 
 
 def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client) -> None:
