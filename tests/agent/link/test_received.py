@@ -45,8 +45,9 @@ class Told:
         self.outflow.write(message, now_ns, 1 << 20)
         return wire.Process.FromString(message.SerializeToString())
 
-    def take(self, *messages: Any) -> Process:
-        report = wire.Report(clock_offset_ns=self.ahead_ns, processes=messages)
+    def take(self, *messages: Any, ahead_ns: int | None = None) -> Process:
+        offset_ns = self.ahead_ns if ahead_ns is None else ahead_ns
+        report = wire.Report(clock_offset_ns=offset_ns, processes=messages)
         now_ns = time.monotonic_ns()
         self.node.hear(report, now_ns)
         hosts = list(self.node.feed(report, now_ns, {}))
