@@ -122,6 +122,8 @@ def test_a_synchronous_collective_is_enclosed_and_an_asynchronous_one_is_not_com
     waits.call_began(synchronous)
     waits.call_ended(synchronous)
     assert (device.marks, waits.unseen) == (MARKED, set())
+    # From now on each measured step has the hooks of process groups.
+    assert waits.has_calls
 
     device.current = OTHER
     waits.call_began(asynchronous)

@@ -20,6 +20,8 @@ _COLLECTIVES = "torch.distributed"
 _MOST_FRAMES = 3
 # Thread time of one marked wait; the budget corrects it by a measured factor.
 _EACH_NS = 12_000
+# The same of the two hooks of a call to a process group.
+_CALL_NS = 28_000
 
 
 class StreamWaits:
@@ -35,13 +37,17 @@ class StreamWaits:
         self._module, self._index = module, index
         self._wrapped: list[Called] = []
         # The id of the object that is waited for now, or ~ the id of a call; 0: none.
-        self._open = self._marked = 0
+        self._open = self._marked = self._calls = 0
+        self.has_calls = False
+        """Whether collectives run on the stream that computes, so that each step needs the hooks of
+        process groups. Steps in which calls are counted show it."""
         self.unseen: set[str] = set()
         """The phases of this step with collectives whose waits are not seen."""
 
     def step_ended(self) -> int:
         """Return the thread time of the marks in the step that ends."""
-        took_ns, self._marked, self._open = self._marked * _EACH_NS, 0, 0
+        took_ns = self._marked * _EACH_NS + self._calls * _CALL_NS
+        self._marked = self._calls = self._open = 0
         return took_ns
 
     def switch(self, on: bool) -> None:
@@ -68,12 +74,14 @@ class StreamWaits:
 
     def call_began(self, call: Any) -> None:
         """A process group is called. The collective may run on the stream that computes."""
+        self._calls += 1
         if not self._is_own(None):
             return
         if call.async_op:
             # An asynchronous call has its own stream, and compiled code waits for it unseen.
             self.unseen.add(self._phases.opened[-1].name)
         else:
+            self.has_calls = True
             self._began(~call.op_id)
 
     @errors.contained()
@@ -121,9 +129,10 @@ class StreamWaits:
 
 
 def waits_for(device: torch.device, progress: Progress) -> StreamWaits | None:
-    """Of this device; None if its streams do not wait by a method of Python."""
-    module = module_of(device)
-    if "wait" not in vars(getattr(module, "Event", None) or object):
+    """Of this device; None if its streams wait by no method of Python, or if torch has no hooks."""
+    module, groups = module_of(device), sys.modules["torch.distributed"].ProcessGroup
+    waits = "wait" in vars(getattr(module, "Event", None) or object)
+    if not waits or not hasattr(groups, "register_pre_hook"):
         return None
     return StreamWaits(progress, module, device.index)
 
