@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 import socketserver
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -193,18 +194,22 @@ def connect(endpoint: Endpoint) -> socket.socket:
 
 
 def test_a_client_without_a_descriptor_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
+    tried: list[float] = []
+    thrice = threading.Event()
 
     def full(_: object) -> None:
-        tried.append(1)
+        tried.append(time.monotonic())
+        if len(tried) == 3:
+            thrice.set()
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch, serving() as endpoint:
         patch.setattr(socketserver.TCPServer, "get_request", full)
         with connect(endpoint):
-            time.sleep(0.5)
+            assert thrice.wait(60)
 
-    assert 0 < len(tried) <= 10
+    # However busy the machine is, two pauses take no less.
+    assert tried[2] - tried[0] > 0.08
 
 
 def drip(clients: list[socket.socket]) -> None:
