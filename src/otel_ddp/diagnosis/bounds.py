@@ -18,11 +18,11 @@ from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
 
 _STEPS = 100
 _CHECK_EVERY = 50
-# The most ranks that are evaluated.
+# At most this many ranks are evaluated, to limit the cost.
 _MOST_RANKS = 256
 # A verdict opens or changes after this many consecutive checks that agree.
 _CHECKS = 4
-# The share of the time above which each of these bounds the run.
+# A bound is reported if its share of the time is above this.
 _LIMITS = {
     "data": 0.20,
     "comm_wait": 0.30,
@@ -33,11 +33,11 @@ _LIMITS = {
     "compile": 0.20,
     "launch": 0.40,
     "bubble": 0.30,
-    # The excess of the slowest pipeline stage over the mean.
+    # The excess work of the slowest pipeline stage over the mean of all stages.
     "stage": 0.10,
 }
 _DATA = WORK_PHASES.index("data")
-# Bounds by a rank's own time; the others follow from comparing ranks.
+# Bounds computed from each rank's own time; all others come from comparing ranks.
 _OWN = ("compute", "saving", "data", "other", "compile", "launch")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 # Hysteresis: a verdict stays until its share is below this part of the limit.
@@ -72,7 +72,7 @@ _SENTENCES = {
 
 
 def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
-    """The time of one rank in these steps, by phase and bound."""
+    """The time that one rank spent in these steps, by phase and by bound."""
     columns = columns_of(steps)
     phases_ns = map(sum, zip(*columns.phases_ns, strict=True))
     found = Counter(dict(zip(WORK_PHASES, phases_ns, strict=True)))
@@ -89,23 +89,24 @@ def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
 
 
 class Bounds(Detector):
-    """One run. `Stragglers` feeds it the steps of all ranks, including unusual ones."""
+    """Finds what bounds one run. `Stragglers` feeds it the steps, including unusual ones."""
 
     def __init__(self) -> None:
         self._ranks: Sequence[RankState] = ()
-        # By pipeline stage: the indices of its ranks.
+        # The indices of the ranks of each pipeline stage.
         self._stages: Mapping[int, Sequence[int]] = {}
-        # Whether all waits of the last step are known from calls.
+        # Whether the waits of the last step were measured at calls to process groups.
         self._waits_show = False
         self._slow_stages = ""
         # Survives `start_again`: the launch time of a host may show only in the first steps.
         self._launches: dict[Labels, LaunchNeed] = {}
-        # The last steps of all ranks, and the number since the last check.
+        # The last steps of all ranks.
         self._steps: list[Sequence[StepFacts]] = []
         self._bubbles_ns: list[Sequence[int]] = []
+        # The number of steps since the last check.
         self._fresh = 0
         self._open: Verdict | None = None
-        # Sums of the shares over the checks since it was opened, and the number of checks.
+        # Over all checks of the open verdict: sums of the shares, and the number of checks.
         self._sums: Mapping[str, float] = {}
         self._found = 0
         self._candidate = ""
@@ -113,7 +114,10 @@ class Bounds(Detector):
         self._changes: list[Change] = []
 
     def start_again(self, ranks: Sequence[RankState], stages: Sequence[int]) -> None:
-        """Set the ranks, in the order of rows to come, and the pipeline stage of each."""
+        """Start over with these ranks. *stages*: the pipeline stage of each.
+
+        `feed_row` gets the steps of the ranks in the same order.
+        """
         if not ranks:
             self._close()
         self._ranks = ranks[:_MOST_RANKS]
@@ -134,7 +138,7 @@ class Bounds(Detector):
         """Add a step that all ranks have measured.
 
         *bubble_ns*: the waits in the pipeline bubble, by rank; None if phases may include waits.
-        *first*: among the first steps, which allocate and start workers.
+        *first*: this is one of the run's first steps, which allocate memory and start workers.
         """
         facts, self._waits_show = facts[:_MOST_RANKS], bubble_ns is not None
         bubble_ns = bubble_ns[:_MOST_RANKS] if bubble_ns else (0,) * len(facts)
@@ -165,7 +169,7 @@ class Bounds(Detector):
         return [self._open] if self._open else []
 
     def _shares(self) -> Mapping[str, float]:
-        """The shares of the typical rank."""
+        """The typical rank's share of the time, by bound."""
         ranks = list(map(_spent_ns, zip(*self._steps, strict=True)))
         by_rank = [{word: each[word] / each["took"] for word in _OWN} for each in ranks]
         # The lower median: if one of two ranks waits for data it is a straggler, not a bound.
@@ -183,12 +187,13 @@ class Bounds(Detector):
             shares[word] = max(shares[word], min(median_low(on_host), most))
         own = {word for each in self._ranks for word in each.own_collectives}
         for word in own & shares.keys() if not self._waits_show else ():
-            # The minimum: a late rank waits least in its collectives.
+            # This phase includes waits in the user's collectives. A late rank waits least, so the
+            # minimum over all ranks is closest to the work.
             shares[word] = min([each[word] for each in by_rank])
         return {**shares, **self._waits(ranks), **self._of_pipeline(ranks)}
 
     def _of_pipeline(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
-        """The share of the bubble, and the excess of the slowest stage."""
+        """The share of the pipeline bubble, and the excess of the slowest stage."""
         if len(self._stages) < 2 or -1 in self._stages:
             return {}
         bubbles_ns = list(map(sum, zip(*self._bubbles_ns, strict=True)))
@@ -216,7 +221,7 @@ class Bounds(Detector):
         # The rank that waits least in a step waits for no other known rank. If it is always the
         # same rank, that one is late; if it changes, ranks are late in turn.
         for_all_ns = sum([min([each.wait_ns for each in step]) for step in self._steps])
-        # Time in which some rank collects garbage.
+        # All ranks wait for the longest garbage collection in each step.
         in_turn_ns = sum([max([each.garbage_ns for each in step]) for step in self._steps])
         typical_ns = median_low([each[GARBAGE] for each in ranks])
         return {
@@ -241,7 +246,7 @@ class Bounds(Detector):
         return "compute" if shares["compute"] > 0.5 else ""
 
     def _judge(self, facts: StepFacts, shares: Mapping[str, float]) -> None:
-        """*facts*: the last step."""
+        """Open, update or close the verdict. *facts*: the last step of some rank."""
         leading = self._leading(shares)
         self._checks = self._checks + 1 if leading == self._candidate else 1
         self._candidate = leading

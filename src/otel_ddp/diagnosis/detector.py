@@ -19,24 +19,24 @@ class RankState(NamedTuple):
     world_size: int = 0
     """How many ranks of the run train together, on all nodes; 0 if unknown."""
     own_world_size: int | None = None
-    """The world size that the rank reports. Evaluators and actors have another one."""
+    """The world size that the rank reports. Evaluators and actors report a different one."""
     waits_known: bool | None = None
     """Whether waits for other ranks are measured apart from work; None if unknown yet."""
     own_collectives: tuple[str, ...] = ()
     """The phases in which the user's code calls collectives; the same on all ranks."""
     calls_noted: bool = False
     device_clock: bool | None = None
-    """Whether the rank's device has a clock; None if it uses no device."""
+    """Whether steps are timed by events on the rank's device; None if it uses no device."""
     under_nccl: bool = False
     began_ns: int = 0
     clock_shift_ns: int = 0
-    """Offset from the clock of its steps to the host's clock."""
+    """Offset from the clock of the rank's steps to the node's monotonic clock."""
 
     @property
     def is_beside(self) -> bool:
-        """Whether it belongs to another world than the ranks that train together.
+        """Whether the rank is outside the world of the ranks that train together.
 
-        No rank waits for it, so it is not compared, and a hang ignores it.
+        No rank waits for such a rank, so it is not compared, and hang detection ignores it.
         """
         return self.own_world_size not in (None, self.world_size)
 
@@ -47,7 +47,7 @@ class RankState(NamedTuple):
 
 
 class NonfiniteValue(NamedTuple):
-    """A logged name that was finite once, and its first value that was not."""
+    """A logged name with finite values before, and its first NaN or infinite value."""
 
     name: str
     split: str
@@ -60,7 +60,8 @@ class NonfiniteValue(NamedTuple):
     def order(self) -> tuple[bool, int, bool, int]:
         """Sort key: by step, or by time if a value has no step.
 
-        Within a step, gradients come last: they are already reduced over the ranks.
+        Within a step, gradients come last: they are reduced over all ranks, so another rank may
+        have made them NaN.
         """
         return self.step is None, self.step or 0, "grad" in self.name, self.time_ns
 
@@ -81,11 +82,11 @@ class Observation(NamedTuple):
     """New steps on the device's clock if there is one, else on the host's."""
     position: Position | None = None
     evidence: Evidence = Evidence()
-    """Answers of the process and the kernel, if a detector has asked."""
+    """Answers of the process and the kernel to the requests of a detector."""
     nonfinite: Sequence[NonfiniteValue] | None = None
-    """The values that are not finite now; None if not checked."""
+    """The values that are NaN or infinite now; None if not checked."""
     ended: EndedProcess | None = None
-    """How it ended. Reported again when more becomes known."""
+    """How the process ended. Fed again when the kernel or the launcher reports more."""
 
 
 class Detector(Protocol):

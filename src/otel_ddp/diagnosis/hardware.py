@@ -12,19 +12,19 @@ from otel_ddp.diagnosis.straggler.finding import sentence_of
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 
 Cores = Mapping[Labels, float]
-"""By rank: seconds per second in which it was runnable without a core."""
+"""By rank: the share of the time in which it was runnable but had no core."""
 
 # A lack of cores is the cause if it explains this share of the excess.
 _EXPLAINS = 0.5
 
 
 def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
-    """The verdict on a rank, with advice on cores if a lack of them explains it."""
+    """The verdict on a rank, with advice on cores if a lack of cores explains its lateness."""
     evidence, mine, run = verdict.evidence, verdict.labels, run_labels(verdict.labels)
     others = [
         each for labels, each in cores.items() if run_labels(labels) == run and labels != mine
     ]
-    # This agent does not know the cores of other nodes.
+    # An agent measures the cores of its own node only.
     if mine not in cores or not others:
         return verdict
     step_s = evidence["step_s"]
@@ -45,6 +45,7 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
 Gpu = Mapping[str, Any]
 """One GPU as in the agent's file: `index`, `name`, `labels`, numbers by name, `throttled`."""
 
+# A GPU is slow if its clock is below this share of the others' median.
 _SLOWER = 0.95
 _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "core_clock_hz")
 # Phases that do not depend on the GPU.

@@ -34,7 +34,7 @@ def excesses(values: Sequence[float]) -> list[float]:
 
 
 def excesses_within(values: Sequence[float], groups: Collection[Sequence[int]]) -> list[float]:
-    """The same within each group of indices; 0 in a group of one."""
+    """`excesses` within each group of indices; 0 in a group of one."""
     if len(groups) == 1:
         return excesses(values)
     found = [0.0] * len(values)

@@ -12,6 +12,7 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 
 # The verdict closes when all values have been finite for this long.
 _FINITE_FOR_NS = 60 * 10**9
+# The sentence lists at most this many names.
 _MOST_NAMED = 8
 
 
@@ -21,7 +22,7 @@ class _Found(NamedTuple):
 
 
 class Nonfinite(Detector):
-    """One verdict a run: once the loss is NaN, soon nearly all values are, on all ranks."""
+    """At most one verdict per run: soon after the loss, nearly all values are NaN on all ranks."""
 
     def __init__(self) -> None:
         self._values: dict[Labels, Sequence[NonfiniteValue]] = {}
@@ -39,7 +40,8 @@ class Nonfinite(Detector):
         if not found:
             return self._close_when_finite(now_ns)
         self._finite_since_ns = 0
-        # The first one stays, even if it becomes finite again. An earlier one may be read later.
+        # The first value stays in the verdict even if it becomes finite again. Only a value of an
+        # earlier step, read later, replaces it.
         if self._first is None or found[0].value.order < self._first.value.order:
             self._first = found[0]
         verdict = _verdict([self._first, *(each for each in found if each != self._first)])

@@ -18,21 +18,22 @@ _PHASES_IN_WORDS = {
 }
 
 
-# Advice of two kinds of verdicts: `silence` and `stall`; `bound` and `recurring`.
+# Advice in verdicts of kind `silence` and `stall`.
 UNHEARD = "Look whether the node is still there: its power, its kernel, the network to it."
+# Advice in verdicts of kind `bound` and `recurring`.
 COLLECT_TOGETHER = (
-    "Call gc.freeze() once all is built: later collections pass that over. Or call gc.disable(), "
-    "and gc.collect() in the same steps on all ranks."
+    "Call gc.freeze() once all objects are built: later collections skip them. Or call "
+    "gc.disable(), and gc.collect() in the same steps on all ranks."
 )
 
 
 def phase_in_words(phase: str) -> str:
-    """The phase in which a rank loses time."""
+    """The phase in which a rank loses time, for a sentence."""
     return _PHASES_IN_WORDS.get(phase, phase)
 
 
 def in_phase(phase: str) -> str:
-    """Where a process is; the phase is unknown in an unmeasured step."""
+    """The phase of a process, for a sentence. In unmeasured steps it is unknown."""
     return "in a step" if phase == "unmeasured" else f"in {phase}"
 
 
@@ -63,7 +64,7 @@ def _process(rank: str) -> str:
 
 
 def rank_list(several: Iterable[Labels]) -> str:
-    """`rank 3`, or `ranks 3, 5`; at most eight."""
+    """`rank 3`, or `ranks 3, 5`, with at most eight numbers."""
     numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
     if len(numbers) == 1:
         return _process(numbers[0])
@@ -71,12 +72,12 @@ def rank_list(several: Iterable[Labels]) -> str:
 
 
 def rank_numbers(several: Iterable[Labels]) -> str:
-    """`3, 5`."""
+    """All rank numbers, sorted: `3, 5`."""
     return ", ".join(rank_number(each) for each in sorted(several, key=rank_order))
 
 
 def plural(several: Sized) -> str:
-    """The plural `s`."""
+    """`s` unless there is exactly one."""
     return "s" * (len(several) != 1)
 
 
@@ -96,12 +97,12 @@ def capitalized(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time."""
+    """A length of time with its unit: `20.1 ms`."""
     return shown.seconds(seconds)
 
 
 def cost(others: int, lost_per_s: float) -> str:
-    """The time that a late rank costs the others."""
+    """The clause on the time that a late rank costs the others."""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     return f"{lose} {lost_per_s:.{'0f' if lost_per_s >= 10 else '2g'}} s each second"
 
@@ -112,12 +113,12 @@ def percent(share: float) -> str:
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers for evidence: further digits are noise."""
+    """The values rounded for evidence: further digits are noise."""
     return {word: round(value, 4) for word, value in values.items()}
 
 
 def past_sentence(verdict: Verdict) -> str:
-    """The sentence of a verdict that is over; the caller shows its time."""
+    """The sentence of a closed verdict; the caller shows the time."""
     evidence = verdict.evidence
     where = phase_in_words(verdict.phase)
     if verdict.kind == "recurring":

@@ -35,14 +35,14 @@ class StepFacts(NamedTuple):
     unusual_ns: Mapping[str, int]
     """Time in each of UNUSUAL_PHASES that occurred, by word."""
     unusual: bool
-    """It compiled, saved, evaluated, was profiled or skipped, or collected much garbage."""
+    """Whether it includes compilation, saving, evaluation, profiling, a skip or much garbage."""
     work: int
-    """Tokens; samples if tokens are unknown; 0 if both are."""
+    """The number of tokens; of samples if tokens are unknown; 0 if both are unknown."""
     paced_ns: tuple[int, ...] | None = None
     """Time in each of WORK_PHASES in which the device was bound by its host: idle, or with nothing
-    queued but the kernel that was just launched. None on the host's clock."""
+    queued but the kernel that was just launched. None if the step is timed by the host's clock."""
     host_ns: tuple[int, ...] | None = None
-    """On the device's clock: `phases_ns` by the host's clock."""
+    """If the step is timed by the device's clock: `phases_ns` by the host's clock."""
     behind_ns: int | None = None
     """The device's lag behind its host at the start of the step; None if unknown."""
     garbage_ns: int = 0
@@ -100,27 +100,27 @@ def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
     return found
 
 
-# -- on the device's clock, which has only the durations of phases
+# -- steps by the device's clock, which measures only durations of phases
 
-# The most steps that a device can be behind its host.
+# A device lags at most this many steps behind its host.
 _MOST_WAITING = 1000
-# In a word of the journal, the phase code is above these bits and the time below.
+# In a journal word, the phase code is in the bits from this one on, and the time below them.
 _PACED_SHIFT = 48
 _PACED_NS = (1 << _PACED_SHIFT) - 1
 _CODES = [PHASES[word] for word in WORK_PHASES]
 
 
 class DeviceSteps:
-    """Joins the steps of one rank by its host's and its device's clock."""
+    """Joins each step of one rank by its host's clock with the same step by its device's clock."""
 
     def __init__(self) -> None:
-        # Steps that the device has not finished, by number.
+        # Steps by the host's clock that the device has not finished, by number.
         self._on_host: dict[int, StepFacts] = {}
         # The last step's number, and the device's lag at its end.
         self._last: tuple[int, int | None] = (-1, None)
 
     def feed_host(self, steps: Sequence[StepFacts]) -> None:
-        """Steps on the host's clock."""
+        """Add steps by the host's clock."""
         on_host = self._on_host
         for each in steps:
             on_host[each.number] = each
@@ -128,7 +128,7 @@ class DeviceSteps:
             del on_host[next(iter(on_host))]
 
     def feed(self, steps: Sequence[Step]) -> list[StepFacts]:
-        """Steps on the device's clock; returns the joined facts.
+        """Add steps by the device's clock; returns the joined facts.
 
         Unmeasured steps are returned as the host recorded them.
         """
@@ -151,7 +151,7 @@ class DeviceSteps:
                     paced_ns[code] += each & _PACED_NS
             found.append(
                 facts._replace(
-                    # The clocks drift apart, so the end is by the host's.
+                    # The clocks drift apart, so the end is computed from the host's clock.
                     ended_ns=host.ended_ns + (step.lag_ns or 0),
                     unusual=host.unusual or facts.unusual,
                     work=host.work,

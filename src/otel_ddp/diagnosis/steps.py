@@ -1,4 +1,4 @@
-"""One step of one rank, as its journal has it."""
+"""One step of one rank, as read from its journal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from otel_ddp.vocabulary.words import PHASE_CODE, UNMEASURED
 
-# How the names of calls begin, and what users call them; the longer ones first.
+# Prefixes of torch's names for operations, and the names that users know. If one prefix begins with
+# another, the longer comes first.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -19,14 +20,14 @@ _OPERATIONS = {
 
 
 Collective = tuple[str, str]
-"""A dimension, and an operation on its groups."""
+"""A dimension of the device mesh, and an operation on its process groups."""
 
 
 class Call(NamedTuple):
     """The constant part of a call to a process group."""
 
     group: str
-    """An id that only the group's members have."""
+    """An id of the process group, known to its members only."""
     dimension: str
     """The dimension of the device mesh; empty without a mesh."""
     op: str
@@ -35,11 +36,11 @@ class Call(NamedTuple):
     """The global rank of the other end of a send or receive; else -1."""
     phase: str
     label: str = "other"
-    """The dimension; without one `world`, the description of the group, or `other`."""
+    """The dimension; without a mesh `world`, the description of the group, or `other`."""
 
     @property
     def kind(self) -> Collective:
-        """Dimension and operation as series have them: few."""
+        """Dimension and operation, with few distinct values, as for labels of series."""
         found = (word for start, word in _OPERATIONS.items() if self.op.startswith(start))
         return self.label, next(found, "other")
 
@@ -60,7 +61,7 @@ class Part(NamedTuple):
     """A stretch of one phase."""
 
     code: int
-    """The journal's; its upper bits say what the phase waits for."""
+    """The code in the journal: the phase, and in the upper bits what it waits for."""
     began_ns: int
     ended_ns: int
 
@@ -70,14 +71,14 @@ class Part(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The parts of a step, in columns."""
+    """The parts of a step, as columns."""
 
     began_ns: int
     codes: bytes
     spans_ns: Sequence[int]
 
     def each(self) -> Iterator[Part]:
-        """The parts in their order."""
+        """Iterate over the parts in their order."""
         edges = pairwise(accumulate(self.spans_ns, initial=self.began_ns))
         return (Part(code, *edge) for code, edge in zip(self.codes, edges, strict=True))
 
@@ -90,24 +91,24 @@ class Step(NamedTuple):
     began_ns: int
     ended_ns: int
     parts: Parts
-    """Contiguous from the start to the end. Of very many parts, the last ones are the sums of the
-    others by code."""
+    """Contiguous from the start to the end of the step. If there are very many, only the first are
+    stored singly, followed by one sum of the others for each code."""
     gc_s: float
     skipped: bool
     retries: int
     work: int = 0
-    """Tokens; samples if tokens are unknown; 0 if both are."""
+    """The number of tokens; of samples if tokens are unknown; 0 if both are unknown."""
     logged: int | None = None
-    """The user's number of the step, if one was logged or it differs."""
+    """The step number under which the user logs values, if that differs from `number`."""
     paced: tuple[int, ...] = ()
-    """On the device's clock: journal words of a phase and the time in which the device was bound by
-    its host there."""
+    """For steps by the device's clock: journal words, each with a phase and the time in which the
+    device was bound by its host in that phase."""
     lag_ns: int | None = None
-    """On the device's clock: the least time by which it ended the step after the host."""
+    """By the device's clock: the device ended the step at least this long after its host."""
     profiled: bool = False
     calls: Calls | None = None
     collectives: Mapping[Collective, Sequence[int]] | None = None
-    """How often each was called, and its bytes; None if that is not added up in this step."""
+    """How often each collective was called, and its bytes; None if this step has no such sums."""
 
     @property
     def took_ns(self) -> int:
@@ -126,5 +127,5 @@ class Step(NamedTuple):
         return sum(each_ns for code, each_ns in self.spans() if code & PHASE_CODE == phase) / 1e9
 
     def phases(self) -> set[int]:
-        """The codes of its phases."""
+        """The codes of the phases that occur in the step."""
         return {code & PHASE_CODE for code in self.parts.codes}

@@ -14,17 +14,17 @@ class Verdict(NamedTuple):
 
     kind: Kind
     labels: Labels
-    """The process it is about, or the node or run if it is about all ranks there."""
+    """The process that the verdict is about, or the node or run if it is about all its ranks."""
     phase: str
-    """A phase of `words`, `compute`, `mixed`, or empty."""
+    """A phase of `vocabulary/words.py`, `compute`, `mixed`, or empty."""
     sentence: str
     """Which rank, what, how much, since when, and where to look."""
     evidence: Mapping[str, Any]
-    """Plain JSON."""
+    """Details that can be written as JSON."""
     step: int | None = None
     since_ns: int = 0
     until_ns: int = 0
-    """When it ended, if that was before the detector noticed; else 0."""
+    """When the trouble ended, if that was before the detector noticed; else 0."""
 
     @property
     def key(self) -> tuple[Kind, Labels]:
