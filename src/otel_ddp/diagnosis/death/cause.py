@@ -9,23 +9,23 @@ from typing import Any, Literal, NamedTuple
 from otel_ddp.diagnosis.say import duration, in_phase
 from otel_ddp.diagnosis.verdict import Labels
 
-# Messages of exceptions for a lost peer. "Peer access" is about two GPUs.
+# Matches exception messages about a lost peer process. "Peer access" is about two GPUs.
 _LOST_PEER = re.compile(
     r"\bpeer\b(?! access)|connection (was )?(closed|reset|refused|aborted)|broken pipe"
     r"|remote process|socket|ncclremoteerror|heartbeat|store.*(timeout|timed out)"
     r"|timed? ?out.*\d+ ?(ms|milliseconds)",
     re.IGNORECASE,
 )
-# Exceptions of a process that a person or a scheduler ended: Ctrl-C, those that libraries raise in
-# signal handlers, and exit codes of a shell (128 plus the signal).
+# Matches exceptions after a request to end by a person or scheduler: Ctrl-C, exceptions that
+# libraries raise in signal handlers, and exit codes as a shell has them (128 plus the signal).
 _REQUESTED = re.compile(
     r"(KeyboardInterrupt|SignalException|SIGTERMException)\b|SystemExit: (129|130|143)$"
     r"|.*\b(got|received|caught)( signal:?)? (SIG(TERM|INT|HUP)|Signals\.SIG(TERM|INT|HUP))\b"
 )
 REQUESTED_CODES = (129, 130, 143)
-# `sys.exit(1)`
+# Matches the exception of `sys.exit(1)`.
 _EXIT_CODE = re.compile(r"SystemExit: \d+$")
-# The signals that a launcher, a scheduler or a terminal sends.
+# The signals by which a launcher, a scheduler or a terminal requests the end.
 REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
 # A launcher ends the other ranks within this time: torchrun polls every 0.1 to 5 s, sends SIGTERM,
 # and SIGKILL 30 s later.
@@ -55,13 +55,13 @@ class EndedProcess(NamedTuple):
     phase: str
     seen_alive_ns: int
     ended_ns: int
-    """It died between `seen_alive_ns` and `ended_ns`; both are the time of its report, if any."""
+    """The process died between these two times. If it reported its end, both are that time."""
     reason: str = ""
     cause: Mapping[str, Any] = {}
     """Facts from the kernel and the launcher."""
     world_size: int | None = None
     last_present_ns: int = 0
-    """When the process last existed after its report: the interpreter takes a while to exit."""
+    """When the process was last seen to exist. After its report the interpreter takes a while."""
     known_for_s: float = 0.0
 
 
@@ -82,7 +82,7 @@ def manner(process: EndedProcess) -> Manner:
 
 
 def cause_word(process: EndedProcess) -> str:
-    """The cause as a word, for the evidence."""
+    """One word for the cause, for the evidence."""
     if "out_of_memory" in process.cause:
         return "out_of_memory"
     how = manner(process)
@@ -111,7 +111,7 @@ def guilt(process: EndedProcess) -> int:
 
 
 def how_it_ended(process: EndedProcess) -> str:
-    """How it ended, and in which phase and step."""
+    """A clause on the manner, phase and step of the end."""
     if process.state == "failed":
         verb = "failed"
     elif process.state == "finished":
@@ -125,7 +125,7 @@ def how_it_ended(process: EndedProcess) -> str:
 
 
 def why_it_ended(process: EndedProcess) -> str:
-    """Why it ended."""
+    """A clause on the cause of the end."""
     cause = process.cause
     if cause.get("out_of_memory") == "kernel log":
         scopes = {"node": "the node was out of memory", "memory cgroup": "its cgroup was full"}
@@ -150,7 +150,7 @@ def why_it_ended(process: EndedProcess) -> str:
 
 
 def short_cause(process: EndedProcess) -> str:
-    """The first line of `why_it_ended`, cut; the evidence has the whole text."""
+    """The first line of `why_it_ended`, truncated; the evidence has the whole text."""
     line, _, rest = why_it_ended(process).strip().partition("\n")
     cut = line[:_LONGEST_REASON].rstrip()
     return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut

@@ -15,13 +15,14 @@ from otel_ddp.vocabulary.words import TAKEN_BACK
 
 _MOST_INCIDENTS = 8
 _MOST_REASONS = 3
-# A rank that raises may report later than the rank that lost it. So if no process was killed, the
-# verdict waits for further reports, and longer if none has a cause.
+# A rank that raises may report later than a peer that lost its connection to it. So unless a
+# process was killed, the verdict waits for further reports, and longer if none states a cause.
 _OTHERS_REPORT_S = 0.5
 _CAUSE_COMES_S = 2.0
 # The exit code comes after the interpreter has exited, which may take seconds.
 _CODE_COMES_S = 6.0
-# An out-of-memory kill precedes the ends of other ranks by at most this: freeing memory takes time.
+# A killed process may take this long to disappear, as the kernel frees its memory first. Meanwhile
+# other ranks may end because of the kill.
 _KILL_TAKES_S = 2.0
 # Ctrl-C reaches all ranks at once. Errors within this time may follow from it.
 _INTERRUPT_TAKES_S = 1.0
@@ -35,9 +36,9 @@ class _Incident:
     def __init__(self, stall: str) -> None:
         self.members: dict[Labels, EndedProcess] = {}
         self.verdict: Verdict | None = None
-        # Duration and cause of a stall before the ends; empty without one.
+        # Duration and cause of a stall before the ends; empty if there was none.
         self.stall = stall
-        # Silent nodes.
+        # The names of silent nodes.
         self.unheard: Sequence[str] = ()
 
     def includes(self, process: EndedProcess) -> bool:
@@ -52,7 +53,7 @@ class _Incident:
         return max(times) - min(times) <= cause.FOLLOWS_S * 1e9
 
     def update(self, finished: Sequence[EndedProcess]) -> Iterator[Change]:
-        """Update the verdict on the incident."""
+        """Update the verdict on the incident; yields its changes."""
         members, before = list(self.members.values()), self.verdict
         if before is None and not _is_ready(members, finished):
             return
@@ -66,7 +67,7 @@ class _Incident:
 
 
 class Deaths(Detector):
-    """The ends of one run's processes. Each incident is one verdict."""
+    """Judges the ends of one run's processes. Each incident is one verdict."""
 
     def __init__(self) -> None:
         self._incidents: list[_Incident] = []
@@ -81,7 +82,7 @@ class Deaths(Detector):
             return
         self._finished.pop(rank.labels, None)
         for incident in [*self._incidents]:
-            # A restart may move ranks to other nodes.
+            # Compared without the node: a restart may move ranks to other nodes.
             if _rank(rank.labels) not in map(_rank, incident.members):
                 continue
             self._incidents.remove(incident)
@@ -93,8 +94,8 @@ class Deaths(Detector):
     def poll(self, now_ns: int, stall: str = "", unheard: Collection[Labels] = ()) -> list[Change]:
         """Judge the ends since the last poll.
 
-        *stall*: duration and cause of a stall before them; empty without one. *unheard*: silent
-        nodes.
+        *stall*: duration and cause of a stall before the ends; empty if there was none. *unheard*:
+        silent nodes.
         """
         ended, self._ended = self._ended, []
         changes, self._changes = self._changes, []
@@ -148,15 +149,15 @@ def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess])
 
 
 def _was_intended(members: list[EndedProcess]) -> bool:
-    """Whether a person, a scheduler or the program ended the run. *members*: by time."""
+    """Whether a person, a scheduler or the program ended the run. *members*: sorted by time."""
     manners = [cause.manner(each) for each in members]
     if "killed" in manners:
         return False
-    # A launcher requests ends after a failure. Here the request came before any.
+    # A launcher asks ranks to end after a failure. Here the request came before any failure.
     if next((each for each in manners if each != "lost_peer"), None) == "requested":
         return True
-    # Launchers do not send SIGINT by themselves, so all ranks got it. One may have failed because
-    # of it, as in a data loader, before it could report that.
+    # Launchers do not send SIGINT by themselves, so Ctrl-C reached all ranks. It may have made a
+    # rank fail, say in its data loader, before the rank could report the interrupt.
     soonest_ns = members[0].ended_ns
     if any(
         each.reason.startswith("KeyboardInterrupt")
@@ -166,13 +167,13 @@ def _was_intended(members: list[EndedProcess]) -> bool:
         return True
     if set(manners) != {"exit_code"}:
         return False
-    # If all exit with a code, or no other rank is affected, the program intended it: many exit with
-    # 1 on a scheduler's request. But a single rank that reported "failed" has failed.
+    # If all exit with a code, or no other rank is affected, the program intended it: many programs
+    # exit with 1 on a scheduler's request. But a single rank that reported "failed" has failed.
     return len(members) > 1 or members[0].state == "finished" or members[0].world_size == 1
 
 
 def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Order]:
-    """The process that ended first, and how that is known; several if it is not known."""
+    """The process that ended first, and how this is known; several if the first is unknown."""
     if len(members) == 1:
         return members, "only"
     soonest = min(each.ended_ns for each in members)
@@ -204,9 +205,9 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
 
 
 def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
-    """The only signalled process, if it ended first and all others ended because they lost it.
+    """The only signalled process, if it ended first and all others lost their connections to it.
 
-    A launcher signals ranks only after one has ended, so something else signalled this one.
+    A launcher signals ranks only after one has ended, so something else signalled this process.
     """
     # Only processes without a report: a launcher may signal a process that has reported its end.
     requested = [
@@ -244,7 +245,7 @@ def _may_share_cause(first: EndedProcess, other: EndedProcess) -> bool:
 
 
 def _without_numbers(process: EndedProcess) -> str:
-    """Its cause without numbers, which differ between ranks: shards, devices, addresses."""
+    """The cause of an end without numbers, which differ by rank: shards, devices, addresses."""
     return re.sub(r"0x[0-9a-fA-F]+|[\d.]+", "0", cause.why_it_ended(process))
 
 
@@ -265,7 +266,7 @@ def _verdict_of(
         return None
     first, order = _first_ended(members)
     if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
-        # Some lost a peer and the launcher ended the others: the cause is elsewhere.
+        # Some ranks lost a peer and the launcher ended the others: the cause is elsewhere.
         first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
         names, word = say.rank_list(each.labels for each in first), "lost_peer"
         sentence = f"{names} failed {_where(first)}, because of lost connections: {_causes(first)}"
@@ -326,13 +327,13 @@ def _together(first: Sequence[EndedProcess]) -> tuple[str, str]:
 def _other_end(
     lost: Sequence[EndedProcess], finished: Sequence[EndedProcess], unheard: Sequence[str]
 ) -> str:
-    """Where the peer that they lost may be."""
+    """A sentence on the lost peer: on a silent node, among the finished ranks, or unknown."""
     if unheard:
         are, there = say.verb(unheard, "is", "are"), say.verb(unheard, "it is", "they are")
         return f"{', '.join(unheard)} {are} no longer heard: look whether {there} still there"
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
-    # Without evaluators, which have a world of their own.
+    # Finished ranks without evaluators, which have another world size.
     left = [
         each
         for each in finished
