@@ -1,4 +1,4 @@
-"""Finds the ranks that hold up the others, and the cause: the surest sign decides."""
+"""Finds the ranks that hold up the others, and the cause. The most reliable sign decides."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _ADVICE = {
     "rank left out.",
     "crossed": "Each waits in a process group for another one: look at the order of their "
     "collectives.",
-    "device": "What was launched before it does not end: look at this device's errors in `dmesg`, "
+    "device": "A kernel launched before it does not end: look at this device's errors in `dmesg`, "
     "and at the kernels of that phase.",
     "gone": "Look at why it is gone; the others will not go on by themselves.",
     "elsewhere": "Look at the verdicts of the other nodes, and at the network between them.",
     "backend": "Look at the network, the backend's log (NCCL and RCCL: NCCL_DEBUG=INFO), "
     "and the GPUs' errors.",
-    "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Make those "
-    "that need not finish daemons.",
+    "left": "Its output says why it left, and `otel-ddp stacks` where its threads are. Create "
+    "threads that need not finish with daemon=True.",
 }
 _LOOK = "Look at its stack: `otel-ddp stacks`."
 # Advice by the phase of a rank that others wait for.
 _OF_PHASE = {
     "data": "Look at its data loader and at what that reads from.",
-    "checkpoint": 'Look at where it writes to; say phase("checkpoint", expect_s=...) where it may '
+    "checkpoint": 'Look at where it writes to; use phase("checkpoint", expect_s=...) if it may '
     "take longer.",
-    "eval": 'Look at its evaluation; say phase("eval", expect_s=...) where it may take longer.',
+    "eval": 'Look at its evaluation; use phase("eval", expect_s=...) if it may take longer.',
     "compile": "Compilation takes long: look at its log (TORCH_LOGS=recompiles).",
-    "other": f'{_LOOK} If that is an evaluation or a checkpoint, say so: phase("eval") and '
+    "other": f'{_LOOK} If that is an evaluation or a checkpoint, mark it: phase("eval") and '
     'phase("checkpoint") may take longer.',
 }
 
@@ -66,11 +66,11 @@ class Findings(NamedTuple):
     why: str
     advice: str
     node: str
-    """The node of all culprits; empty if there are several."""
+    """The node of all culprits; empty if they are on several nodes."""
 
 
 def find_culprits(living: Sequence[Suspect], ended: Sequence[Suspect], floor_s: float) -> Findings:
-    """Which ranks hold up the living ones."""
+    """Find the ranks that hold up the living ranks. *floor_s*: the shortest limit of a stall."""
     return (
         _unheard(living)
         or _disabled(living, floor_s)
@@ -103,7 +103,7 @@ def _findings(
     )
 
 
-# -- the signs, the surest first
+# -- the signs, the most reliable first
 
 
 def _unheard(living: Sequence[Suspect]) -> Findings | None:
@@ -139,8 +139,8 @@ _Entered = list[tuple[Suspect, Collective]]
 
 
 def _entered(living: Iterable[Suspect]) -> list[tuple[int, _Entered]]:
-    """The number of each collective, and the ranks that entered it; by number."""
-    # A group with gloo for hosts and nccl for devices counts them separately.
+    """For each collective, sorted by number: its number, and the ranks that entered it."""
+    # In a group with gloo for hosts and nccl for devices, each backend has its own numbers.
     found: dict[tuple[str, str, int], dict[Labels, tuple[Suspect, Collective]]] = {}
     for each in living:
         for one in each.known.collectives:
@@ -152,7 +152,7 @@ def _entered(living: Iterable[Suspect]) -> list[tuple[int, _Entered]]:
 
 
 def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks that entered another collective than the others with the same number."""
+    """Ranks that entered a different collective than the others under the same number."""
     for number, entered in _entered(living):
         votes: dict[str, _Entered] = {}
         for each, one in entered:
@@ -162,7 +162,7 @@ def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
         if len(votes) < 2:
             continue
         sizes = sorted(map(len, votes.values()))
-        # Without a majority, either may be wrong.
+        # Without a majority, each side may be wrong.
         tied = sizes[-1] == sizes[-2]
         culprits = [
             each for same in votes.values() if tied or len(same) < sizes[-1] for each, _ in same
@@ -185,7 +185,7 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
         most = max((enqueued for _, _, enqueued in members), default=0)
         for each, group, enqueued in members:
             for other, _, its_enqueued in members:
-                # The device waits in the collective after its last completed one.
+                # The device waits in the collective that follows its last completed one.
                 done = group.device_completed
                 if group.says_who_waits and (
                     its_enqueued < enqueued if done is None else its_enqueued <= done < enqueued
@@ -195,8 +195,8 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
-    # A rank that is late because it waits for a later one is not a culprit. It may wait in the
-    # user's code, `work.wait()`: sleeping counts as waiting if another rank waits for nothing.
+    # A rank that is late because it waits for an even later rank is not a culprit. It may also wait
+    # in the user's code, in `work.wait()`: if some rank waits for nothing, sleep counts as waiting.
     free = [each for each in living if each.labels not in waiting and not each.is_waiting]
     late = [each for each in behind if not each.is_waiting]
     if free:
@@ -221,7 +221,7 @@ def _numbers(
             if group.enqueued is not None and group.size > 1:
                 groups.setdefault(group.name, []).append((each, group))
     for members in groups.values():
-        # Stages of a pipeline differ in their numbers of sends and receives.
+        # Stages of a pipeline differ in how many sends and receives they make: leave these out.
         if with_sends or not any(group.sends for _, group in members):
             yield [(each, group, group.enqueued or 0) for each, group in members]
         else:
@@ -233,11 +233,11 @@ def _numbers(
 
 
 def _not_begun(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks whose devices have not started a collective that other devices are in."""
+    """Ranks whose devices have not started a collective in which other devices are."""
     for number, entered in _entered(living):
         if not {one.state for _, one in entered} >= {_SCHEDULED, _STARTED}:
             continue
-        # A device in another collective waits there.
+        # A device that has started another collective waits there, so it is not late.
         late = [
             (each, one)
             for each, one in entered
@@ -252,8 +252,8 @@ def _not_begun(living: Sequence[Suspect]) -> Findings | None:
             phase, line = device.known.device_phase, _at_line(host)
             why.append(
                 f"the device of {device.name}{_after(device)} has not come to "
-                f"{late[0][1]}, collective number {number}, which the host has put in line"
-                + (f", it is in {phase}" if phase else "")
+                f"{late[0][1]}, collective number {number}, which the host has enqueued"
+                + (f", and is in {phase}" if phase else "")
                 + (f", while its host is {_at(host)}{line}" if line else "")
             )
         why += _waits(living, culprits)
@@ -277,11 +277,11 @@ def _computes(living: Sequence[Suspect]) -> Findings | None:
 
 
 def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks that do not wait."""
+    """Ranks that do not wait for other ranks."""
     culprits = [each for each in living if not each.is_waiting]
     if not culprits:
         return None
-    # In the user's code, `work.wait()`, each of them may wait for a message.
+    # All ranks may wait for messages in the user's code, in `work.wait()`.
     if len(culprits) == len(living) and (found := _behind(living, with_sends=True)):
         return found
     waits = _waits(living, culprits)
@@ -290,7 +290,7 @@ def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
     return _findings(cause, living, culprits, why, _advice(culprits[0]))
 
 
-# -- all living ranks wait, and all are equally far
+# -- all living ranks wait, and all have entered the same collectives
 
 
 def _waiting(living: Sequence[Suspect]) -> str:
@@ -372,7 +372,7 @@ def _at_line(each: Suspect) -> str:
 
 def _own_line(stack: tuple[Frame, ...]) -> Frame | None:
     """The innermost frame outside of installed packages and Python; else the innermost."""
-    # The last one is otel_ddp itself, if its repository is installed in place.
+    # The last entry is otel_ddp itself in an editable installation.
     others = ("/site-packages/", "/lib/python", "<frozen", "/src/otel_ddp/")
     own = (frame for frame in stack if not any(part in frame.file for part in others))
     return next(own, stack[0] if stack else None)

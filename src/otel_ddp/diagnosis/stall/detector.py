@@ -19,16 +19,16 @@ from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, p
 # How long the verdict waits for answers, on one node and on several.
 _ANSWERS_TAKE_NS = 1_500_000_000
 _FROM_NODES_NS = 3_000_000_000
-# How often ranks are asked again while none moves, in floors.
+# While no rank moves, requests are repeated at this interval, as a multiple of `floor_s`.
 _ASK_AGAIN = 1.0
-# How often the stack is requested in phases without hooks, in floors.
+# In phases without hooks, stacks are requested at this interval, as a multiple of `floor_s`.
 _ASK_WHERE_AGAIN = 1 / 8
-# If the agent was paused this long, the ranks may have been paused too.
+# If the agent was paused for longer than this, the ranks may have been paused too.
 _PAUSE_S = 5.0
-# An open verdict is updated, with its post-mortem, when the stall has become longer by this many
-# seconds and by this share.
+# An open verdict and its post-mortem are updated when the stall has become longer by both this many
+# seconds and this share.
 _SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
-# Causes of a stall that was just a long phase. The limit learns from its length.
+# Causes of stalls that may be just long phases. The limits learn from their lengths.
 _JUST_LONG = ("not_reached", "long_phase")
 
 # -- limits
@@ -57,7 +57,7 @@ class _Movement:
         self.longest_s: dict[str, float] = {}
         self.numbers: tuple[tuple[str, int | None], ...] = ()
         self.stack: tuple[Frame, ...] = ()
-        # Whether its stack changes in a phase without hooks, such as an evaluation.
+        # Whether the rank's stack changes in a phase without hooks, such as an evaluation.
         self.moves_unhooked = False
         self.not_learnt_before_ns = 0
 
@@ -73,7 +73,7 @@ class _Movement:
         usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,
-            # p99 takes a sort: computed only if it can matter.
+            # p99 takes a sort, so it is computed only if it can exceed the shortest limit.
             _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
             _STRETCHES * self.longest_s.get(position.phase, 0.0),
         )
@@ -99,7 +99,10 @@ class _Movement:
         self.moved_ns += spent_ns
 
     def learn_stretch(self, phase: str, began_ns: int, ended_ns: int) -> None:
-        """Learn from a phase that the rank has left. Waits depend on other ranks."""
+        """Learn the length of a phase that the rank has left.
+
+        Waits are not learnt: their lengths depend on other ranks.
+        """
         if phase != "comm_wait" and began_ns >= self.not_learnt_before_ns:
             spent_s = (ended_ns - began_ns) / 1e9
             self.longest_s[phase] = max(spent_s, self.longest_s.get(phase, 0.0))
@@ -119,9 +122,9 @@ class _Movement:
         return self.p99_s
 
     def answered(self, known: Evidence) -> Evidence:
-        """Take in the rank's answers; returns the evidence without answers that are outdated."""
+        """Take in the rank's answers; returns the evidence without outdated answers."""
         if known.answered and known.answered_ns > self.moved_ns:
-            # A rank that enqueues more collectives moves, although no hook sees it.
+            # A rank that has enqueued more collectives has moved, although no hook noticed.
             numbers = tuple((each.name, each.enqueued) for each in known.groups)
             if self.numbers and self.numbers != numbers:
                 self.moved_ns = known.answered_ns
@@ -147,16 +150,16 @@ class _Open(NamedTuple):
 
     verdict: Verdict
     findings: Findings
-    # The ranks that were stalled, and for how long, when the sentence was written.
+    # When the sentence was written: the stalled ranks, and for how long they had been stalled.
     stood: frozenset[Labels]
     said_s: float
 
 
 class Stalls(Detector):
-    """The ranks of one run. Times are nanoseconds since 1970 on a monotonic clock."""
+    """Detects stalls of one run. Times are nanoseconds since 1970 by a clock that is never set."""
 
     def __init__(self, floor_s: float = 60.0) -> None:
-        """*floor_s*: the shortest limit."""
+        """*floor_s*: no rank has a shorter limit."""
         self._floor_s = floor_s
         self._unheard: Collection[Labels] = ()
         self._ranks: dict[Labels, _Movement] = {}
@@ -171,14 +174,14 @@ class Stalls(Detector):
         self._patience_s = 0.0
         self._open: _Open | None = None
         self.remark = ""
-        """Appended to the cause in the sentence."""
+        """The caller's addition to the cause in the sentence."""
         self.ended: frozenset[Labels] = frozenset()
         self.limits_s: dict[Labels, float] = {}
         self.questions: dict[Labels, Question] = {}
-        """The requests to send to ranks now; replaced by each poll."""
+        """The requests to send to ranks now; each poll replaces them."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        # A process or step that began after the end of a process does not wait for it.
+        # If a process or step began after another process had ended, it does not wait for that one.
         since_ns = max([rank.began_ns, *(step.began_ns for step in seen.steps[-1:])])
         if self._ended:
             self._ended = {key: each for key, each in self._ended.items() if each[1] >= since_ns}
@@ -201,13 +204,14 @@ class Stalls(Detector):
         if rank is None:
             rank = self._ranks[labels] = _Movement()
         if self._was_paused(now_ns):
-            # The first steps after a pause include it, and are fed before the next poll.
+            # The first steps after a pause include the pause, and are fed before the next poll.
             rank.not_learnt_before_ns = now_ns
         began_ns = steps[0].began_ns
         if began_ns < rank.not_learnt_before_ns:
             return
         rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in steps])
-        # Without `rest`, which sums up many stretches.
+        # In steps with very many parts, the sums of the last parts count as stretches too. They can
+        # only raise the limit.
         longest_ns: dict[int, int] = {}
         for parts in [step.parts for step in steps]:
             for code, spent_ns in zip(parts.codes, parts.spans_ns, strict=True):
@@ -217,10 +221,10 @@ class Stalls(Detector):
             rank.learn_stretch(phase_word(code & PHASE_CODE), began_ns, began_ns + spent_ns)
 
     def poll(self, now_ns: int, unheard: Collection[Labels] = ()) -> list[Change]:
-        """*unheard*: silent nodes."""
+        """Judge the ranks at this moment. *unheard*: silent nodes."""
         self._unheard = unheard
-        # A living process replaces an ended one with the same labels. Ended processes of a larger
-        # world may have finished before the present one started.
+        # The living ranks may wait for ended ones, unless these had a smaller world, as evaluators
+        # do. A living process replaces an ended one with the same labels.
         found = {
             labels: Suspect(position)
             for labels, (position, _) in self._ended.items()
@@ -251,7 +255,7 @@ class Stalls(Detector):
             return []
         self.ended = self._open.stood - living.keys() if self._open is not None else frozenset()
         if self.ended:
-            # They ended in the stall: the remaining ranks would show another cause.
+            # Ranks ended during the stall. Without them the others would show a wrong cause.
             states = [found[each].position.state for each in self.ended & found.keys()]
             return self._close() if "finished" in states else []
         self._over_since_ns = self._over_since_ns or now_ns
@@ -267,13 +271,13 @@ class Stalls(Detector):
         for labels, (position, known, *_) in found.items():
             rank = self._ranks.get(labels)
             before = rank.position if rank is not None else None
-            # Also for a new process with the labels of an ended one.
+            # Start over for a new process that has the labels of an ended one.
             if rank is None or (before is not None and position.alive and not before.alive):
                 rank = self._ranks[labels] = _Movement()
             if paused:
                 rank.pause(spent_ns)
                 rank.not_learnt_before_ns = now_ns
-            # Learn only from phases that were just long.
+            # Learn from the time of a stall only if it may have been just a long phase.
             if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
@@ -294,14 +298,14 @@ class Stalls(Detector):
 
     @property
     def summary(self) -> str:
-        """Duration and cause of the open stall; empty without one."""
+        """Duration and cause of the open stall; empty if there is none."""
         if self._open is None:
             return ""
         return f"for {self._open.said_s:.0f} s: {self._open.findings.why}"
 
     @property
     def suspects(self) -> frozenset[Labels]:
-        """The ranks that were asked and have not moved since."""
+        """The ranks that were sent a request and have not moved since."""
         return frozenset(self._asked)
 
     # -- questions
@@ -322,7 +326,7 @@ class Stalls(Detector):
                 self._asked[labels] = question, now_ns
 
     def _answers_are_in(self, living: Collection[Suspect], now_ns: int) -> bool:
-        """Whether all ranks have answered, or the time for that is over."""
+        """Whether all ranks have answered, or the time to answer is over."""
         nodes = {dict(each.labels).get("node") for each in living}
         take_ns = _ANSWERS_TAKE_NS if len(nodes) == 1 else _FROM_NODES_NS
         if now_ns - self._over_since_ns >= take_ns:
@@ -347,8 +351,9 @@ class Stalls(Detector):
     ) -> bool:
         """Whether the stall may end by itself, after a time that the limits cannot know.
 
-        All ranks wait for ranks on other nodes; or all others have finished, and this rank does
-        what follows a training; or the culprit moves where no hook sees it.
+        True if all ranks wait for ranks on other nodes; if all other ranks have finished, and the
+        last one works on after the training; or if the culprit's stack changes in a phase without
+        hooks.
         """
         ended = {each.position.state for labels, each in found.items() if labels not in living}
         finished = ended == {"finished"}
@@ -373,7 +378,7 @@ class Stalls(Detector):
         still_s = (now_ns - since_ns) / 1e9
         findings = self._find(living, found)
         before = self._open
-        # By cause, culprits and phase.
+        # The first three fields: cause, culprits and phase.
         is_same = before is not None and before.findings[:3] == findings[:3]
         if before is not None and is_same:
             longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.said_s)
@@ -390,7 +395,7 @@ class Stalls(Detector):
             {
                 "cause": findings.cause,
                 "culprits": list(findings.culprits),
-                # The history of a closed stall has no lists.
+                # For the history, which drops lists such as `culprits` from closed verdicts.
                 "node": findings.node,
                 "limit_s": limit_s,
                 "ranks": [
@@ -420,7 +425,7 @@ def _common_labels(found: Iterable[Labels]) -> Labels:
 
 
 def _row(each: Suspect, still_s: float) -> dict[str, Any]:
-    """A row of the evidence."""
+    """The evidence on one rank."""
     position, known, *_ = each
     row: dict[str, Any] = {
         "rank": position.rank,

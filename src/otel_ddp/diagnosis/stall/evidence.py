@@ -11,7 +11,7 @@ Question = Literal["where", "what"]
 
 
 class Frame(NamedTuple):
-    """A line of Python on the stack of a thread."""
+    """A Python frame on the stack of a thread."""
 
     file: str
     line: int | None
@@ -21,7 +21,7 @@ class Frame(NamedTuple):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
-# Torch frames that tell the phase of an unmeasured step.
+# In unmeasured steps the phase is inferred from these torch frames.
 _PHASE_OF_FRAME = {
     ("/torch/utils/data/dataloader.py", "__next__"): "data",
     ("/torch/nn/modules/module.py", "_call_impl"): "forward",
@@ -29,7 +29,7 @@ _PHASE_OF_FRAME = {
     ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
 }
 
-# Backends in which the host waits for a collective; in others the device does.
+# In these backends the host waits for a collective; in all others the device does.
 _ON_HOST = {"", "gloo", "mpi"}
 
 
@@ -39,12 +39,12 @@ class Group(NamedTuple):
     name: str
     size: int
     enqueued: int | None
-    """Gloo includes sends and receives."""
+    """The number of collectives so far; gloo counts sends and receives too."""
     completed: int | None = None
     backend: str = ""
     description: str = ""
     sends: int | None = None
-    """How many of them are sends and receives; None if unknown."""
+    """How many of `enqueued` are sends and receives; None if unknown."""
 
     @property
     def device_completed(self) -> int | None:
@@ -60,9 +60,10 @@ class Group(NamedTuple):
 
     @property
     def says_who_waits(self) -> bool:
-        """Whether a higher number than another rank's means that this rank waits for it.
+        """Whether a rank waits for each rank that has enqueued fewer collectives.
 
-        Hosts run ahead of their devices by different amounts, so there only completions tell.
+        Hosts run ahead of their devices by different amounts. So if devices wait, only completed
+        collectives show who waits for whom.
         """
         backends = {each.rpartition(":")[2] for each in self.backend.split(",")}
         return self.device_completed is not None or backends <= _ON_HOST
@@ -111,7 +112,7 @@ class Evidence(NamedTuple):
     device_phase: str = ""
     """The phase of the rank's device; empty if unknown."""
     device_step: int | None = None
-    """The last step that the device completed; None if it is its host's."""
+    """The last step that the device completed; None if the host is at the same step."""
     kernel: Kernel | None = None
 
     @property
@@ -127,13 +128,13 @@ class Evidence(NamedTuple):
 
     @property
     def has_left(self) -> bool:
-        """Whether the program has ended, and Python waits for its threads."""
+        """Whether the program has ended, and Python waits for the remaining threads."""
         outermost = self.stack[-1] if self.stack else Frame("", None, "")
         return outermost.function == "_shutdown" and outermost.file.endswith("/threading.py")
 
 
 class Position(NamedTuple):
-    """Where a rank is, by its journal."""
+    """The position of a rank in its program, by its journal."""
 
     labels: Labels
     alive: bool
@@ -147,7 +148,7 @@ class Position(NamedTuple):
     written: int = 0
     world: int | None = None
     in_mark: bool = False
-    """It is recording one of our device events, which blocks if the launch queue is full."""
+    """Whether it records one of our device events, which blocks if the launch queue is full."""
     waits_in: frozenset[str] | None = frozenset()
     """The phases of work that may include waits for other ranks; None if unknown."""
 
@@ -161,7 +162,7 @@ class Position(NamedTuple):
         return dict(self.labels).get("rank", "?")
 
 
-# Share of a core above which a thread computes; it may have to share the core.
+# A thread computes if it uses more than this share of a core. It may have to share the core.
 _BUSY = 0.1
 # The innermost Python file of a call to a torch operator.
 _OPERATORS = "/torch/_ops.py"
@@ -187,7 +188,7 @@ class Suspect(NamedTuple):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for other ranks, by its journal, its stack, or its device."""
+        """Whether the rank waits for other ranks, by its journal, its stack, or its device."""
         known = self.known
         if known.has_left:
             return False
@@ -200,7 +201,7 @@ class Suspect(NamedTuple):
 
     @property
     def doing(self) -> Literal["", "computes", "sleeps"]:
-        """What the training thread does, by the kernel."""
+        """What the training thread does, by its CPU time."""
         kernel = self.known.kernel
         if kernel is None or kernel.busy is None:
             return ""
@@ -208,12 +209,12 @@ class Suspect(NamedTuple):
 
     @property
     def has_full_queue(self) -> bool:
-        """Whether its host is blocked by the launch queue, which hides the device's phase."""
+        """Whether a full launch queue blocks the host, and the device's phase is unknown."""
         return self.position.in_mark and not self.known.device_phase
 
     @property
     def device(self) -> Literal["", "computes", "waits"]:
-        """What a device that lags behind its host does; `waits` if it may be waiting."""
+        """What the rank's device does if it lags behind its host; `waits` if it may be waiting."""
         phase, position = self.known.device_phase, self.position
         if not phase or (self.known.device_step is None and phase == position.phase):
             return ""
@@ -222,7 +223,7 @@ class Suspect(NamedTuple):
 
     @property
     def on_device(self) -> Suspect:
-        """The rank at its device's position, if known."""
+        """The rank with its device's phase and step as its position, if these are known."""
         phase, step = self.known.device_phase, self.known.device_step
         if not phase:
             return self
@@ -230,7 +231,7 @@ class Suspect(NamedTuple):
         return self._replace(position=self.position._replace(phase=phase, name="", step=step))
 
     def disabled_by(self, floor_s: float) -> str:
-        """Why it cannot continue, whatever the others do; empty if it can."""
+        """The reason why the rank cannot continue, whatever the others do; empty if it can."""
         kernel, silent_s = self.known.kernel, self.known.silent_s or 0.0
         if kernel is not None and kernel.state in ("T", "t"):
             return "stopped"

@@ -11,13 +11,13 @@ from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
-# Nodes report every second, in very large runs every three. After the first time, verdicts on
-# deaths mention the silent node; after the second, it gets a verdict.
+# Nodes report every second, in very large runs every three. A node that is silent for the first of
+# these times is mentioned in verdicts on deaths; after the second it gets its own verdict.
 _UNHEARD_NS, _MISSED_NS = 5_000_000_000, 12_000_000_000
 # A rank waits if it has not moved for this long and for this many times its longest recent step.
 _STANDS_NS, _STEPS = 5_000_000_000, 2.0
 _STEPS_KEPT = 20
-# If this agent was paused for this long, the silence may be its own.
+# If this agent was paused for this long, nodes may seem silent only because of the pause.
 _PAUSED_NS = 4_000_000_000
 # In these phases a rank does not wait for other ranks.
 _OWN_AFFAIRS = frozenset({"data", *UNUSUAL_PHASES})
@@ -34,12 +34,12 @@ class _Rank:
         self.steps_ns: deque[int] = deque(maxlen=_STEPS_KEPT)
 
     def waits(self, now_ns: int) -> bool:
-        """Whether it probably waits for another rank."""
+        """Whether the rank probably waits for another one."""
         position = self.position
         if position is None or not self.steps_ns or position.phase in _OWN_AFFAIRS:
             return False
-        # Waits in `other` are in the user's own collectives, or for a device that waits. A rank may
-        # also upload its model there after the others have finished.
+        # In `other`, a rank may wait in the user's own collectives, or for a device that waits. Or
+        # it uploads its model after the others have finished.
         may_wait = self.has_device or position.waits_in is None or "other" in position.waits_in
         if position.phase == "other" and (position.name or not may_wait):
             return False
@@ -48,7 +48,7 @@ class _Rank:
 
 
 class Silence(Detector):
-    """The nodes of one run. Ranks on silent nodes are not fed."""
+    """Watches the nodes of one run. Ranks on silent nodes are not fed."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
@@ -75,7 +75,7 @@ class Silence(Detector):
         self._ranks.pop(labels, None)
 
     def leave_out(self, labels: Labels) -> None:
-        # Kept: its node may fail later, and the others then wait for it.
+        # The rank is kept: its node may fail later, and the others would wait for it.
         return
 
     def poll(self, now_ns: int) -> list[Change]:
