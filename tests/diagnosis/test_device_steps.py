@@ -90,5 +90,5 @@ def test_ranks_of_which_no_step_was_timed_are_named() -> None:
         Told(detector, device_clock=True).know(rank)
 
     assert detector.report().insufficient == (
-        "insufficient data: no step yet that the device's clock has timed of rank 0, 1"
+        "insufficient data: the device's clock has not timed a step yet on rank 0, 1"
     )

@@ -1,6 +1,6 @@
 """Opens, updates and closes verdicts on late ranks and nodes, and charges their cost.
 
-`rule` decides when one is late, `phase_table` in which phase.
+`rule` decides whether a rank or node is late, `phase_table` in which phase.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class _Case:
 
     def __init__(self, length: int, verdict: Verdict) -> None:
         self.length = length
-        # Its figures are those of the last check that confirmed it.
+        # The verdict has the figures of the last check that confirmed it.
         self.verdict = verdict
         self.lost_s = 0.0
-        # The end of the last late step, and whether it was late at the last look.
+        # The end of the last late step, and whether the unit was late at the last look.
         self.late_until_ns = 0
         self.is_late = True
         # Moving average of the excess.
         self.usual_s = 0.0
         # Sums over the late steps.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
-        # Another kind and phase, and how many consecutive checks have found them.
+        # A kind and phase other than the verdict's, and how many consecutive checks found them.
         self.other_reading: tuple[Kind, str] | None = None
         self.checks = 0
         self.steps_since_check = 0
 
     def add(self, late: Late, steps: int, lost_s: float) -> None:
-        """Add this many of the last steps, in which it was late."""
+        """Add the last *steps* steps, in which the unit was late."""
         window = late.history.window
         excess_s, step_s = late.excess_s(steps), window.step_s(steps)
         self.late_until_ns = window.last(1)[0].last_ended_ns
@@ -76,7 +76,7 @@ class _Case:
 
 
 class _Look:
-    """Cached figures of the last steps, for several verdicts."""
+    """One look at all units: caches figures of the last steps that several verdicts use."""
 
     def __init__(self) -> None:
         self.late: list[Late] = []
@@ -99,16 +99,16 @@ def _table(history: ExcessHistory, length: int) -> PhaseTable:
 
 
 class Cases:
-    """The late ranks and nodes of one run."""
+    """The verdicts on late ranks and nodes of one run."""
 
     def __init__(self, where: Where) -> None:
         self._where = where
         self.window = Window()
         self.ranks = ExcessHistory(self.window)
-        # Without units if nodes are not comparable.
+        # Has no units if nodes are not comparable.
         self._nodes = ExcessHistory(self.window)
         self._open: dict[Labels, _Case] = {}
-        # Late ranks that wait for a verdict on their node, and for how many steps.
+        # Late ranks whose verdict is held back as their node may get one, and for how many steps.
         self._waiting: dict[Labels, int] = {}
         self.lost_s: dict[Labels, float] = {}
         """Seconds that the others have lost to each rank, including past verdicts."""
@@ -124,7 +124,7 @@ class Cases:
     def start_again(
         self, ranks: Sequence[Labels], left_out: tuple[int, ...], stages: Sequence[int]
     ) -> None:
-        """Set the ranks, in their order, their pipeline stages, and the excluded phases."""
+        """Start over with these ranks and their pipeline stages. *left_out*: excluded phases."""
         self.window = Window(left_out, stages)
         ranked = ranks_of(ranks, stages)
         self.ranks = ExcessHistory(self.window, ranked)
@@ -139,8 +139,8 @@ class Cases:
     def feed(self, step: Compared, works_ns: Sequence[int], world_size: int) -> list[float]:
         """Add a step of all ranks; returns the excess of each.
 
-        *works_ns*: with the usual work for ranks that did something unusual. *world_size*: of the
-        whole job.
+        *works_ns*: the work of each rank, or the usual work if the rank did something unusual.
+        *world_size*: the number of ranks of the whole job.
         """
         self._world_size = world_size
         self.window.append(step)
@@ -240,7 +240,7 @@ class Cases:
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
     def _charge(self, late: Late, wait_s: float, steps: int) -> float:
-        """Charge the unit for *wait_s* of each other rank in each of the last steps.
+        """Charge the unit: every other rank waited *wait_s* in each of the last *steps* steps.
 
         The ranks of a node share the cost equally.
         """
@@ -256,7 +256,7 @@ class Cases:
         reading = look.table(late.history, length).kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         late_for = late.history.late_for(late.i, length)
-        # A verdict on a rank of this node, or on the node of this rank, was charged until then.
+        # Until this step, a verdict on one of these ranks or on their node was charged.
         charged = max([self._charged.get(self.ranks.units[at].labels, 0) for at in late.members])
         wait_s = _share_s(labels, look.excesses_s(length))
         lost_s = self._charge(late, wait_s, min(late_for, self._steps - charged))
@@ -328,7 +328,7 @@ class Cases:
     def close(self, labels: Labels, *, is_over: bool = False) -> None:
         """Close the verdict on this rank or node, if there is one.
 
-        *is_over*: it has recovered; else it may have been late until now.
+        *is_over*: the unit has recovered; else it may have been late until now.
         """
         if case := self._open.pop(labels, None):
             until_ns = case.late_until_ns if is_over or not case.is_late else 0

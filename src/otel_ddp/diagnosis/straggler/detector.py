@@ -27,7 +27,7 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 
 class _Present(NamedTuple):
-    """How all ranks compare, up to step *until*."""
+    """How all ranks compared at step *until*."""
 
     ranks: tuple[RankReport, ...]
     table: PhaseTable | None
@@ -36,7 +36,7 @@ class _Present(NamedTuple):
 
 
 class Stragglers(Detector):
-    """The ranks of one run."""
+    """Detects late ranks and nodes of one run."""
 
     def __init__(self) -> None:
         self._recurring = RecurringStalls()
@@ -50,7 +50,7 @@ class Stragglers(Detector):
         self._alignment = Alignment()
         # The durations of the steps since the last one that all ranks have measured.
         self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
-        # Whether the set of ranks or phases has changed; whether the state of a rank has.
+        # Whether the compared ranks or phases have changed; whether a rank's state has changed.
         self._starts_again = self._has_news = False
         # Whether the waits of all ranks are known from their calls to process groups.
         self._by_calls = False
@@ -59,8 +59,8 @@ class Stragglers(Detector):
         self._waits_unknown = False
         # The pipeline stage of each rank.
         self._stages: Sequence[int] = ()
-        # The number of consecutive steps in which calls did not tell who waits for whom; the reason
-        # for which calls are ignored.
+        # The number of consecutive steps in which calls did not show who waits for whom; the reason
+        # why calls are ignored, if they are.
         self._failed, self._useless = 0, ""
         self._pace = HostPace()
         self._unusual_share = 0.0
@@ -93,7 +93,7 @@ class Stragglers(Detector):
     def _choose(self) -> None:
         """Choose how waits are separated from work."""
         ranks = self._ranks.values()
-        # Calls are times of the host. A device arrives later.
+        # Calls are timed on the host. A device reaches them later.
         by_calls = not self._useless and all(
             each.calls_noted and each.device_clock is None for each in ranks
         )
@@ -105,7 +105,7 @@ class Stragglers(Detector):
         if known != (self._by_calls, self._not_compared, self._waits_unknown):
             self._by_calls, self._not_compared, self._waits_unknown = known
             self._starts_again = True
-            # Some of the work may have been waiting.
+            # What was compared as work may have included waits.
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:
@@ -119,17 +119,17 @@ class Stragglers(Detector):
             self._cases.close_all()
 
     def expect(self, labels: Labels) -> None:
-        """Compare only steps that include this rank from now on."""
+        """From now on, compare only steps that this rank has made too."""
         if self._alignment.add(labels):
             self._change_ranks()
 
     def _change_ranks(self) -> None:
-        # The new set of ranks may agree on their calls.
+        # The calls of the new set of ranks may match.
         self._useless, self._failed, self._has_news = "", 0, True
         self._starts_again = True
 
     def _settle(self) -> None:
-        # Lazily, before the next row or report: each of thousands of ranks may have changed.
+        # Called before the next row or report, not at each change: there may be thousands of ranks.
         if self._has_news:
             self._has_news = False
             self._choose()
@@ -151,7 +151,7 @@ class Stragglers(Detector):
         self._settle()
         facts, columns = row.facts, columns_of(row.facts)
         measured = all(columns.measured)
-        # Ranks with a world of one do not wait for each other.
+        # Ranks with a world size of one do not wait for each other.
         comparable = len(facts) > 1 and self._world_size != 1
         taken = None
         if comparable and measured and self._by_calls:
@@ -159,7 +159,7 @@ class Stragglers(Detector):
         if taken is not None:
             facts, columns = taken.facts, columns_of(taken.facts)
         elif self._waits_unknown or self._by_calls:
-            # Work may include waits.
+            # Work may include waits for other ranks.
             comparable = False
         if measured:
             self.bounds.feed_row(facts, taken and taken.bubble_ns, first=row.first)
@@ -184,7 +184,8 @@ class Stragglers(Detector):
                 self._recurs = False
                 self._recurring.start_again(self._cases.ranks)
             return
-        # A measured step represents those before it, and takes a little longer.
+        # A measured step represents the unmeasured steps before it, too. Measuring makes it longer,
+        # so take the median duration.
         steps, step_ns = len(self._steps_ns), median(self._steps_ns)
         self._steps_ns.clear()
         if not comparable:
@@ -302,20 +303,20 @@ class Stragglers(Detector):
             yield f"collectives of your own in {words}: a rank that is late there cannot be named"
         if self._pace.unclear > limits.EXCESS:
             yield (
-                "a device waits for its host while other hosts are ahead of theirs: whether these "
-                "are faster is not known"
+                "a device waits for its host while other hosts are ahead of their devices: whether "
+                "those hosts are faster is not known"
             )
 
     def _named(self, chosen: Callable[[RankState], object]) -> str:
         return rank_numbers(each.labels for each in self._ranks.values() if chosen(each))
 
     def _ranks_without_steps(self) -> str:
-        """Why the other ranks of the run are not compared, if at most one is."""
+        """If at most one rank is compared: why the others are not. Else empty."""
         ranks = self._alignment
         if len(ranks) > 1 or not (others := self._named(lambda rank: rank.labels not in ranks)):
             return ""
         if untimed := self._named(lambda rank: rank.device_clock and rank.labels not in ranks):
-            return f"no step yet that the device's clock has timed of rank {untimed}"
+            return f"the device's clock has not timed a step yet on rank {untimed}"
         if not len(ranks):
             return "the known ranks make no steps"
         return f"no step yet of rank {others}"

@@ -52,8 +52,8 @@ def evidence_of(
 ) -> dict[str, Any]:
     """The evidence on a late rank or node, per step.
 
-    *reading*: kind of verdict and phase. *table*: of the steps that show it. *ranks*: its own.
-    *others*: how many ranks wait for it, each for *wait_s*.
+    *reading*: kind of verdict and phase. *table*: phases of the steps that show the lateness.
+    *ranks*: the late ranks. *others*: how many ranks wait, each for *wait_s* per step.
     """
     history, i, length = late
     window, (kind, phase) = history.window, reading
@@ -86,12 +86,12 @@ def evidence_of(
 
 
 def sentence_of(verdict: Verdict, advice: str = "") -> str:
-    """The sentence. *advice* replaces the usual advice."""
+    """The sentence of a verdict. *advice* replaces the usual advice."""
     evidence = verdict.evidence
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
     lost = say.cost(evidence["others"], evidence["lost_per_s"])
     where, waits_in = "", evidence.get("waits_in", "")
-    # A group of all ranks is no information.
+    # A group of all ranks would tell the reader nothing.
     if waits_in and not waits_in.endswith("all ranks"):
         where = f" Others wait for it first in {waits_in}."
     return f"{what}; {lost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
@@ -159,16 +159,16 @@ class RankReport(NamedTuple):
     excess: Mapping[str, float]
     """The excess by phase, and `all`, as shares of the median step; without excluded phases."""
     lost_s: float
-    """How long the other ranks of the job have waited for it during verdicts on it."""
+    """How long the other ranks of the job have waited for this rank during verdicts on it."""
     work_s: float | None = None
     waits_s: Mapping[Collective, float] = MappingProxyType({})
-    """Its waits in a step, by collective; empty if they are unknown."""
+    """How long the rank waits in a step, by collective; empty if unknown."""
 
 
 class Report(NamedTuple):
     """How the ranks of a run compare."""
 
     ranks: tuple[RankReport, ...]
-    """Including ended ranks with a cost."""
+    """All compared ranks, and ended ranks for which others have waited."""
     insufficient: str
     """`insufficient data: ...` if the ranks cannot be compared: no verdict then means nothing."""

@@ -1,11 +1,12 @@
 """Corrects the steps of devices that are bound by their hosts.
 
-If all hosts are equally slow, in loading or launching, one happens to run ahead of its device. This
-device never runs dry and waits for the others, which idle in every step. Such idling would look
-like lateness. So a rank counts as late only by what its host needs more than the other hosts.
+If all hosts are equally slow, in loading or launching, one host happens to run ahead of its device.
+That device never runs dry and waits for the other devices, which idle in every step. Such idle time
+would look like lateness. So a rank is late only by the time that its host needs beyond the others.
 
-Conversely, of several late hosts one happens to be the last. Its device idles, and the others'
-devices wait for it. Without it they would idle themselves, so their hosts count as late as well.
+Conversely, if several hosts are late, one happens to be the last. Its device idles, and the devices
+of the other late hosts wait for it. Without the last host these devices would idle themselves, so
+their hosts count as late as well.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
 
 class _More(NamedTuple):
-    """The excess of a host's usual needs over the other hosts'."""
+    """By how much longer a host usually needs than the other hosts."""
 
-    # By phase; `data` assumes that the other loaders are still as slow as they have shown.
+    # By phase. For `data`, the other loaders are assumed to be still as slow as they have been.
     needs_ns: list[float]
     # Further excess in `data` if the other loaders have become faster.
     hidden_ns: float
@@ -40,7 +41,7 @@ class _More(NamedTuple):
 
 
 class HostPace:
-    """The hosts of the ranks of one run."""
+    """Corrects the steps of one run for hosts that slow their devices down."""
 
     def __init__(self) -> None:
         self._hosts: dict[Labels, HostNeed] = {}
@@ -51,7 +52,7 @@ class HostPace:
         due to a slow host."""
 
     def begin(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        """Add steps of a rank as soon as they are read."""
+        """Learn from a rank's first steps, as soon as they are read."""
         if steps and steps[0].host_ns is not None:
             self._hosts.setdefault(labels, HostNeed()).begin(steps)
 
@@ -68,8 +69,8 @@ class HostPace:
         rank hides moved from waiting to work."""
         if not self.follow(facts):
             return facts
-        # From the minimum. From the median, two idle ranks of three would hide half of each other's
-        # idle time.
+        # Idle time is measured from the minimum. From the median, two idle ranks of three would
+        # hide half of each other's idle time.
         least_ns = list(map(min, zip(*[each.phases_ns for each in facts], strict=True)))
         idle_ns = [_idle_ns(each, least_ns) for each in facts]
         if not any(map(any, idle_ns)):
@@ -95,7 +96,7 @@ class HostPace:
 
 
 class _Hosts:
-    """What the hosts of all ranks usually need, at the present duration of a step."""
+    """The usual needs of all ranks' hosts, at the present duration of a step."""
 
     def __init__(self, needs: Sequence[HostNeed], step_ns: int) -> None:
         self._needs = needs
@@ -125,7 +126,8 @@ class _Hosts:
         return _More(needs_ns, hidden_ns, _are_alike(self._launches_ns[i], self._ordered_ns))
 
     def lacks_ns(self, latest: int) -> list[float]:
-        """How much faster each host is than the *latest* rank's, in phases where that is late."""
+        """How much faster each host is than the *latest* rank's host, in the late phases of that
+        host."""
         needs_ns = [(at, ns) for at, ns in enumerate(self.more(latest).needs_ns) if ns]
         return [
             sum([max(ns - more_ns[at], 0.0) for at, ns in needs_ns]) for more_ns in self._more_ns
@@ -133,7 +135,7 @@ class _Hosts:
 
 
 def _are_alike(own_ns: float, ordered_ns: Sequence[float]) -> bool:
-    """Whether at least half of the other hosts need as long; 0 is unknown.
+    """Whether at least half of the other hosts need as long as this one; 0 means unknown.
 
     *ordered_ns*: the sorted times of all hosts, including this one.
     """
@@ -143,7 +145,8 @@ def _are_alike(own_ns: float, ordered_ns: Sequence[float]) -> bool:
 
 
 def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
-    """By phase: the time above the fastest rank's if the device was mostly bound by its host."""
+    """The idle time by phase: the time beyond the fastest rank's, if the host bound the device for
+    most of the phase; else 0."""
     paced_ns = facts.paced_ns or (0,) * len(WORK_PHASES)
     return [
         took - least if 2 * paced > took else 0
@@ -152,7 +155,8 @@ def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
 
 
 def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) -> dict[int, float]:
-    """How late each rank is whose device idles, or would idle without waits for other ranks."""
+    """By how much each rank is late whose device idles, or would idle if it did not wait for other
+    ranks."""
     found = {i: min(ns, sum(hosts.more(i).needs_ns)) for i, ns in enumerate(idle_ns) if ns}
     latest = max(found, key=found.__getitem__)
     latest_ns = found[latest]
@@ -169,7 +173,8 @@ def _adjusted(
 ) -> tuple[StepFacts, float]:
     """The corrected step of one rank, and the part of the correction that is unclear."""
     share = late_ns / sum(more.needs_ns) if late_ns else 0.0
-    # By the host's phases: a host that is late in one phase lets its device idle in a later one.
+    # Count the lateness in the phases of the host: if the host is late in one phase, its device may
+    # idle in a later one.
     kept_ns = [round(share * ns) - idle for ns, idle in zip(more.needs_ns, idle_ns, strict=True)]
     found = facts._replace(
         phases_ns=tuple(map(add, facts.phases_ns, kept_ns)),
@@ -192,16 +197,17 @@ class HostNeed:
         self._first_ns: list[tuple[int, ...]] = []
         self._last_first = 0
         self._usual_ns = [0.0] * len(WORK_PHASES)
-        # By phase: the number of consecutive outliers, and the least of them.
+        # By phase: the number of consecutive outliers, and the smallest of them.
         self._far = [(0, 0)] * len(WORK_PHASES)
         # The usual time in `other`, without waits for the device.
         self._alone_ns = 0.0
         self._steps = 0
-        # Moving average of waits for batches; its maximum in this block of steps and the previous.
+        # Moving average of waits for batches; its maximum in the present and the previous block of
+        # steps.
         self._load_ns = 0.0
         self._shown_ns = [0.0, 0.0]
         self._shown_first_ns = 0.0
-        # Between steps: the duration, and the device's lag at its start.
+        # For the last gaps between steps: the duration, and the device's lag at the start.
         self._between_ns: deque[tuple[int, int]] = deque(maxlen=limits.NEED_WAITS_STEPS)
         self.waits: bool | None = None
         """Whether the host waits for its device between steps; None if unknown yet."""
@@ -264,7 +270,8 @@ class HostNeed:
     def usual_ns(self, others_wait: bool) -> list[float]:
         """The usual time by phase, without waits for its device between steps.
 
-        *others_wait*: other hosts wait. Most likely this one runs the same program.
+        *others_wait*: whether other hosts wait for their devices. If that is unknown for this host,
+        it is assumed to do the same: most likely it runs the same program.
         """
         if self.waits is False or not (self.waits or others_wait):
             return self._usual_ns
@@ -273,10 +280,11 @@ class HostNeed:
     def loads_ns(self, rank: HostNeed) -> float:
         """How long this loader may take for a batch.
 
-        While batches are ready, that may be as long as the other *rank*'s, if it has shown half.
+        While batches are ready, the time is hidden. It may be as long as that of *rank*'s loader,
+        if this loader has ever taken at least half of that.
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
-        # Slow first batches do not count if that rank's were slow as well.
+        # Slow first batches do not count if *rank*'s first batches were slow as well.
         starts_slowly = rank._shown_first_ns > limits.NEED_STARTS_SLOWLY * theirs_ns
         most_ns = max(shown_ns, 0 if starts_slowly else self._shown_first_ns)
         if usual_ns < limits.NEED_READY * most_ns:
@@ -285,15 +293,15 @@ class HostNeed:
 
     @property
     def waits_ns(self) -> float:
-        """The usual wait for a batch."""
+        """How long the host usually waits for a batch."""
         return self._usual_ns[_DATA]
 
 
 def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | None:
     """Whether the host waits for its device between steps, as in `.item()`.
 
-    Then the device has caught up by the end, and the time is longer by the device's lag. The
-    duration of other work does not depend on the lag.
+    If it does, the device has caught up at the end of the gap, and the gap is longer by the
+    device's lag. The duration of other work does not depend on the lag.
     """
     if len(between_ns) < limits.NEED_WAITS_STEPS:
         return before
@@ -306,7 +314,7 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | No
     with_wait_ns = _spread_ns([took for took, _ in between_ns])
     alone_ns = _spread_ns([took - behind for took, behind in between_ns])
     if max(with_wait_ns, alone_ns) < limits.NEED_TICK_NS:
-        # Not decidable without variation.
+        # If neither varies, it cannot be decided.
         return before
     if alone_ns < limits.NEED_CLEARLY_LESS * with_wait_ns:
         return True
@@ -329,7 +337,7 @@ class LaunchNeed:
 
     def __init__(self) -> None:
         self._steps = 0
-        # The steps in which it could be measured: their index and launch time.
+        # For each step in which it could be measured: the index of the step, and the launch time.
         self._shown: deque[tuple[int, int]] = deque(maxlen=limits.LAUNCH_MOST)
 
     def follow(self, facts: StepFacts) -> None:
@@ -341,7 +349,7 @@ class LaunchNeed:
             self._shown.append((self._steps, sum(map(facts.host_ns.__getitem__, _COMPUTE))))
 
     def usual_ns(self, step_ns: float) -> float:
-        """The usual time at the present duration of a step; 0 if unknown."""
+        """The usual launch time; 0 if unknown, or too long for a step of *step_ns*."""
         while self._shown and self._steps - self._shown[0][0] > limits.LAUNCH_SHOWN_STEPS:
             self._shown.popleft()
         if len(self._shown) < limits.LAUNCH_FEWEST:

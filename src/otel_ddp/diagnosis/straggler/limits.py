@@ -16,7 +16,7 @@ MOST_WAITING = 1000
 COUNT_DIFFERENTLY_AFTER = 50
 # A rank without a step during this many steps of another one has gone silent.
 SILENT_AFTER = 200
-# If fewer of the recent steps are known of all ranks, they are not comparable.
+# If less than this share of the recent steps is known of all ranks, they are not comparable.
 LEAST_IN_COMMON = 0.5
 # The most steps between two that all ranks have measured. At one in 64, there are never 200.
 MOST_UNMEASURED = 1000
@@ -30,7 +30,8 @@ WINDOWS = 3
 # second, so checking fast steps more often would report hardly anything sooner.
 STRIDE = 10
 LOOK_NS = 200_000_000
-# Shares of the median step: to open a verdict, in each of its three windows, and to close it.
+# The least excess as a share of the median step: to open a verdict; in each of its three windows.
+# Below EXCESS_OVER the verdict closes.
 EXCESS = 0.05
 EXCESS_PER_WINDOW = 0.025
 EXCESS_OVER = 0.025
@@ -38,27 +39,27 @@ EXCESS_OVER = 0.025
 # EWMA: less is the noise of a rank that has recovered. STILL_FOLLOWS: the EWMA factor, by check.
 STILL = 0.25
 STILL_FOLLOWS = 0.05
-# The least excess of a window, as a share of the largest window's.
+# The least excess of a window, as a share of the excess in the window with the largest one.
 ALIKE = 0.4
 # Pauses of a rank are rare: at most this share of the steps.
 PAUSES = 0.05
-# Clocks, hooks and the scheduler make smaller differences. Less than EXCESS_OVER_NS closes a
-# verdict.
+# The least excess to open a verdict: clocks, hooks and the scheduler cause smaller ones. Below
+# EXCESS_OVER_NS the verdict closes.
 EXCESS_NS = 500_000
 EXCESS_OVER_NS = 250_000
 # The share of steps in which the rank is above the others exceeds one half by this many standard
 # deviations of a fair coin: 78 % of 90 steps, 65 % of 300.
 SIGMAS = 5.3
 # If 90 steps take longer than this, fewer suffice: as many as take this long, but at least
-# SOON_FEWEST. Then each step is above EXCESS_PER_WINDOW, and each window exceeds the unit's own
-# standard deviation (over the shortest of LENGTHS) by SOON_SIGMAS.
+# SOON_FEWEST. Then each step must be above EXCESS_PER_WINDOW, and each window above SOON_SIGMAS
+# times the unit's own standard deviation (over the shortest of LENGTHS).
 SOON_NS = 12 * 10**9
 SOON_FEWEST = 12
 SOON_SIGMAS = 5.0
-# The first steps of a process allocate, compile, and start workers.
+# The first steps of a process are not compared: it allocates, compiles, and starts workers.
 FIRST_STEPS = 20
 # A step is excluded if more than this share of the ranks are unusual in it; else only these ranks
-# are. With fifteen ranks or fewer, one suffices.
+# are. With fifteen ranks or fewer, one unusual rank suffices.
 UNUSUAL = 1 / 16
 # An open verdict changes its phase after this many consecutive checks that agree, and the number of
 # steps between checks.
@@ -69,52 +70,53 @@ CHECK_EVERY = 30
 
 # Calls are ignored after this many consecutive steps in which it is unknown who waits for whom.
 CALLS_FAIL = 10
-# The number of steps that show in which calls others wait for a late rank.
+# In which calls others wait for a late rank is found from this many of the last steps.
 CALLS_KEPT = 9
-# The number of ranks of a node that are examined for that, each with as many others.
+# For that, at most this many ranks of a node are examined, each with at most this many others.
 CALLS_ALIKE = 8
 
-# -- the rule for nodes: as for a rank, by the median of its ranks; and they are late alike
+# -- the rule for nodes: that for ranks, applied to the median of a node's ranks; all must be late
 
-# Each rank of a late node is late by at least this share of the node's excess. Of the ranks on
-# other nodes, at most NODE_OTHERS are.
+# Each rank of a late node is late by at least this share of the node's excess.
 NODE_ALIKE = 0.5
-# Each is also late by at least this share of the latest rank's excess: of two ranks, a single late
-# one raises the node's median by half of its excess.
-NODE_OF_LATEST = 1 / 3
+# At most this share of the ranks on other nodes is as late.
 NODE_OTHERS = 1 / 8
+# Each rank of a late node is also late by at least this share of its latest rank's excess. Without
+# this limit, a single late rank of two would raise the node's median by half of its own excess.
+NODE_OF_LATEST = 1 / 3
 # A node cannot be late if it has more than this many times the ranks of all other nodes: one fast
 # rank elsewhere does not make a node of eight late.
 NODE_OUTNUMBERS = 2
 # If the ranks of a node are late alike, their own verdicts wait this many steps for the node's.
 NODE_WAITS = 60
-# With more ranks or nodes, the usual is estimated from this many. Costs 1 % of a deviation.
+# With more ranks or nodes, the usual time is estimated from a sample of this many.
 COMPARED_WITH = 64
-# From this number on, steps are stored packed, and the report is computed once a stride, from fewer
-# steps.
+# From this number of ranks on, steps are stored as packed arrays, and the report is computed once a
+# stride, from fewer steps.
 MANY_RANKS = 256
-# The step time without late ranks is shown if it is shorter by this share.
+# A verdict shows the step time without late ranks if that is shorter by at least this share.
 WHAT_IF = 0.01
 
 # -- phase and side of a late rank
 
-# A phase, or unequal work, explains an excess if it holds this share of it. Hysteresis: a new
-# answer takes PHASE_MARGIN more, the present one less.
+# A phase, or unequal work, explains an excess if it accounts for this share of the excess.
+# Hysteresis: a new answer needs PHASE_MARGIN more, the present answer PHASE_MARGIN less.
 PHASE_MOST_OF = 0.7
 PHASE_MARGIN = 0.15
-# Forward and backward are slow alike if one is slower by at least this share of the other.
+# Forward and backward are slow alike if the relative excess of one is at least this share of the
+# other's.
 PHASE_ALIKE = 0.5
-# A device has little work left if its lag is at most SIDE_FEW of the others' lag, and no more than
-# they have if its lag exceeds theirs by at most SIDE_MORE of the excess.
+# A device has little work queued if its lag is at most SIDE_FEW of the others' lag. It has no more
+# work queued than the others if its lag exceeds theirs by at most SIDE_MORE of the excess.
 SIDE_FEW, SIDE_MORE = 0.5, 0.2
 
 # -- recurring stalls
 
-# The least excess of a stall, as a share of a step; and absolute: less is due to clocks and
-# scheduling.
+# The least excess of a stall, as a share of a step, and in nanoseconds: clocks and scheduling cause
+# smaller ones.
 RECURS_OF_STEP = 0.5
 RECURS_SHORTEST_NS = 2_000_000
-# The most steps between two steps of one stall.
+# Steps with an excess count as one stall if they are at most this many steps apart.
 RECURS_APART = 3
 # The least share of a stall for which the others wait. Hosts ahead of their devices may stall in
 # turn without making others wait.
@@ -122,64 +124,72 @@ RECURS_WAITED = 0.5
 # The last RECURS_REGULAR stalls recur if the coefficient of variation of their distances is below
 # RECURS_ALIKE. Random pauses are that regular once in a million.
 RECURS_REGULAR, RECURS_ALIKE = 7, 0.05
-# The typical other rank stalls at most this share of the time in the same phase.
+# The typical other rank stalls in the same phase for at most this share of the rank's time in
+# stalls.
 RECURS_OF_OTHERS = 0.1
-# The number of stalls for the figures of a verdict. It closes if they become less regular than
-# this, or if the next is overdue by this many times the longest distance.
+# The figures of a verdict come from the last RECURS_SHOWN stalls. It closes if the coefficient of
+# variation of their distances is above RECURS_ALIKE_STILL, or if no stall came for RECURS_OVERDUE
+# times the longest distance.
 RECURS_SHOWN = 30
 RECURS_ALIKE_STILL = 0.5
 RECURS_OVERDUE = 2.5
-# The share of the time that they cost the others: to open the verdict, and to close it.
+# The stalls' share of the time: above RECURS_COST a verdict opens, below RECURS_STILL it closes.
 RECURS_COST, RECURS_STILL = 0.05, 0.025
-# The phase of a stall holds at least this share of it.
+# A stall is in one phase if that holds at least this share of the stall; else its phase is `mixed`.
 RECURS_MOST_OF = 0.7
 
 # -- hosts that pace their devices
 
-# EWMA factor of the unclear share of the step.
+# EWMA factor of the share of the step in which a device idles for an unknown reason.
 PACE_FORGETS = 0.02
-# Extra time of a host in a phase is ignored below this part of the step.
+# If a host needs less than 1/PACE_SMALL of the step longer in a phase, that is ignored.
 PACE_SMALL = 64
 # Hosts launch alike if one needs at least this share of the other's time.
 PACE_ALIKE = 0.9
 # The usual time of a host starts as the median of its first steps.
 NEED_BEGINS = 20
-# Then it follows by this EWMA factor; a step counts as at most NEED_FAR times the usual.
+# Later steps change the usual time by this EWMA factor; each counts as at most NEED_FAR times the
+# usual time.
 NEED_FOLLOWS = 0.05
 NEED_FAR = 3.0
-# After this many consecutive steps above that, it jumps to the least of them.
+# After this many consecutive steps above NEED_FAR times the usual time, the shortest of them is the
+# new usual time.
 NEED_STAYS = 10
-# A loader with batches ready hides how long it takes. What it has shown counts for at least this
-# many steps: equal loaders need thousands to change places.
+# While a loader has batches ready, the time that it takes for a batch is hidden. Then the longest
+# wait so far counts for at least this many steps: equal loaders overtake each other that seldom.
 NEED_SHOWN_STEPS = 10_000
-# EWMA factor of the waits for batches, so that no loader is slow by chance.
+# EWMA factor of the waits for batches: a few slow batches do not make a loader slow.
 NEED_SHOWS = 0.02
-# The loader is ahead if its host waits less than this share of what the loader has shown: all ranks
-# go at one pace, so a shorter wait is a lead, not a faster loader.
+# A loader is ahead if its host waits for less than this share of its longest wait so far: all ranks
+# go at one pace, so a shorter wait comes from prefetched batches, not from a faster loader.
 NEED_AHEAD = 0.95
-# It has batches ready if the host waits less than this share. Then the time it takes may have shown
-# in only NEED_SHOWN_IN of the first steps: equal loaders soon get ahead of the slowest.
+# A loader has batches ready if its host waits for less than this share of its longest wait. Its
+# time for a batch may then have shown in only NEED_SHOWN_IN of the first steps.
 NEED_READY = 0.5
 NEED_SHOWN_IN = 4
-# Unless first batches take this many times longer than later ones, also on the rank that waits.
+# First batches are ignored if they took this many times longer than later ones, also on the rank
+# that waits.
 NEED_STARTS_SLOWLY = 1.5
 # How often, and over how many steps, to check whether a host waits for its device between steps.
 NEED_CHECK_EVERY = 10
 NEED_WAITS_STEPS = 60
-# The share of outliers to ignore.
+# This share of the gaps between steps is ignored as outliers.
 NEED_ODD = 0.1
 # A host waits for its device if its time between steps varies less without the wait than with it,
 # by this factor at least. It does not wait if both vary alike.
 NEED_CLEARLY_LESS = 0.6
-# Less is no variation.
+# A smaller variation counts as none.
 NEED_TICK_NS = 50_000
-# A device has caught up if its remaining lag is below a tick or this part of the lag.
+# A device has caught up if its remaining lag is below NEED_TICK_NS plus 1/NEED_DONE_PART of its lag
+# at the start.
 NEED_DONE_PART = 64
 # If a device is bound by its host for this share of a step's compute, the host's time shows what it
 # needs to launch: it was not blocked by a full queue.
 LAUNCH_KEEPS_UP = 0.8
-# The number of such steps that are needed and used, and for how many steps they count.
+# At least LAUNCH_FEWEST such steps are needed, and at most LAUNCH_MOST are used, each of them for
+# LAUNCH_SHOWN_STEPS steps.
 LAUNCH_FEWEST, LAUNCH_MOST = 3, 30
 LAUNCH_SHOWN_STEPS = 2_000
-# Outdated if above this many times the present step: a host cannot need longer than a step.
+# A launch time above this many times the present step is outdated: a host cannot need longer than a
+# step.
 LAUNCH_OUTDATED = 1.25

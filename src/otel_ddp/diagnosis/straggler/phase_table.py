@@ -1,4 +1,4 @@
-"""The time of each unit by phase: finds the phase in which one is late, or unequal work."""
+"""Tabulates the time of ranks or nodes by phase; finds their late phases, and unequal work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_PHASES = ("other", "data", "forward")
 
 
 class _Need(NamedTuple):
-    """What a unit needed: medians over the steps, and over the ranks of a node."""
+    """The time that a unit needed: medians over the steps, and over the ranks of a node."""
 
     work_s: float
     phases_s: tuple[float, ...]
@@ -71,7 +71,7 @@ class PhaseTable:
         self._left_out = left_out
         self._words = [word for at, word in enumerate(WORK_PHASES) if at not in left_out]
         self._needs: dict[int, _Need] = {}
-        # By stage: the units from which the usual is estimated.
+        # By pipeline stage: the units from which the usual need is estimated.
         self._samples = {
             stage: [places[at] for at in some_of(len(places))]
             for stage, places in by_stage([unit.stage for unit in units]).items()
@@ -99,15 +99,15 @@ class PhaseTable:
         return self._usual[key]
 
     def work_s(self, i: int) -> float:
-        """The work of unit *i* in a step."""
+        """The time that unit *i* works in a step."""
         return self._need(i).work_s
 
     def others_work_s(self, i: int) -> list[float]:
-        """The work of the others, or of a sample of them."""
+        """The time that the other units work in a step, or a sample of them."""
         return [self._need(at).work_s for at in self._others(i)]
 
     def left_out_s(self) -> float:
-        """The time of the rank with the most time in excluded phases."""
+        """The longest time of any rank in excluded phases."""
         left_out_ns = [
             median([sum([each.phases_ns[at][i] for at in self._left_out]) for each in self._steps])
             for i in range(len(self._steps[0].works_ns))
@@ -132,10 +132,9 @@ class PhaseTable:
     def side(self, i: int, phase: str) -> str:
         """`host` or `device`, whichever makes unit *i* late in this phase.
 
-        A device is late because of its host if most of the excess is time in which it was bound by
-        the host. In forward and data it may also idle before the first launch, and lag at the end.
-        But a slow device lags at least as much as the devices of others. Empty without a device
-        clock.
+        A device is late because of its host if it was bound by the host for most of the excess. In
+        forward and data, also if it had little work queued at the start or the end of the phase: a
+        slow device lags at least as much as the others' devices. Empty without a device clock.
         """
         paced_s = self._need(i).paced_s
         if paced_s is None:
@@ -217,14 +216,14 @@ class PhaseTable:
 
 
 def _against(before: str | None, answer: str) -> float:
-    """Hysteresis: what a new answer needs more than a threshold, and the present one less."""
+    """Hysteresis: raises the threshold for a new answer, and lowers it for the present one."""
     if not before:
         return 0.0
     return -limits.PHASE_MARGIN if before == answer else limits.PHASE_MARGIN
 
 
 def some_of(many: int) -> Sequence[int]:
-    """The indices of all units, or an even sample of many."""
+    """The indices of all units, or of an evenly spaced sample if there are many."""
     if many <= limits.COMPARED_WITH:
         return range(many)
     return range(0, many, -(-many // limits.COMPARED_WITH))

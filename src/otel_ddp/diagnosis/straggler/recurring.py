@@ -25,7 +25,7 @@ class _Stall(NamedTuple):
     """A stall in one step, or in several close ones."""
 
     number: int
-    # The last step.
+    # The number of the last step.
     last: int
     ended_ns: int
     # The duration of the step without the stall.
@@ -44,7 +44,7 @@ class _Rank:
 
 
 class RecurringStalls:
-    """The ranks of one run. Fed each step of all ranks, including unusual ones."""
+    """Finds recurring stalls in one run. It is fed unusual steps, too."""
 
     def __init__(self) -> None:
         self._left_out: Sequence[int] = ()
@@ -56,7 +56,7 @@ class RecurringStalls:
         """Seconds that other ranks have waited in recurring stalls, by rank."""
 
     def start_again(self, history: ExcessHistory) -> None:
-        """Set the compared ranks."""
+        """Start over with the ranks of *history*."""
         for rank in self._ranks:
             self._close(rank)
         self._left_out = history.window.left_out
@@ -75,7 +75,7 @@ class RecurringStalls:
         *excesses_ns*: None if the step is unusual. *others*: how many other ranks the job has.
         """
         for i, phase, stall, waited_ns in self._pending:
-            # For a stall after the last wait of a step, the others wait in the next step.
+            # If a stall comes after the last wait of a step, the others wait in the next step.
             if waited_ns + _waited_ns(i, facts) >= limits.RECURS_WAITED * stall.excess_ns:
                 self._append(self._ranks[i], phase, stall, others)
         for rank in self._ranks:
@@ -105,9 +105,9 @@ class RecurringStalls:
         collected_ns = sum([each.garbage_ns for each in facts])
         for i, (each, excess_ns) in enumerate(zip(facts, excesses_ns, strict=True)):
             if each.garbage_ns:
-                # Minus the mean of the others: ranks that collect in turn cancel out.
+                # The others' mean is subtracted: if ranks collect in turn, they cancel out.
                 mean_ns = (collected_ns - each.garbage_ns) / (len(facts) - 1)
-                # A collection while the rank waits itself delays no other rank.
+                # A collection while the rank itself waits delays no other rank.
                 more_ns = min(each.garbage_ns - mean_ns, excess_ns)
                 if more_ns > limits.EXCESS_NS:
                     yield i, GARBAGE, more_ns
@@ -118,7 +118,7 @@ class RecurringStalls:
 
     def _append(self, rank: _Rank, phase: str, stall: _Stall, others: int) -> None:
         stalls, more_ns = rank.stalls.setdefault(phase, []), stall.excess_ns
-        # Close stalls are joined, but not garbage collections.
+        # Stalls a few steps apart count as one; garbage collections do not.
         if stalls and phase != GARBAGE and stall.number <= stalls[-1].last + limits.RECURS_APART:
             first = stalls.pop()
             excess_ns = first.excess_ns + more_ns
@@ -199,14 +199,14 @@ def _sum_ns(stalls: Sequence[_Stall]) -> float:
 
 
 def _every(stalls: Sequence[_Stall]) -> float:
-    """The mean distance in steps."""
+    """The mean distance of consecutive stalls, in steps."""
     return (stalls[-1].number - stalls[0].number) / (len(stalls) - 1)
 
 
 def _varies(stalls: Sequence[_Stall]) -> float:
     """The coefficient of variation of the distances.
 
-    Half a step is subtracted: stalls every 5.5 steps have distances of 5 and 6.
+    Half a step is subtracted from the deviation: stalls every 5.5 steps have distances of 5 and 6.
     """
     mean = _every(stalls)
     gaps = [later.number - earlier.number for earlier, later in pairwise(stalls)]
@@ -215,7 +215,7 @@ def _varies(stalls: Sequence[_Stall]) -> float:
 
 
 def _cost(stalls: Sequence[_Stall]) -> float:
-    """Their share of the time between the first and the last one."""
+    """The stalls' share of the time between the first and the last stall."""
     return _sum_ns(stalls[1:]) / max(stalls[-1].ended_ns - stalls[0].ended_ns, 1)
 
 

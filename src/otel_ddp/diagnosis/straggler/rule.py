@@ -13,7 +13,8 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, some_of
 from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
-# Length, its number of strides, and in how many of its steps a late unit is above the others.
+# Each length, its number of strides, and in how many of its steps at least a late unit is above the
+# others.
 _OFTEN = [
     (length, length // limits.STRIDE, length / 2 + limits.SIGMAS * length**0.5 / 2)
     for length in limits.LENGTHS
@@ -21,9 +22,9 @@ _OFTEN = [
 
 
 def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]) -> int | None:
-    """The number of last steps over which unit *i* is late; None if it is not.
+    """The number of last steps that show that unit *i* is late; None if it is not late.
 
-    *table*: returns the phases of that many last steps.
+    *table*: returns the phase table of this many last steps.
     """
     for length in _lengths_often_above(history, i):
         if _stands_out(history, i, length) and _is_among_slowest(table(length), i):
@@ -40,7 +41,7 @@ def is_over(history: ExcessHistory, i: int, length: int) -> bool:
 def is_alike_no_more(nodes: ExcessHistory, i: int) -> bool:
     """Whether a rank of a late node has recovered.
 
-    Uses the longest length, as a single rank varies more than a median.
+    Uses the longest length, as a single rank varies more than the median of a node.
     """
     length = limits.LENGTHS[-1]
     if len(nodes) < length:
@@ -76,7 +77,7 @@ def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -
 
 
 def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
-    """Whether a rank may be late because its node *i* is, which will show soon."""
+    """Whether a rank may be late because its whole node *i* is late, which will show soon."""
     if len(nodes.units[i].members) == 1:
         return False
     least_ns = limits.EXCESS_PER_WINDOW * median(nodes.window.steps_ns(length))
@@ -126,8 +127,8 @@ def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
     """The mean excess: a rank that is slow in some steps and fast in others is not late.
 
-    Without the rank's own pauses, which do not make it late, and without its waits for pauses of
-    other ranks, which do not make it fast. Both are rare.
+    The rank's own pauses do not make it late, and its waits for pauses of other ranks do not make
+    it fast. Both are rare, and are not counted.
     """
     order = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
     few = int(limits.PAUSES * len(order))
@@ -144,7 +145,10 @@ def _window_medians(excess_ns: Sequence[float]) -> list[float]:
 
 
 def _is_among_slowest(table: PhaseTable, i: int) -> bool:
-    """Whether it is slower than the slower half: with three ranks, one is fast, not two late."""
+    """Whether unit *i* is slower than the slower half of the others.
+
+    So one fast rank of three does not make the other two late.
+    """
     others_s = sorted(table.others_work_s(i))
     slower_s = others_s[len(others_s) // 2]
     return table.work_s(i) - slower_s > limits.EXCESS_PER_WINDOW * table.step_s

@@ -1,9 +1,9 @@
 """Separates waits in calls to process groups from the work of each rank.
 
 Calls are matched by their order: the n-th collective of a group in a step is the same on all
-members, and the n-th send of a rank to another one matches that one's n-th receive from it. A
-collective is ready when the last member arrives, a receive when it is sent. Until then the rank may
-wait, at once or later, but at most while its thread is idle.
+members, and the n-th send from A to B matches the n-th receive of B from A. A collective is ready
+when the last member arrives, a receive when its message is sent. Until then the rank may wait, at
+once or later, but at most while its thread is idle.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 _PEERS = ("send", "recv")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
-# Few sequences of calls occur: with a log of every tenth step there are two.
+# A program repeats few sequences of calls. If it logs every tenth step, it has two.
 _MOST_PLANS = 8
-# How long ranks usually wait is the mean of this many steps.
+# The waits of ranks are shown as means over this many steps.
 _MEAN_OF = 100
 
 _Each = tuple[Call, ...]
@@ -39,7 +39,7 @@ _CLOCKS = "ranks wait for other nodes, and no clock is exact enough to say for h
 
 
 class _Unknown(Exception):
-    """Why it is unknown who waits for whom."""
+    """It is unknown who waits for whom. The message gives the reason."""
 
 
 class _Member(NamedTuple):
@@ -50,7 +50,7 @@ class _Member(NamedTuple):
 
 
 class _Receive(NamedTuple):
-    """A receive of a rank, and the matching send, by their indices."""
+    """A receive and the matching send: the indices of the ranks, and of the calls among theirs."""
 
     rank: int
     place: int
@@ -59,10 +59,10 @@ class _Receive(NamedTuple):
 
 
 class _Phases:
-    """Maps the waits of one rank after its calls to phases."""
+    """Assigns the waits after one rank's calls to phases."""
 
     def __init__(self, each: _Each) -> None:
-        """*each*: its calls."""
+        """*each*: the calls of the rank."""
         phases = [call.phase for call in each]
         after = [*phases[1:], ""] if phases else []
         # After the last call of a backward, the rank waits in `comm_wait`.
@@ -73,7 +73,7 @@ class _Phases:
         ]
         for at in self.beside_gradients:
             phases[at] = ""
-        # Index into WORK_PHASES, first call, and end.
+        # Consecutive calls in one phase: index into WORK_PHASES, first call, and end.
         self.stretches = list[tuple[int, int, int]]()
         first = 0
         for phase, same in groupby(phases):
@@ -83,13 +83,13 @@ class _Phases:
             first = end
         self.of_peers = [at for at, call in enumerate(each) if call.op in _PEERS]
         self.of_kind = defaultdict[Collective, list[int]](list)
-        """How long a send waits is not known."""
+        """The indices of the calls by collective, without sends: how long these wait is unknown."""
         for at, call in enumerate(each):
             if call.op != "send":
                 self.of_kind[call.kind].append(at)
 
     def spent_ns(self, waits_ns: Sequence[int], known_ns: int) -> list[int]:
-        """The waits by phase, without those already *known* as `comm_wait`."""
+        """The waits by phase, without the *known_ns* that are already counted as `comm_wait`."""
         found = [0] * len(WORK_PHASES)
         for at, first, end in self.stretches:
             found[at] += sum(waits_ns[first:end])
@@ -99,7 +99,7 @@ class _Phases:
 
 
 class _Plan:
-    """The matches of these calls."""
+    """Matches the calls that all ranks make in a step."""
 
     def __init__(self, each: Sequence[_Each], numbers: Mapping[int, int]) -> None:
         """*each*: the calls of each rank. *numbers*: from rank number to index."""
@@ -182,7 +182,7 @@ class _Plan:
         return tuple([stages.get(i, -1) for i in range(len(first))])
 
     def check(self, world_size: int, nodes: Sequence[Labels]) -> None:
-        """Raise if ranks wait for unknown ones, or for ranks with another clock."""
+        """Raise if ranks wait for ranks that are unknown here, or on a node with another clock."""
         known = len(self.each)
         groups = self.groups.values()
         if known < world_size and any(len(members) < known for members in groups):
@@ -219,7 +219,7 @@ class _Step(NamedTuple):
     waits_ns: Sequence[Sequence[int]]
 
     def works_ns(self, i: int) -> list[int]:
-        """The work of rank *i* before each of its calls, and after the last one."""
+        """The time that rank *i* worked before each of its calls, and after the last one."""
         facts = self.facts[i]
         own_ns = facts.calls.at_ns if facts.calls is not None else ()
         edges_ns = pairwise([facts.ended_ns - facts.took_ns, *own_ns, facts.ended_ns])
@@ -238,7 +238,7 @@ class _Step(NamedTuple):
 
 
 class Waits:
-    """The ranks of one run."""
+    """Separates waits from work in the steps of one run."""
 
     def __init__(self) -> None:
         self._numbers: Mapping[int, int] = {}
@@ -248,21 +248,21 @@ class Waits:
         # Keyed by the `id` of each call tuple; the tuples are kept so that no `id` is reused.
         self._plans: dict[tuple[int, ...], tuple[Sequence[_Each], _Plan | str]] = {}
         self.why = ""
-        """Why the last step did not tell who waits for whom; empty if it did."""
-        # For `where`.
+        """Why it was unknown in the last step who waits for whom; empty if it was known."""
+        # The last steps, for `where`.
         self._last: deque[_Step] = deque(maxlen=limits.CALLS_KEPT)
         # The waits of each rank in the last steps, by collective; and their sums.
         self._by_kind_ns = deque[Sequence[Mapping[Collective, int]]]()
         self._sums_ns: Sequence[Counter[Collective]] = ()
 
     def start_again(self, ranks: Sequence[RankState]) -> None:
-        """Set the compared ranks, in their order."""
+        """Start over with these ranks, in the order of rows."""
         self._numbers = {
             int(number): i
             for i, number in enumerate([rank_number(each.labels) for each in ranks])
             if number.isdecimal()
         }
-        # All processes of a node share one clock, and each has shifted it.
+        # All processes of a node share one clock, but each adds its own offset to it.
         self._nodes = [node_of(each.labels) for each in ranks]
         shared_ns: dict[Labels, int] = {}
         self._ahead_ns = [
@@ -297,7 +297,7 @@ class Waits:
         )
 
     def each_s(self, i: int) -> dict[Collective, float]:
-        """How long rank *i* has waited in a step of late, by collective."""
+        """How long rank *i* recently waited in a step, by collective."""
         many = len(self._by_kind_ns)
         return {kind: ns / many / 1e9 for kind, ns in self._sums_ns[i].items()} if many else {}
 
@@ -318,10 +318,10 @@ class Waits:
             sums_ns.update(newest_ns)
 
     def where(self, late: Sequence[int]) -> str:
-        """The calls in which others first wait for these ranks; empty if unknown.
+        """The calls in which others first wait for the late ranks; empty if unknown.
 
-        These are the calls before which they work longer than other ranks of their stage. In later
-        calls, ranks that have waited for them are as late.
+        Before these calls, the late ranks work longer than other ranks of their stage. Later calls
+        do not count: ranks that have waited for a late rank are as late there.
         """
         found: Counter[Call] = Counter()
         for step in self._last:
@@ -385,7 +385,7 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
     for ready, at_ns, end_ns, parts in zip(
         ready_ns, own_ns, ends_ns, facts.calls.idle, strict=True
     ):
-        # It may wait for earlier calls too.
+        # The rank may still wait for an earlier call.
         if ready > until_ns:
             until_ns = ready
         open_ns = until_ns + ahead_ns - at_ns
@@ -396,7 +396,7 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
 
 def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> StepFacts:
     """The step with these waits removed from its phases."""
-    # A wait may continue after the end of a phase.
+    # A wait may go on after its phase, so at most the time of the phase is removed from it.
     taken_ns = list(map(min, phases.spent_ns(waits_ns, facts.wait_ns), facts.phases_ns))
     return facts._replace(
         wait_ns=facts.wait_ns + sum(taken_ns),
@@ -407,7 +407,8 @@ def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> Step
 def _more_before(
     each: _Each, works_ns: Sequence[Sequence[int]], awaited_ns: Mapping[int, int]
 ) -> Counter[Call]:
-    """The excess work of the first of these ranks over the others, by the call that shows it."""
+    """By how much longer the first of these ranks works than the others, by the call in which
+    others wait for it."""
     found: Counter[Call] = Counter()
     own_ns, *others_ns = works_ns
     if not others_ns or not each:
@@ -417,7 +418,7 @@ def _more_before(
     carried_ns = more_ns.pop()
     for at, (call, ns) in enumerate(zip(each, more_ns, strict=True)):
         carried_ns += ns
-        # No rank waits for it in a receive, or in a call that others do not wait for.
+        # The delay shows when the rank sends, and in collectives if others wait for half of it.
         shows = call.op == "send" or awaited_ns.get(at, 0) > carried_ns / 2
         if shows or at == len(each) - 1:
             found[call] += max(carried_ns, 0)

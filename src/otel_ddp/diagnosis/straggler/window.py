@@ -1,4 +1,4 @@
-"""Aligns the steps of all ranks, and keeps the excess of each rank and node in the last ones."""
+"""Aligns the steps of all ranks; stores the excess of each rank and node in the last steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     number: int
     facts: Sequence[StepFacts]
     first: bool = False
-    """Whether it includes one of the first steps of a process, which are unlike others."""
+    """Whether this is one of the first steps of some process, which are not compared."""
 
 
 class _Rank:
@@ -36,7 +36,7 @@ class _Rank:
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self.seen = 0
-        # Its steps since the last complete row.
+        # The number of its steps since the last complete row.
         self.since_row = 0
 
 
@@ -68,7 +68,7 @@ class Alignment:
         return self._ordered
 
     def add(self, labels: Labels) -> bool:
-        """Returns True if the rank is new. Rows from now on include it."""
+        """Include the rank in all further rows; returns True if it is new."""
         if labels in self._ranks:
             return False
         self._ranks[labels] = _Rank(labels)
@@ -76,7 +76,7 @@ class Alignment:
         return True
 
     def remove(self, labels: Labels) -> None:
-        """Rows from now on do not include the rank."""
+        """Leave the rank out of all further rows."""
         if self._ranks.pop(labels, None):
             self._start_again()
 
@@ -170,7 +170,7 @@ class Compared(NamedTuple):
     waits_ns: _Column
     amounts: _Column
     phases_ns: Sequence[_Column]
-    """One for each of WORK_PHASES, and so are the next two."""
+    """A column for each of WORK_PHASES; `paced_ns` and `host_ns` have the same shape."""
     paced_ns: Sequence[_Column] | None
     host_ns: Sequence[_Column] | None
     behind_ns: Sequence[int | None]
@@ -200,14 +200,14 @@ class Compared(NamedTuple):
 def _packed(column: Sequence[Any]) -> Sequence[Any]:
     """With very many ranks, the column as an array: a tenth of the memory."""
     for size in "Iq" if len(column) >= limits.MANY_RANKS else "":
-        # Values may be None or exceed the size.
+        # A value may be None, or too large for this type.
         with suppress(TypeError, OverflowError):
             return array(size, column)
     return column
 
 
 def _by_phase(ranks: Sequence[Any]) -> Any:
-    """None if the device clock of any rank is unknown."""
+    """The values of all ranks as one column for each phase; None if a rank has no values."""
     return None if None in ranks else [_packed(each) for each in zip(*ranks, strict=True)]
 
 
@@ -243,12 +243,12 @@ class Window:
         return sum([each.steps for each in self.last(length)])
 
     def one_of(self, length: int) -> int:
-        """One in how many steps is measured: a power of two."""
+        """N if one of N steps is measured; a power of two."""
         return 1 << round(log2(self.stand_for(length) / length))
 
     @property
     def apart(self) -> float:
-        """The mean distance of the last measured steps."""
+        """The mean distance of the last measured steps, in steps."""
         return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
 
 
@@ -264,13 +264,13 @@ def works_ns(columns: Any, left_out: Sequence[int]) -> list[int]:
 
 
 class Unit(NamedTuple):
-    """What is compared: a rank, or a node with all of its ranks."""
+    """A rank, or a node with all of its ranks, for comparison with others."""
 
     labels: Labels
     members: tuple[int, ...]
-    """The indices of its ranks in a row."""
+    """The indices of the unit's ranks in a row."""
     stage: int = 0
-    """Its pipeline stage: only units of one stage are comparable."""
+    """The pipeline stage: only units of one stage are comparable."""
 
 
 def ranks_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
@@ -295,7 +295,7 @@ def nodes_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
 
 
 def by_stage(stages: Sequence[int]) -> dict[int, list[int]]:
-    """The indices of each stage."""
+    """For each stage, the indices at which it occurs."""
     found: dict[int, list[int]] = {}
     for at, stage in enumerate(stages):
         found.setdefault(stage, []).append(at)
@@ -399,7 +399,7 @@ class ExcessHistory:
         return self.window.last(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
     def step_without_s(self, late: Set[int], length: int) -> float:
-        """The duration of a step without the delay by these ranks."""
+        """The estimated duration of a step if these ranks were not late."""
         kinds = [at for at in by_stage(self.window.stages).values() if not late.isdisjoint(at)]
         found = []
         for each in self.some_steps(length):
@@ -416,9 +416,10 @@ class ExcessHistory:
         return median(self.excess_ns(i, length)) / 1e9
 
     def late_for(self, i: int, length: int) -> int:
-        """For how many of the last steps unit *i* has been late: it may have begun within *length*.
+        """For how many of the last steps unit *i* has been late, at most *length*.
 
-        Counted from the first step above half of its median excess, if most of the next ones are.
+        Counted from the first step with more than half of the median excess, if most of the steps
+        after it have as much.
         """
         excess_ns = self.excess_ns(i, length)
         least_ns = median(excess_ns) / 2
@@ -455,5 +456,5 @@ class Late(NamedTuple):
         return self.history.excess_s(self.i, length or self.length)
 
     def is_late(self, steps: int, least: float) -> bool:
-        """Whether its excess in the last steps is at least this share of them."""
+        """Whether the excess in the last *steps* steps is at least this share of a step."""
         return self.excess_s(steps) >= least * self.history.window.step_s(steps)
