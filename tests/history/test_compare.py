@@ -14,6 +14,7 @@ from history.noisy_runs import noisy_side
 from otel_ddp.history import blocks
 from otel_ddp.history.compare import Comparison, Row, Side, compare, load
 from otel_ddp.history.directory import NotFound
+from otel_ddp.vocabulary.words import MEASURED_PHASES
 
 
 @cache
@@ -193,6 +194,13 @@ def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
 
     assert verdicts(found)["backward"] == "worse"
     assert "forward" not in verdicts(found)
+
+
+def test_a_phase_has_its_own_name_in_the_table(tmp_path: Path) -> None:
+    write_history(tmp_path, "a", steps=100, ranks=2)
+    names = {each.name for each in compare(*[load("a", tmp_path)] * 2).rows if not each.of_value}
+
+    assert "comm_wait" in names <= {"step_time", "throughput", *MEASURED_PHASES}
 
 
 def test_samples_a_second_say_what_the_time_of_a_step_says_also_beside_quick_steps() -> None:

@@ -23,7 +23,6 @@ _LEAST_CHANGE = 0.01
 _LEAST_OF_STEP = 0.005
 # Values are compared over the last part of the steps that both runs have.
 _LAST_PART = 0.2
-_SHOWN_AS = {"comm_wait": "wait"}
 
 # The first steps fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
@@ -168,7 +167,7 @@ def _measures(cells: Sequence[Cell]) -> dict[str, list[float]]:
         "step_time": [cell.took_s for cell in cells],
         "throughput": throughput,
         **{
-            _SHOWN_AS.get(word, word): [cell.phases_s.get(word, 0.0) for cell in cells]
+            word: [cell.phases_s.get(word, 0.0) for cell in cells]
             for word in MEASURED_PHASES
             if word not in UNUSUAL_PHASES
         },
