@@ -1,6 +1,6 @@
-"""Tests whether chance explains the difference of two means, to compare runs.
+"""Tests whether chance explains the difference of the means of two runs.
 
-Samples are means of blocks of steps, since neighbouring steps are correlated.
+The samples are means of blocks of steps, since neighbouring steps are correlated.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-# A block must be longer than the correlation of its steps.
+# So few that a block is longer than the correlation of its steps.
 _BLOCKS = 12
 # Winsorize this many of the lowest and of the highest blocks: a run may be late from some step on,
 # and its first steps are slow.
 _OUTLIERS = 2
 _FEWEST_STEPS = 40
-# Logged values are few, and further apart.
+# Logged values are fewer than steps, and further apart.
 _FEWEST_VALUES = 5
 # Runs of the same code on a shared machine differed by 4 % to 6 %, their blocks by 3 %. So the
 # variance between runs is this many times the variance between blocks.
 _RUNS_VARY = 3.0
-# The same for values: one that drifts during a run would start elsewhere in another run.
+# The same factor for logged values: a value that drifts during a run differs between runs.
 _VALUES_VARY = 0.1
 # A step is a pause if it is this many standard deviations above the median...
 _FAR = 10.0
@@ -32,8 +32,8 @@ _MOST_PAUSES = 0.03
 def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
     """The p value for the steps of two runs; None if there are too few.
 
-    The pace of a machine differs from run to run, which counts as chance too. The variation within
-    the runs tells by how much.
+    The pace of a machine differs from run to run, which counts as chance too. Its variance is
+    estimated from the variance within the runs.
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
@@ -42,7 +42,7 @@ def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def of_values(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The same for logged values; each of a few values is a block."""
+    """The p value for logged values of two runs; if they are few, each value is a block."""
     fewest = min(len(first), len(second))
     if fewest < _FEWEST_VALUES:
         return None
@@ -51,7 +51,7 @@ def of_values(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The same for values at the same steps: a paired test."""
+    """The p value of a paired test, for logged values at the same steps of two runs."""
     apart = [other - one for one, other in zip(first, second, strict=True)]
     return of_values([0.0] * len(first), apart)
 
@@ -66,7 +66,7 @@ def without_pauses(values: Sequence[float]) -> list[int]:
 
 
 def _means(values: Sequence[float], blocks: int) -> list[float]:
-    """The means of blocks of almost the same length."""
+    """The means of this many blocks of almost equal length."""
     edges = [at * len(values) // blocks for at in range(blocks + 1)]
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
@@ -77,7 +77,8 @@ def _of_means(
     """Student's t test with a pooled variance.
 
     *runs_vary*: the variance between runs, as a multiple of the variance between these means.
-    *outliers*: how many at each end to trim for the mean and winsorize for the variance (Yuen).
+    *outliers*: how many samples at each end to trim for the mean, and to winsorize for the variance
+    (Yuen).
     """
     sides = [sorted(first), sorted(second)]
     inner = [side[outliers : len(side) - outliers] for side in sides]
@@ -102,14 +103,14 @@ def _squares(means: Sequence[float]) -> float:
 def two_sided(t: float, freedom: float) -> float:
     """The two-sided p value of Student's t distribution, by Wallace's normal approximation.
 
-    With 8 or more degrees of freedom, 0.01 is at most 1 % too high; smaller ones err more.
+    With 8 or more degrees of freedom, a p of 0.01 is at most 1 % too high; a smaller p errs more.
     """
     nearer = (8 * freedom + 1) / (8 * freedom + 3)
     return math.erfc(nearer * math.sqrt(freedom * math.log1p(t * t / freedom) / 2))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction of p for multiple tests."""
+    """Holm's correction of p values for multiple tests."""
     order = sorted(range(len(ps)), key=lambda at: ps[at])
     adjusted, least = [0.0] * len(ps), 0.0
     for rank, at in enumerate(order):

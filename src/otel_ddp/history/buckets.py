@@ -1,8 +1,8 @@
-"""Buckets of neighbouring values or steps: how a history sums them up, and packs them into blocks.
+"""Aggregates neighbouring values or steps into buckets, and packs buckets into blocks.
 
-A bucket is a tuple: four columns that all have, then those of its form. A block is BLOCK buckets of
-one series, side by side on the axis of steps, one row of the file: a write costs a row or two for
-each series, not one for each value.
+A bucket is a tuple: four columns that all buckets have, then the columns of its form. A block is a
+row of the file, with up to BLOCK neighbouring buckets of one series: so a write costs a row or two
+for each series, not one for each value.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, Final, NamedTuple
 from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE_CODE, PHASES
 
 BLOCK: Final = 64
-"""So many buckets are in one row of the file at most."""
+"""At most this many buckets are in one block."""
 FAR: Final = (1 << 63) - 1
-"""No step of a series is further."""
-# In the head of a block: all buckets have the same number, which is stored once.
+"""No series has a higher step."""
+# In the head of a block: all numbers of a column are equal, and stored once.
 _ALIKE = 0x8000
 
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]
 FIRST, UNTIL, FIRST_NS, LAST_NS = range(4)
-"""The columns that all have: steps, and times."""
+"""The columns that all buckets have: first and last step, first and last time."""
 FINITE: Final = 4
-"""A column of values."""
+"""The column `finite` of VALUES."""
 
 
 _LATEST = itemgetter(-1)
@@ -44,7 +44,7 @@ _SHARED: Mapping[str, _Column] = {
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """From where to where the same number follows itself."""
+    """The begin and end of each run of equal consecutive numbers."""
     if len({*numbers}) == len(numbers):
         return [*pairwise(range(len(numbers) + 1))]
     begins = [at for at, (one, other) in enumerate(pairwise(numbers), 1) if one != other]
@@ -52,9 +52,9 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _pack(columns: Sequence[bytes]) -> bytes:
-    """A block: where each column is, in words, and then the columns, as 64-bit numbers.
+    """A block: the position of each column, in 64-bit words, and then the columns themselves.
 
-    Equal columns are stored once, and so is the number of a column that has a single one.
+    Equal columns are stored once. If all numbers of a column are equal, one number is stored.
     """
     places: dict[bytes, int] = {}
     heads, words = array("H"), bytearray()
@@ -72,36 +72,36 @@ class Form:
     """The columns of a series' buckets, and how buckets are merged."""
 
     def __init__(self, columns: Mapping[str, _Column]) -> None:
-        """*columns*: of each, its code for `array`, and what makes one number of several."""
+        """*columns*: for each, its type code for `array`, and the function that merges numbers."""
         self.names = (*_SHARED, *columns)
         self._columns = (*_SHARED.values(), *columns.values())
 
     def together(self, rows: Sequence[Row]) -> Row:
-        """Several buckets as one; the latest comes last."""
+        """Merge several buckets into one. *rows*: ordered by time."""
         columns = zip(*rows, strict=True)
         return tuple(rule(each) for (_, rule), each in zip(self._columns, columns, strict=True))
 
     def sum_up(self, columns: Columns, wide: int) -> dict[int, Row]:
-        """Buckets of a series as fewer that are *wide*; by their numbers."""
+        """Merge the buckets of a series into buckets of *wide* steps; returns them by number."""
         numbers = [first // wide for first in columns[FIRST]]
         runs = _runs(numbers)
         rows = zip(*self._sums(columns, runs), strict=True)
         return dict(zip([numbers[begin] for begin, _ in runs], rows, strict=True))
 
     def in_pieces(self, columns: Columns, many: int) -> Iterable[Row]:
-        """Buckets, *many* neighbours as one."""
+        """Merge each *many* neighbouring buckets into one."""
         runs = _runs([at // many for at in range(len(columns[FIRST]))])
         return zip(*self._sums(columns, runs), strict=True)
 
     def merged(self, rows: list[Row], width: int) -> Columns:
-        """These buckets in the order of steps, one for each *width* steps."""
-        # Several values of one step are ordered by time: the latest comes last.
+        """Sort the buckets by step, and merge them into one for each *width* steps."""
+        # Values of the same step are sorted by time, so that `last` is the latest.
         rows.sort(key=itemgetter(FIRST, LAST_NS))
         columns = [*zip(*rows, strict=True)]
         return self._sums(columns, _runs([first // width for first in columns[FIRST]]))
 
     def _sums(self, columns: Columns, runs: Sequence[tuple[int, int]]) -> Columns:
-        # Mostly each value is a bucket of its own.
+        # In the usual case there is nothing to merge.
         if len(runs) == len(columns[FIRST]):
             return columns
         return [
@@ -110,7 +110,7 @@ class Form:
         ]
 
     def blocks(self, columns: Columns, width: int) -> Iterable[tuple[int, int, int, bytes]]:
-        """Buckets in the order of steps as rows of the file: start, count, first time, content.
+        """Pack buckets, sorted by step, into rows of the file: start, count, first time, content.
 
         Raises OverflowError.
         """
@@ -118,7 +118,7 @@ class Form:
         numbers = [first // span for first in columns[FIRST]]
         packed: list[tuple[str, Sequence[Any], bytes]] = []
         for (code, _), column in zip(self._columns, columns, strict=True):
-            # Of single values the lowest, the highest, the last and the sum are the same.
+            # Reuse equal columns: of a single value, lowest, highest, last and sum are equal.
             same = (each[2] for each in packed if each[0] == code and each[1] == column)
             content = next(same, None) or array(code, column).tobytes()
             packed.append((code, column, content))
@@ -131,11 +131,14 @@ class Form:
             yield numbers[begin] * span, end - begin, first_ns, block
 
     def unpack(self, count: int, content: bytes, only: Iterable[int] = ()) -> list[list[Any]]:
-        """The columns of a block, or *only* some; raises an error of `reader.DAMAGE`."""
+        """The columns of a block, or only some of them; raises an error of `reader.DAMAGE`.
+
+        *count*: the number of buckets. *only*: the indices of the wanted columns; all if empty.
+        """
         head = memoryview(content)[: 2 * len(self._columns)].cast("H")
         words = memoryview(content)[head.nbytes :]
         views: dict[str, memoryview[Any]] = {"q": words.cast("q"), "d": words.cast("d")}
-        # Whoever made the file may have written anything.
+        # The file may come from elsewhere, with any content.
         if not 0 < count <= BLOCK:
             raise ValueError(f"a block of {count} buckets")
         found = []
@@ -158,9 +161,10 @@ class Form:
         until: int,
         only: Sequence[int] = (),
     ) -> list[list[Any]]:
-        """The columns of a series, of its blocks from *first* to *until*; raises sqlite3.Error.
+        """The columns of a series, from the blocks with the steps from *first* to *until*.
 
-        *series*: its id, and how wide its buckets are. *only*: some columns.
+        *series*: its id, and the width of its buckets in steps. *only*: the indices of the wanted
+        columns; all if empty. Raises sqlite3.Error.
         """
         id, width = series
         found: list[list[Any]] = [[] for _ in only or self.names]
@@ -199,21 +203,21 @@ STEPS: Final = Form(
 
 
 def form_of(kind: str) -> Form:
-    """That of a kind of series."""
+    """The form of a kind of series."""
     return STEPS if kind == "steps" else VALUES
 
 
 def value_row(position: int, time_ns: int, value: float, epoch: float | None) -> Row:
-    """The bucket of one value. *position*: the step, or whatever the series is counted by."""
+    """The bucket of one value. *position*: its step, or as in `Bucket.first` without steps."""
     epoch = math.nan if epoch is None else epoch
     if math.isfinite(value):
         return (position, position, time_ns, time_ns, 1, value, value, value, value, 0, epoch)
-    # The lowest and the highest of none.
+    # The neutral elements of min and max.
     extremes = math.inf, -math.inf
     return (position, position, time_ns, time_ns, 0, 0.0, *extremes, value, 1, epoch)
 
 
-# By a code of the journal: the column of its phase. One without a column counts as "other".
+# From a phase code of the journal to the column of the phase; unknown codes count as "other".
 _COLUMN = {PHASES[word]: at for at, word in enumerate(MEASURED_PHASES)}
 _COLUMN_OF = bytes(_COLUMN.get(code & PHASE_CODE, _COLUMN[PHASES["other"]]) for code in range(256))
 
@@ -227,7 +231,7 @@ def step_row(
     work: int,
     unusual: bool,
 ) -> Row:
-    """The bucket of one step. *codes*: of the journal, of the phases that took *spans_ns*."""
+    """The bucket of one step. *codes*: the journal's phase codes, in parallel with *spans_ns*."""
     phases_ns = [0] * len(MEASURED_PHASES)
     for column, span_ns in zip(codes.translate(_COLUMN_OF), spans_ns, strict=True):
         phases_ns[column] += span_ns
@@ -240,18 +244,18 @@ class Bucket(NamedTuple):
     """Neighbouring values of one series."""
 
     first: int
-    """The first step in it; of series without steps the number of the value; of `node` seconds."""
+    """The first step; without steps the index of the value; in kind `node` the time in seconds."""
     until: int
-    """The last one."""
+    """The last step, index or time."""
     first_ns: int
     last_ns: int
     finite: int
-    """How many of its values are finite; the total, the lowest and the highest are of these."""
+    """The number of finite values. `total`, `low` and `high` cover these."""
     total: float
     low: float | None
     high: float | None
     last: float | None
-    """None where it is NaN."""
+    """The last value; None if it is NaN."""
     nonfinite: int
     epoch: float | None
 
@@ -269,22 +273,22 @@ class StepBucket(NamedTuple):
     """Neighbouring steps of one rank, or of several."""
 
     ranks: int
-    """Of how many."""
+    """The number of ranks."""
     first: int
     until: int
     first_ns: int
     last_ns: int
     steps: int
     took_ns: int
-    """Of all of them together; so are the phases."""
+    """The sum over all steps and ranks, as in `phases_ns`."""
     low_ns: int
     high_ns: int
     unusual: int
-    """How many of them compiled, saved, evaluated or were skipped."""
+    """The number of steps that compiled, saved, evaluated or were skipped."""
     work: int
-    """Tokens, or samples where tokens are not known."""
+    """The number of tokens, or of samples if tokens are unknown."""
     phases_ns: dict[str, int]
-    """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
+    """By phase. `comm_wait` is waiting for other ranks; all other phases are the rank's work."""
 
     @classmethod
     def of(cls, row: Row, ranks: int = 1) -> StepBucket:

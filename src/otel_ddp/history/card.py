@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.005
 
 
 class CardValue(NamedTuple):
-    """A logged value at the end."""
+    """A logged value at the end of a run."""
 
     name: str
     split: str
@@ -40,12 +40,12 @@ class Card(NamedTuple):
     where: str = ""
     steps: int = 0
     last_step: int | None = None
-    """The program's number, which may exceed `steps` after a restart."""
+    """The program's number of the last step. After a restart it may exceed `steps`."""
     step_s: float | None = None
     phases_s: Mapping[str, float] = {}
     goodput: str = ""
     of_rank: str = ""
-    """The rank of `phases_s`; empty if it is the mean of all."""
+    """The rank of `phases_s`; empty if that is the mean over all ranks."""
     values: Sequence[CardValue] = ()
     sentences: Sequence[str] = ()
     gpus: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Card(NamedTuple):
 
 
 def lines(card: Card) -> Iterator[str]:
-    """At most twenty lines."""
+    """The lines of the card, at most twenty."""
     took = "" if card.duration_s is None else f" after {shown.seconds(card.duration_s)}"
     yield _cut(f"otel_ddp: {card.title} {card.state}{took}{_after(', ', card.where)}")
     if card.reason:
@@ -110,7 +110,7 @@ def _after(before: str, words: str) -> str:
     return f"{before}{words}" if words else ""
 
 
-# -- from the journal of its first rank
+# -- from the journal of the run's first rank
 
 
 def card_of(
@@ -121,7 +121,7 @@ def card_of(
     sentences: Sequence[str] = (),
     look: Sequence[str] = (),
 ) -> Card | None:
-    """The card of a run that ends; None without a step."""
+    """The card of a run that has just ended; None if it made no step."""
     steps = round(_sum_of(reader, catalog.TRAINING_STEPS))
     values, last_step = _values(reader, extremes)
     if not steps and last_step < 0:
@@ -156,7 +156,7 @@ def _sum_of(reader: Journal, metric: catalog.Metric) -> float:
 
 
 def _phases_s(reader: Journal) -> dict[str, float]:
-    """By the device's clock if there is one: the host's phases only launch work."""
+    """Time by phase, on the device's clock if there is one: the host's phases only launch work."""
     by_clock: dict[str, dict[str, float]] = {}
     for each in reader.totals(catalog.TRAINING_PHASE_TIME.name):
         phases = by_clock.setdefault(each.attributes.get("clock", ""), {})
@@ -166,7 +166,7 @@ def _phases_s(reader: Journal) -> dict[str, float]:
 
 
 def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[CardValue], int]:
-    """The logged values, those with a best value first; and the last logged step."""
+    """The logged values, first those that have a best value; and the last logged step."""
     chosen, values, last_step = chosen_directions(reader), [], -1
     for name, last in last_values(reader).items():
         way = direction(name.text, chosen)
@@ -178,7 +178,7 @@ def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[Ca
 
 
 def _with(last: Point, extremes: Extremes) -> Extremes:
-    """The extremes with the last value, which the agent may have written later."""
+    """The extremes including the last value, which the agent may not have counted yet."""
     points = [*extremes, *([last] if isfinite(last.value) else [])]
     by_value = operator.attrgetter("value")
     return Extremes(min(points, key=by_value), max(points, key=by_value))

@@ -17,14 +17,14 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
 SCHEMA = 5
 _SIGNIFICANT_P = 0.01
-# A smaller change is not reported, however certain it is.
+# A smaller relative change is not reported, however significant it is.
 _LEAST_CHANGE = 0.01
-# A phase is not reported if its change is a smaller share of the step.
+# A change of a phase is not reported if it is a smaller share of the step.
 _LEAST_OF_STEP = 0.005
-# Values are compared over the last part of the steps that both runs have.
+# Logged values are compared over this last part of the steps that both runs have.
 _LAST_PART = 0.2
 
-# The first steps fill caches, grow buffers, tune kernels.
+# The first steps are excluded: they fill caches, grow buffers, tune kernels.
 _WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
 _HEADS = ("per step", "A", "B", "change", "p", "")
 _VALUE_HEADS = ("value, last part", "A", "B", "change", "p", "last A", "last B", "best A", "best B")
@@ -40,7 +40,7 @@ class Value(NamedTuple):
     name: str
     split: str
     direction: str
-    """`min` or `max`, whichever is best; else empty."""
+    """`min` if low values are better, `max` if high ones are; empty if unknown."""
     means: dict[int, float]
     last: float | None
     best: float | None
@@ -51,16 +51,16 @@ class Side(NamedTuple):
 
     title: str
     conditions: dict[str, str]
-    """What affects the steps: number of ranks, versions, device."""
+    """Properties that affect the steps: number of ranks, versions, device."""
     config: dict[str, str]
     cells: list[Cell]
     values: list[Value]
     look: str = ""
-    """Where all ranks are shown; empty if here."""
+    """A hint where all ranks are shown, if this history lacks some; else empty."""
 
 
 def load(words: str, folder: Path, *, paths: bool = True) -> Side:
-    """A run by its name or path; arguments and errors are those of find_run."""
+    """Load a run by its name or path, with the arguments and errors of `find_run`."""
     with find_run(words, folder, paths=paths) as run:
         return of_run(run)
 
@@ -99,7 +99,7 @@ def _value(run: WholeRun, name: str, split: str, buckets: Sequence[Bucket]) -> V
 
 
 class Row(NamedTuple):
-    """One measure of both runs."""
+    """One measure or logged value of both runs."""
 
     name: str
     unit: str
@@ -107,14 +107,14 @@ class Row(NamedTuple):
     before: float | None = None
     after: float | None = None
     p: float | None = None
-    """Corrected for multiple tests; None if not tested: `untested` says why."""
+    """The p value, corrected for multiple tests; None if not tested: `untested` has the reason."""
     untested: str = ""
     split: str = ""
     of_value: bool = False
     last: tuple[float | None, float | None] = (None, None)
     best: tuple[float | None, float | None] = (None, None)
     matters: bool = True
-    """False for a phase whose change is a negligible share of the step."""
+    """False if the change of a phase is a negligible share of the step."""
 
     @property
     def shown(self) -> str:
@@ -129,7 +129,7 @@ class Row(NamedTuple):
 
     @property
     def change(self) -> float | None:
-        """`apart` as a share of before; None if either is unknown or before is 0."""
+        """`apart` as a share of `before`; None if either is unknown or `before` is 0."""
         return self.apart / abs(self.before) if self.before and self.apart is not None else None
 
     @property
@@ -161,7 +161,7 @@ def _tested(
 
 
 def _measures(cells: Sequence[Cell]) -> dict[str, list[float]]:
-    """Each measure of a step, by name."""
+    """By name of a measure, its value in each cell."""
     throughput = [cell.work / cell.took_s if cell.took_s else 0.0 for cell in cells]
     return {
         "step_time": [cell.took_s for cell in cells],
@@ -180,7 +180,7 @@ def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
     for name, first in _measures(before).items():
         second = others[name]
         if name == "throughput" and any(first) and any(second):
-            # A mean of rates is dominated by a few quick steps, so the test compares times.
+            # A few quick steps dominate a mean of rates, so the test compares times.
             inverse = ([1 / each if each else 0.0 for each in side] for side in (first, second))
             p = blocks.of_steps(*inverse)
             rows.append(_tested(Row(name, "1/s", "max"), first, second, p, "too few steps"))
@@ -266,7 +266,7 @@ class Comparison(NamedTuple):
 
     @property
     def conclusion(self) -> str:
-        """One sentence: what differs."""
+        """One sentence on what differs."""
         changes: dict[str, list[str]] = {"worse": [], "better": [], "differs": []}
         for row in self.rows:
             if row.verdict:
@@ -278,7 +278,7 @@ class Comparison(NamedTuple):
         return f"{sentence[0].upper()}{sentence[1:]}."
 
     def notes(self) -> Iterator[str]:
-        """How it was tested."""
+        """Notes on how the comparison was made."""
         words = ("to warm up", "unusual (checkpoint, ...)", "with a pause")
         for letter, used in zip("AB", self.used, strict=True):
             counts = zip(used[1:], words, strict=True)
@@ -293,7 +293,7 @@ class Comparison(NamedTuple):
         )
         if any(row.verdict and not row.of_value for row in self.rows):
             yield (
-                "Where other work shares the machine, equal runs differ as well: train A again, "
+                "If other work shares the machine, equal runs differ as well: train A again, "
                 "and compare A with that run."
             )
 
@@ -355,7 +355,7 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> list[Differing]
 
 
 def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:
-    """The usual steps: no warm-up, unusual phases or pauses."""
+    """The cells without warm-up, unusual phases and pauses; and the counts of their steps."""
     warm_up = min(max(int(_steps(cells) * _WARM_UP_SHARE), _FEWEST_WARM_UP), _MOST_WARM_UP)
     passed, warm = 0.0, list(cells)
     while warm and passed < warm_up:

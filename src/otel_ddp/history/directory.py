@@ -1,4 +1,4 @@
-"""The directory of histories: finds the run that a user means, changes and deletes histories."""
+"""The directory of histories: finds a run by name or path; changes and deletes histories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from otel_ddp.history.whole_run import WholeRun
 log = logging.getLogger("otel_ddp.history")
 
 _LONGEST_NAME = 100
-# As `file_name` makes them.
+# The names that `file_name` makes.
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
 # With more histories than this in one run, the limit of open files is raised.
 _MANY = 16
@@ -30,7 +30,7 @@ _MOST_POSTMORTEMS = 200
 
 
 def default_directory(named: str) -> Path:
-    """The directory of histories, on a disk."""
+    """The directory of histories. *named*: the user's setting; empty for the default on a disk."""
     return Path(named) if named else files.default_root() / "history"
 
 
@@ -42,7 +42,7 @@ def file_name(group: str, run: str, node: str) -> str:
 
 
 def histories(directory: Path) -> Iterator[Path]:
-    """The histories in a directory, without links."""
+    """The histories in a directory. Symbolic links are skipped."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for each in entries:
             if each.name.endswith(SUFFIX) and each.is_file(follow_symlinks=False):
@@ -50,7 +50,7 @@ def histories(directory: Path) -> Iterator[Path]:
 
 
 def why_not_ours(directory: Path) -> str:
-    """Why another user may have written the histories in our directory; empty if none can have."""
+    """Why another user may have written histories in our directory; empty if none can have."""
     try:
         files.check_kept(directory)
         for path in histories(directory):
@@ -62,7 +62,7 @@ def why_not_ours(directory: Path) -> str:
 
 
 def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> None:
-    """Delete the oldest histories until the rest fits, except those of *keep*.
+    """Delete the oldest histories, except *keep*, until the rest takes at most *most_bytes*.
 
     Other databases in the directory are neither counted nor deleted.
     """
@@ -93,15 +93,15 @@ def _size(path: Path) -> int:
     return sum(each.stat().st_size for each in (path, *beside(path)) if each.exists())
 
 
-# -- what a user changes of a run that is over
+# -- changes by a user to a run that is over
 
 
 def change(paths: Iterable[Path], texts: Mapping[str, str]) -> None:
-    """Set texts that replace the program's own. Raises OSError or sqlite3.Error."""
+    """Set texts that replace those of the program. Raises OSError or sqlite3.Error."""
     for each in paths:
-        # SQLite opens paths by itself: nobody else may write beside them.
+        # SQLite opens further files beside the path, so no other user may write there.
         with files.own_directory(each.parent), contextlib.closing(RunFile(each)) as file:
-            # Separately: an agent may write the program's own again.
+            # Stored apart from `texts`, which an agent may overwrite with the program's texts.
             file.write(about={"changed": {**(file.about("changed") or {}), **texts}})
 
 
@@ -114,7 +114,7 @@ def delete(paths: Iterable[Path]) -> None:
             files.remove(*beside(each))
 
 
-# -- the run that a user means
+# -- finding the run that a user means
 
 
 class NotFound(errors.OtelDdpError):
@@ -122,7 +122,7 @@ class NotFound(errors.OtelDdpError):
 
 
 def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
-    """The run of a name (`run` or `group/run`), else of a file or folder; the newest if empty.
+    """The run with a name (`run` or `group/run`), or at a path; the newest run if *words* is empty.
 
     Names are looked up in *folder*, if no other user can have put a file there. *paths*: False to
     allow only names, for a caller that may not read the user's files.
@@ -136,7 +136,7 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     if path is not None:
         why, folder, found = "", path, _known(path)
         for each in () if found else histories(path):
-            # Raises Unreadable with the reason.
+            # If a file there cannot be read, this raises Unreadable with the reason.
             History(each).close()
     if why:
         raise NotFound(f"no history is read: {why}")
@@ -165,7 +165,7 @@ def _path(words: str) -> Path | None:
 def open_run(paths: Collection[Path]) -> WholeRun:
     """The run with these histories; raises Unreadable."""
     if len(paths) > _MANY:
-        # SQLite opens up to three files for each.
+        # SQLite opens up to three files for each history.
         files.raise_file_limit()
     with contextlib.ExitStack() as opened:
         run = WholeRun([opened.enter_context(History(each)) for each in paths])
@@ -174,7 +174,7 @@ def open_run(paths: Collection[Path]) -> WholeRun:
 
 
 def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
-    """The files of each run, and when each was last written."""
+    """By run: its files, and when each was last written."""
     found: dict[RunKey, dict[Path, int]] = {}
     for path in sorted(histories(folder)):
         with contextlib.suppress(Unreadable), History(path) as history:
@@ -215,7 +215,7 @@ def postmortems(folder: Path, group: str, run: str) -> list[dict[str, Any]]:
 
 
 def postmortem(folder: Path, name: str) -> str | None:
-    """The text of one post-mortem; None if there is none of this name."""
+    """The text of one post-mortem; None if no post-mortem has this name."""
     if not _POSTMORTEM_NAME.fullmatch(name):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Goodput: the time of all ranks and attempts of a run by cause, from its histories."""
+"""Goodput: reads from histories how much time all ranks of a run spent on each cause."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 
 
 def goodput_of(run: WholeRun) -> dict[str, Any] | None:
-    """Seconds are sums over all ranks. docs/json.md describes each key.
+    """The goodput of a run, in seconds summed over all ranks. docs/json.md describes each key.
 
-    None if nothing was counted: a run without steps, or of an earlier version.
+    None if nothing was counted: the run has no steps, or is of an earlier version.
     """
     of_nodes: dict[str, Mapping[str, Any]] = {}
     attempts: Sequence[Mapping[str, Any]] = ()
@@ -23,9 +23,9 @@ def goodput_of(run: WholeRun) -> dict[str, Any] | None:
         time = plain.mapping(history.about.get("time"))
         own = {str(history.about.get("node")): time}
         for node, counted in {**plain.mapping(time.get("nodes")), **own}.items():
-            # Both a node and its lead may have counted its time.
+            # Both the node's agent and the lead may have counted the node's time: take the longer.
             of_nodes[node] = max(of_nodes.get(node, {}), plain.mapping(counted), key=_total_s)
-        # The first history is that of rank 0's node.
+        # The first history is the one of rank 0's node.
         attempts = attempts or plain.list_of(dict, history.about.get("attempts"))
     seconds, late = (_summed(of_nodes.values(), key) for key in ("seconds", "late"))
     if not seconds:
@@ -65,7 +65,7 @@ def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
 
 
 def in_words(counted: Mapping[str, Any]) -> str:
-    """One line for a card, from `goodput_of`: goodput, and the largest other causes."""
+    """One line for a card: goodput, and the largest losses. *counted*: from `goodput_of`."""
     total_s, many = counted["rank_s"], len(counted["attempts"])
     shares = {each: s / total_s for each, s in counted["seconds"].items() if each != "productive"}
     most = sorted(shares, key=lambda each: -shares[each])[:_MOST_SHOWN]

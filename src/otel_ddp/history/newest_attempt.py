@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from otel_ddp import plain
 from otel_ddp.vocabulary.words import ENDED_STATES, NOT_HEARD
 
-# A history whose agent was killed stays "running". After this time, it is silent.
+# A history whose agent was killed stays "running". After this time it counts as silent.
 _SILENT_S = 60.0
 # The state of several processes is the first of these.
 _STATES = ("running", "starting", "killed", "failed", "finished")
 # Tolerance for the clocks of two nodes.
 _SAME_NS, _NEVER_NS = 60 * 10**9, 2**63
-# In digits: Python refuses to parse huge numbers.
+# The longest rank in digits: Python refuses to parse huge numbers.
 _LONGEST_RANK = 20
 
 Rank = Mapping[str, Any]
@@ -26,18 +26,18 @@ Rank = Mapping[str, Any]
 
 
 class OfNode(NamedTuple):
-    """A run as one node's agent knows it."""
+    """The state of a run in the history of one node's agent."""
 
     ranks: Mapping[str, Rank]
     seen_ns: int
     began_ns: int = 0
-    """The start of its newest attempt; 0 if it knows only one."""
+    """The start of the newest attempt; 0 if there is only one."""
     node: str = ""
     run_began_ns: int = 0
     led_by: str = ""
     """The node that leads the run, if another one does."""
     others: Mapping[str, int] = {}
-    """The other nodes whose ranks it has, and since when."""
+    """The other nodes whose ranks this history includes, and since when."""
 
 
 class Newest(NamedTuple):
@@ -45,13 +45,13 @@ class Newest(NamedTuple):
 
     ranks: dict[str, Rank]
     state: str
-    """`running`, or the worst end of its ranks."""
+    """`running`, or the worst state in which one of its ranks ended."""
     began_ns: int
     """0 if there is no earlier attempt."""
 
 
 def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
-    """From the tables `about` and `ranks` of a history."""
+    """The state from the tables `about` and `ranks` of a history."""
     _, *later = plain.list_of(dict, about.get("attempts")) or [{}]
     began_ns = plain.whole(later[-1].get("began_ns")) if later else 0
     seen_ns, run_began_ns = (plain.whole(about.get(key)) or 0 for key in ("seen_ns", "began_ns"))
@@ -70,8 +70,8 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
 def are_redundant(nodes: Sequence[OfNode]) -> list[bool]:
     """For each history, whether the lead's history includes it: nodes may share one folder.
 
-    The lead has all ranks while they are linked. A history with ranks of other nodes is never
-    redundant.
+    The lead's history includes all nodes that are connected to it. A history with ranks of other
+    nodes is never redundant.
     """
     since: dict[str, list[int]] = {}
     for each in nodes:
@@ -87,7 +87,7 @@ def are_redundant(nodes: Sequence[OfNode]) -> list[bool]:
 
 
 def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
-    """The newest attempt over all nodes; of two descriptions of a process the later one counts."""
+    """The newest attempt over all nodes. If two histories describe a process, the later counts."""
     began_ns = max((each.began_ns for each in nodes), default=0)
     found: dict[str, tuple[Rank, int]] = {}
     for node in nodes:
@@ -140,22 +140,22 @@ def _are_one(one: Rank, other: Rank) -> bool:
 
 
 def _seen_ns(rank: Rank, seen_ns: int) -> int:
-    """When it was last known: of a process on a silent node, when that node was last heard."""
+    """When the process was last known; on a silent node, when that node was last heard."""
     return (
         plain.whole(rank.get("seen_alive_ns")) or 0 if rank.get("state") == NOT_HEARD else seen_ns
     )
 
 
 def _ended_ns(rank: Rank) -> int:
-    """When it was last seen alive, or its start if that is later."""
+    """When the process was last seen alive, or its start if that is later."""
     return max(plain.whole(rank.get("seen_alive_ns")) or 0, _started_ns(rank))
 
 
 def _state(ranks: Sequence[tuple[Rank, int]]) -> str:
     """The state of several processes, each with the time at which it was last known.
 
-    A vanished node stays "running", so it counts only if no other node was seen later. A process on
-    a silent node counts as running.
+    The processes of a vanished node stay "running", so they count only if no other node was seen
+    later. A process on a silent node counts as running.
     """
     latest_ns = max((seen_ns for _, seen_ns in ranks), default=0)
     states = [(str(each.get("state")), seen_ns) for each, seen_ns in ranks]
@@ -167,7 +167,7 @@ def _state(ranks: Sequence[tuple[Rank, int]]) -> str:
 
 
 def worst_state(states: Iterable[str]) -> str:
-    """The state of several processes: `running`, or the worst end."""
+    """The state of several processes together: `running`, or the worst ended state."""
     return min(
         states, key=lambda each: _STATES.index(each) if each in _STATES else 0, default="starting"
     )

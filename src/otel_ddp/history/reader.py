@@ -1,4 +1,4 @@
-"""Reads one history: a SQLite file of a run, which may be running, over, or from elsewhere."""
+"""Reads one history: a SQLite file of a run that goes on, is over, or ran elsewhere."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, 
 from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES
 
-# Longer than any write. On a file system without locks, SQLite always reports a lock.
+# How long to wait for a lock: longer than any write takes. On a file system without locks, SQLite
+# always reports one.
 _BUSY_S = 0.5
 
 log = logging.getLogger("otel_ddp.history")
 
 
 class Unreadable(errors.OtelDdpError):
-    """The file is no history, or damaged, or of another version; the text says which."""
+    """The file is no history, or damaged, or of another version. The message has the reason."""
 
 
-# The step of these verdicts is the program's number of the step at which they began.
+# In these verdicts, `step` is the program's number of the step at which the trouble began.
 _AT_A_STEP = ("nonfinite", "death", "stall")
-# Errors when reading a file that no agent has written: SQLite does not enforce types.
+# Errors of reading a file that no agent has written: SQLite does not enforce types.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -49,7 +50,7 @@ class Series(NamedTuple):
 
 
 class History:
-    """One file, of one run on one node. Opened for a request; not thread-safe."""
+    """The history of one run on one node. Opened for a request; not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +108,7 @@ class History:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The properties of the run; docs/history.md lists the keys."""
+        """The properties of the run. docs/history.md lists the keys."""
         return {key: _loaded(value) for key, value in self._rows("SELECT key, value FROM about")}
 
     @cached_property
@@ -120,14 +121,14 @@ class History:
 
     @cached_property
     def shift(self) -> int:
-        """The program's number of a step minus ours, which counts from 1 in the first attempt.
+        """Add this to our step numbers, which begin at 1, to get those of the program.
 
-        0 if the program does not count, or counts parts of steps.
+        For the first attempt; 0 if the program logs no step numbers, or counts parts of steps.
         """
         return self._shift_at(0)
 
     def _shift_at(self, time_ns: int) -> int:
-        """The shift of the attempt at this time: each attempt counts from 1."""
+        """The shift of the attempt that ran at this time: our numbers begin at 1 in each."""
         attempts = plain.list_of(dict, self.about.get("attempts"))
         begun = [each for each in attempts if (plain.whole(each.get("began_ns")) or 0) <= time_ns]
         last = (begun or attempts[:1] or [{}])[-1]
@@ -141,7 +142,7 @@ class History:
     # -- values
 
     def series(self, kind: str = "", name: str = "") -> list[Series]:
-        """The series of a kind and name, by rank; all if empty."""
+        """The series with this kind and name, sorted by rank; an empty argument matches all."""
         wanted = {column: word for column, word in (("kind", kind), ("name", name)) if word}
         where = " AND ".join(f"{column} = ?" for column in wanted) or "true"
         rows = self._rows(
@@ -151,7 +152,7 @@ class History:
         return sorted(map(_series, rows), key=lambda each: rank_order(each.key.rank))
 
     def names(self, kind: str) -> list[str]:
-        """The names of a kind, in the order of their first values."""
+        """The names of all series of a kind, in the order of their first values."""
         rows = self._rows(
             "SELECT name FROM series WHERE kind = ? GROUP BY name ORDER BY min(id)", (kind,)
         )
@@ -160,9 +161,9 @@ class History:
     def columns(
         self, series: Series, first: int = -FAR, until: int = FAR, only: Sequence[int] = ()
     ) -> list[list[Any]]:
-        """The buckets of a series from *first* to *until*, in columns of its form.
+        """The buckets of a series with steps from *first* to *until*, in the columns of its form.
 
-        *only*: the indices of the wanted columns, beginning with the first column.
+        *only*: the indices of the wanted columns; the first of them must be FIRST.
         """
         with self._readable():
             key = series.id, series.width
@@ -181,7 +182,7 @@ class History:
         most: int = FAR,
         before: int = FAR,
     ) -> list[Bucket]:
-        """The buckets of a series from *first* to *until*, joined to at most *most*.
+        """The buckets of a series with steps from *first* to *until*, merged to at most *most*.
 
         *before*: only buckets that end before this step.
         """
@@ -209,7 +210,7 @@ class History:
 
     @cached_property
     def step_series(self) -> dict[str, Series]:
-        """The steps of each rank, by the device's clock if there is one."""
+        """By rank: the series of its steps, by the device's clock if there is one."""
         found = self.series("steps")
         by_device = {each.key.rank: each for each in found if each.key.name == "device"}
         return {each.key.rank: by_device.get(each.key.rank, each) for each in found}
@@ -226,10 +227,10 @@ class History:
         return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """The verdicts by their start; past ones have `until_ns`.
+        """The verdicts sorted by their start; past ones have `until_ns`.
 
-        A verdict still open when its run ended, or when the agent was killed, ends there. It was
-        found at `step`, and lasted from `since_step` to `until_step`.
+        A verdict still open when its run ended, or when the agent was killed, ends at that time. A
+        verdict was found at `step`, and lasted from `since_step` to `until_step`.
         """
         rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
         end_ns = self._end_ns()
@@ -267,7 +268,7 @@ class History:
         return step + self.shift
 
     def _end_ns(self) -> int:
-        """When the run ended, or was last written before it became silent; 0 while it runs."""
+        """When the run ended, or when a silent run was last written; 0 while the run goes on."""
         seen_ns = plain.whole(self.about.get("seen_ns")) or 0
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
@@ -278,7 +279,7 @@ def _series(row: tuple[Any, ...]) -> Series:
 
 
 def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
-    """The exception for an error of DAMAGE."""
+    """The Unreadable to raise instead of an error of DAMAGE."""
     paths = ", ".join(str(each.path) for each in histories)
     log.debug("reading %s", paths, exc_info=error)
     return Unreadable(f"{paths} cannot be read ({error!r}): it is damaged, or otel_ddp has a fault")

@@ -88,7 +88,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
     for history, series in run.series("node"):
         labels = dict(series.key.labels)
         device, key = labels.get("hw.id"), _GPU.get(series.key.name)
-        # Without encoders and decoders.
+        # The utilization of encoders and decoders is left out.
         if device is None or key is None or labels.get("hw.gpu.task", "general") != "general":
             continue
         node = labels.get("node", "?")
@@ -100,7 +100,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
         highs = [each.high for each in buckets if each.high is not None]
         if highs and (count := sum(each.finite for each in buckets)):
             mean = sum(each.total for each in buckets) / count
-            # Of several sensors of a device, the highest counts.
+            # If a device has several sensors, the highest value counts.
             for name, number in ((f"{key}_mean", mean), (f"{key}_max", max(highs))):
                 row[name] = max(number, row.get(name, number))
     yield from found.values()
@@ -110,7 +110,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
 
 
 def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
-    """The card of a report: as a run shows it at its end, with more data."""
+    """The card of a report, like the one that a run shows at its end, but with more data."""
     run, time = report["run"], report["time"]
     ranks, nodes = run["world_size"] or len(report["ranks"]), len(run["nodes"])
     return Card(
@@ -165,7 +165,7 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
-    """The cost of telemetry; empty if unknown."""
+    """A clause on the cost of telemetry; empty if unknown."""
     if not cost["hook_s"]:
         return ""
     share = cost["hook_share"]

@@ -1,4 +1,4 @@
-"""Writes the history of one run. Not thread-safe; several processes may have the file open."""
+"""Writes the history of one run. Not thread-safe, but several processes may have the file open."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from otel_ddp.history import tables
 from otel_ddp.history.buckets import BLOCK, FAR, FIRST, LAST_NS, UNTIL, Form, Row, form_of
 from otel_ddp.history.tables import Event, SeriesKey
 
-# Limit of the buckets of all series of a run, about 200 MB. Each series has a share, within bounds.
+# Limit of the buckets of all series of a run, about 200 MB. Each series gets an equal share of it,
+# within the bounds below.
 _MOST_BUCKETS = 2_000_000
 MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 40_000
 _MOST_EVENTS = 20_000
-# On a file system without locks, SQLite always reports a lock.
+# How long to wait for a lock. On a file system without locks, SQLite always reports one.
 _BUSY_S = 1.0
 _SERIES = "kind = ? AND name = ? AND rank = ? AND labels = ?"
 
@@ -32,7 +33,7 @@ class Unusable(ValueError):
 
 @dataclass(slots=True)
 class OpenSeries:
-    """The state of a series while its file is open."""
+    """A series of an open file, with the number of its buckets."""
 
     id: int
     form: Form
@@ -82,8 +83,9 @@ class RunFile:
             execute("ROLLBACK")
             raise
         execute("COMMIT")
-        # With a write-ahead log, readers do not block us. Ignored by file systems that cannot.
-        # After the commit, else the application id would not be in the file yet.
+        # With a write-ahead log, readers do not block the writer. On file systems that do not
+        # support it, SQLite ignores this. Only after the commit, which writes the application id:
+        # else it would be in the log, and not yet in the file.
         execute("PRAGMA journal_mode = WAL")
 
     def _check_version(self) -> int:
@@ -96,23 +98,23 @@ class RunFile:
         return version
 
     def put_back(self) -> None:
-        """Restore the removed file, unless there is another one by now."""
+        """Restore the file after somebody has removed it, unless there is a new one by now."""
         with contextlib.suppress(FileExistsError):
             os.close(files.create(self.path))
             with contextlib.closing(sqlite3.connect(self.path)) as new:
                 self._db.backup(new)
 
     def close(self) -> None:
-        """Close, and leave a single file that can be copied."""
+        """Close the database, and leave a single file that can be copied."""
         try:
             self._db.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.Error:
-            pass  # being read: the write-ahead log stays beside it
+            pass  # somebody reads the file: the write-ahead log stays beside it
         finally:
             self._db.close()
 
     def read_positions(self) -> dict[str, tuple[int, int, int]]:
-        """The offset in each journal, and the ends of the last host and device steps."""
+        """By journal: how far it was read, and the ends of the last host and device steps."""
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
@@ -122,7 +124,7 @@ class RunFile:
         return [files.parse_json(text) for (text,) in rows]
 
     def about(self, key: str) -> Any:
-        """A property of the run; None if there is none."""
+        """A property of the run; None if it is not set."""
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         return files.parse_json(row[0]) if row else None
 
@@ -145,8 +147,8 @@ class RunFile:
     ) -> None:
         """Write in one transaction; raises sqlite3.Error or OverflowError.
 
-        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt; steps of
-        earlier attempts from its first step on are deleted.
+        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt. Its steps
+        replace those of earlier attempts with the same or higher numbers.
         """
         with self._transaction():
             for key, of_series in rows.items():
@@ -186,7 +188,7 @@ class RunFile:
         old = self._load(series, first, until)
         kept = [*old, *rows]
         if attempt_ns:
-            # A wide bucket may include steps before the repeated ones.
+            # Buckets of earlier attempts that begin before the first repeated step are kept.
             new = (row[FIRST] for row in kept if row[LAST_NS] >= attempt_ns)
             again_from = min(new, default=FAR)
             kept = [row for row in kept if row[FIRST] < again_from or row[LAST_NS] >= attempt_ns]
@@ -198,12 +200,12 @@ class RunFile:
             self._widen(series, most * 3 // 4)
 
     def _load(self, series: OpenSeries, first: int = -FAR, until: int = FAR) -> list[Row]:
-        """The buckets of the blocks from *first* to *until*."""
+        """All buckets of the blocks with steps from *first* to *until*."""
         columns = series.form.load(self._db, (series.id, series.width), first, until)
         return [*zip(*columns, strict=True)]
 
     def _store(self, series: OpenSeries, rows: list[Row]) -> int:
-        """Write all buckets of some blocks; returns their number."""
+        """Write the buckets of whole blocks; returns the number of buckets after merging."""
         merged = series.form.merged(rows, series.width)
         self._db.executemany(
             "INSERT INTO blocks (series, start, count, first_ns, content) VALUES (?, ?, ?, ?, ?) "
@@ -214,12 +216,12 @@ class RunFile:
         return len(merged[FIRST])
 
     def _delete(self, series: OpenSeries, first: int = -FAR) -> None:
-        """Delete the blocks from *first* on."""
+        """Delete all blocks from the one with step *first* on."""
         start = first - first % (series.width * BLOCK)
         self._db.execute("DELETE FROM blocks WHERE series = ? AND start >= ?", (series.id, start))
 
     def _widen(self, series: OpenSeries, most: int) -> None:
-        """Double the width until at most *most* buckets are left."""
+        """Double the width of the buckets until at most *most* are left."""
         rows = self._load(series)
         self._delete(series)
         while len({row[FIRST] // series.width for row in rows}) > most:
@@ -228,7 +230,7 @@ class RunFile:
         self._db.execute("UPDATE series SET width = ? WHERE id = ?", (series.width, series.id))
 
     def _count_series(self) -> int:
-        # Series are never deleted.
+        # Series are never deleted, so the highest id is their number.
         (count,) = self._db.execute("SELECT max(id) FROM series").fetchone()
         return int(count or 0)
 

@@ -20,9 +20,9 @@ VERSION: Final = 2
 # SQLite's application_id: "oddp".
 APPLICATION: Final = 0x6F646470
 SUFFIX: Final = ".sqlite"
-# SQLite's files beside an open database.
+# Suffixes of SQLite's files beside an open database.
 _BESIDE = ("-wal", "-shm", "-journal")
-# The header of a database, and the offset of its application id.
+# The first bytes of a SQLite file, and the offset of its application id.
 _MAGIC, _APPLICATION_AT = b"SQLite format 3\0", 68
 
 TABLES: Final = """
@@ -55,7 +55,7 @@ CREATE TABLE verdicts (
 def is_history(path: Path) -> bool:
     """Whether the application id of a file is ours. Raises OSError.
 
-    Without SQLite, which would create files beside it. Links are not followed, fifos not opened.
+    Reads the bytes: SQLite would create files beside it. Follows no links, and opens no fifos.
     """
     head = files.read(path, _APPLICATION_AT + 4)
     return head.startswith(_MAGIC) and head[_APPLICATION_AT:] == APPLICATION.to_bytes(4, "big")
@@ -67,15 +67,15 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def is_as_we_made_it(database: sqlite3.Connection) -> bool:
-    """Whether it has our tables and nothing else: a view in place of a table may run forever.
+    """Whether the database has exactly our tables. Raises sqlite3.Error.
 
-    Raises sqlite3.Error.
+    In a foreign file, a view in place of a table might run forever.
     """
     return _schema(database) == _own_schema()
 
 
 def _schema(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    # The limit bounds the time for a foreign database.
+    # The limit bounds the time of this query in a foreign database.
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"
     return sorted(database.execute(query).fetchall(), key=repr)
 
@@ -98,15 +98,15 @@ class SeriesKey(NamedTuple):
     """Identifies a series."""
 
     kind: str
-    """`value`: logged; `steps`: of a rank, `name` is the clock; `node`: a gauge of the node, a
-    device or a process; `counter`: the same for counters."""
+    """`value`: logged values; `steps`: a rank's steps, `name` is the clock; `node`: a gauge of the
+    node, a device or a process; `counter`: a counter of these."""
     name: str
     rank: str = ""
     labels: tuple[tuple[str, str], ...] = ()
 
 
 class Event(NamedTuple):
-    """An event of the script, an exception, a checkpoint."""
+    """An event that the script logged, an exception, or a checkpoint."""
 
     time_ns: int
     step: int | None

@@ -18,7 +18,7 @@ def shown_time(time_ns: int, now_ns: int) -> str:
 
 
 def when(verdict: Mapping[str, Any], now_ns: int) -> str:
-    """The time before a verdict's sentence.
+    """The time of a verdict, to put before its sentence.
 
     `since 16:45:10: ` while open, `16:45:10 to 16:47:02: ` later, `16:45:10: ` for a death.
     """
@@ -47,15 +47,15 @@ def printable(words: str, *, most: int = 1000) -> str:
 
 
 def without_mentions(words: str) -> str:
-    """Breaks up mentions: `@everyone` of Discord, `<!channel>` of Slack, `@user` of GitHub.
+    """Break up mentions: `@everyone` of Discord, `<!channel>` of Slack, `@user` of GitHub.
 
-    GitHub notifies whoever an @ names, even if the @ is escaped.
+    A zero-width space follows the sign: GitHub notifies a mentioned user even if @ is escaped.
     """
     return _MENTION.sub("\\g<0>\u200b", words)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> Iterator[str]:
-    """The lines of a table; the first row has the heads. *right*: heads of columns of numbers."""
+    """The lines of a table; the first row is the header. *right*: columns to align to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (

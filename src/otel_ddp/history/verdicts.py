@@ -12,9 +12,9 @@ Verdict = Mapping[str, Any]
 
 
 def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]:
-    """Open verdicts before past ones, harmless ones last.
+    """Sort verdicts: open ones before past ones, harmless ones last, then by severity and cost.
 
-    Without past verdicts of earlier attempts. *began_ns*: the start of the newest attempt.
+    Drops past verdicts of earlier attempts. *began_ns*: the start of the newest attempt.
     """
     return sorted(
         (
@@ -39,7 +39,7 @@ def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
 
 
 def named_ranks(verdict: Verdict) -> Sequence[str]:
-    """The ranks that a verdict is about: one, or those of a late node."""
+    """The ranks that a verdict is about: one rank, or the ranks of a late node."""
     rank = plain.mapping(verdict.get("who")).get("rank")
     of_node = plain.mapping(verdict.get("evidence")).get("ranks")
     return [str(rank)] if rank else [*map(str, of_node)] if isinstance(of_node, list) else []

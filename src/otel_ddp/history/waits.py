@@ -1,4 +1,5 @@
-"""Who waits for whom: bars of the suspect ranks and of all others, and lateness over steps."""
+"""Data for the page on who waits for whom: bars of the latest ranks and of all others, and a strip
+of lateness over steps."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from otel_ddp.history.whole_run import WholeRun, column_width
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT, TRAINING_COLLECTIVE_STEP_WAIT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
-# The steps of the bars; the steps of the strip in a running run.
+# How many of the last steps the bars cover; and the strip, while the run goes on.
 _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
 # Limits of the strip.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
-# The bars of a dimension; and so long before and after some steps, samples belong to them.
+# At most this many bars for a dimension. Samples belong to steps if they are at most _NEAR_S before
+# or after these.
 _MOST_BARS, _NEAR_S = 128, 15
 # The least lateness of a suspect, as a share of a step.
 _LATE = 0.05
@@ -32,23 +34,23 @@ _Mean = Mapping[str, Any]
 
 
 def _mean(rank: str, node: str, found: StepBucket) -> dict[str, Any]:
-    """The mean step of one rank."""
+    """The mean step of one rank over the bucket."""
     phases = {word: ns / found.steps / 1e9 for word, ns in found.phases_ns.items()}
     return {
         "rank": rank,
         "node": node,
         "step_s": found.took_ns / found.steps / 1e9,
         "work_per_s": found.work / found.took_ns * 1e9,
-        # Without waits and unusual phases.
+        # The time without waits and unusual phases.
         "work_s": sum(phases[word] for word in WORK_PHASES),
         "phases": phases,
     }
 
 
 def waits(run: WholeRun) -> dict[str, Any]:
-    """Bars for the steps of the first verdict on lateness, or the last steps; a strip for more.
+    """Bars for the steps of the first shown verdict on lateness, else the last steps; and a strip.
 
-    The ranks of the verdict are always among the suspects.
+    The ranks of the verdict are always among the suspects, which have a bar each.
     """
     series = {one.key.rank: (history, one) for history, one in reversed(run.step_series())}
     spans = [span for each, one in series.values() if (span := each.step_range(one))]
@@ -56,7 +58,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
         return {"ranks": []}
     lowest, highest = min(low for low, _ in spans), max(high for _, high in spans)
     first_ones = shown_first(run.verdicts(), run.newest.began_ns)
-    # A verdict on lateness has an excess.
+    # Verdicts on lateness are recognized by their excess.
     lates = (each for each in first_ones if "excess_s" in plain.mapping(each.get("evidence")))
     late = next(lates, {})
     is_past = late.get("until_ns") is not None
@@ -90,7 +92,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
 
 
 def _work_s(columns: Columns, wide: int) -> dict[int, float]:
-    """The mean work of each *wide* steps, by number. *columns*: those of _STRIP."""
+    """The mean work in each column of *wide* steps, by number. *columns*: those of _STRIP."""
     steps, work_ns = Counter[int](), Counter[int]()
     for first, many, *parts_ns in zip(*columns, strict=True):
         steps[first // wide] += many
@@ -118,7 +120,7 @@ def _together(others: Sequence[_Mean]) -> dict[str, Any] | None:
 
 
 def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
-    """How long each rank waited in a step of these times in its groups of each dimension."""
+    """By dimension of the device mesh: how long each rank waited per step around these times."""
     found: dict[str, dict[str, float]] = {}
     name = TRAINING_COLLECTIVE_STEP_WAIT.name
     first_s, until_s = (extreme(times_ns, default=0) // 10**9 for extreme in (min, max))
@@ -137,8 +139,7 @@ def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
 def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any]:
     """The excess work of each rank over the median, in columns of steps.
 
-    With many ranks, a row shows the latest of several. *shift*: from our step numbers to the
-    program's.
+    With many ranks, a row shows the latest of several ranks. *shift*: see `History.shift`.
     """
     most = max(min(_MOST_COLUMNS, _MOST_CELLS // len(series)), 2)
     wide = column_width(series.values(), first, until, most)

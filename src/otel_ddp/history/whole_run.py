@@ -37,15 +37,15 @@ class Cell(NamedTuple):
 
     steps: float
     took_s: float
-    """The mean of a step; so are the phases."""
+    """The mean duration of a step; `phases_s` are means too."""
     work: float
-    """Work of all ranks together, per step."""
+    """Tokens or samples of all ranks together, per step."""
     usual: bool
     phases_s: dict[str, float]
 
 
 class WholeRun:
-    """One run, from the histories of its nodes that are here."""
+    """One run, from those histories of its nodes that were found."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         found = [of_node(each.about, each.ranks) for each in histories]
@@ -55,7 +55,7 @@ class WholeRun:
         }
         self.of_nodes = [*nodes.values()]
         self.newest = newest_attempt(self.of_nodes)
-        # The first is that of rank 0's node.
+        # The first one is from rank 0's node.
         self.histories = sorted(nodes, key=lambda each: first_rank(self.newest, nodes[each]))
         self._opened = histories
         self.paths = [each.path for each in histories]
@@ -79,12 +79,12 @@ class WholeRun:
 
     @property
     def began_ns(self) -> int:
-        """0 if unknown."""
+        """The start of the run; 0 if unknown."""
         return plain.whole(self.about.get("began_ns")) or 0
 
     @property
     def seen_ns(self) -> int:
-        """When it was last written; 0 if unknown."""
+        """When its histories were last written; 0 if unknown."""
         return plain.whole(self.about.get("seen_ns")) or 0
 
     @property
@@ -115,7 +115,7 @@ class WholeRun:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The properties of the run: the first node's, completed by those of others."""
+        """The properties of the run: the first node's, completed by those of the other nodes."""
         found: dict[str, Any] = {}
         for each in reversed(self.histories):
             found |= {key: value for key, value in each.about.items() if value not in _EMPTY}
@@ -126,13 +126,13 @@ class WholeRun:
 
     @property
     def own_summary(self) -> list[dict[str, Any]]:
-        """The summary of the values that the agents summarize."""
+        """The agents' summaries of logged values, merged."""
         rows = [plain.list_of(dict, each.about.get("summary")) for each in self.histories]
         return _merged(chain(*rows))
 
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
-        """Last and best values of all nodes; only the last for values without a summary."""
+        """Last and best of each logged value; only the last for values without a summary."""
         found = {(str(row.get("name")), str(row.get("split"))): row for row in self.own_summary}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
@@ -144,7 +144,7 @@ class WholeRun:
 
     @property
     def cost(self) -> dict[str, float | None]:
-        """The time of the hooks in the newest attempt, and its share of the steps."""
+        """The time that hooks took in the newest attempt, and its share of the steps' time."""
         totals = [plain.mapping(each.get("totals")) for each in self.ranks.values()]
         hook_s, steps_s = (
             sum(plain.number(each.get(metric.name)) or 0.0 for each in totals)
@@ -159,7 +159,7 @@ class WholeRun:
 
     @property
     def world_size(self) -> Any:
-        """None if unknown."""
+        """The number of ranks that train together; None if unknown."""
         known = [self.section("environment"), *self.ranks.values()]
         return next(filter(None, (each.get("world_size") for each in known)), None)
 
@@ -180,23 +180,23 @@ class WholeRun:
         return [*dict.fromkeys([*own, *others])]
 
     def node_of(self, history: History, rank: str) -> str:
-        """The node of a rank, by one of the histories."""
+        """The node of a rank, according to one of the histories."""
         return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
     def tells_events(self, history: History, rank: str) -> bool:
-        """Whether this history has the events of a rank: preferably that of its own node."""
+        """Whether to take a rank's events from this history. That of its own node has priority."""
         node = self.node_of(history, rank)
         return all(node != _node(each) for each in self.histories if each is not history)
 
     @property
     def look(self) -> str:
-        """The hint where all ranks are shown; empty if here."""
+        """A hint where all ranks are shown; empty if these histories have them."""
         led_by = self.word("led_by")
         own = {_node(each) for each in self.histories}
         return "" if led_by in own else where_to_look(led_by)
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """The verdicts of all nodes by their start, without duplicates."""
+        """The verdicts of all nodes, sorted by their start, without duplicates."""
         found: dict[str, dict[str, Any]] = {}
         for each in self.histories:
             for verdict in each.verdicts():
@@ -212,7 +212,7 @@ class WholeRun:
                 yield each, series
 
     def by_rank(self, found: Iterable[_Of]) -> list[_Of]:
-        """Sorted by rank; of a rank that has moved, the newest process first."""
+        """Sort series by rank. If a rank has moved, its newest process comes first."""
 
         def order(one: _Of) -> Any:
             history, rank = one[0], one[1].key.rank
@@ -222,7 +222,7 @@ class WholeRun:
 
     @cached_property
     def values(self) -> dict[tuple[str, str], list[Bucket]]:
-        """Logged values by name and split, of the lowest rank that logged each."""
+        """Logged values by name and split, each from the lowest rank that logged it."""
         found: dict[tuple[str, str], tuple[str, list[Bucket]]] = {}
         for each, series in self.by_rank(self.series("value")):
             key, rank = _name_and_split(series), series.key.rank
@@ -234,7 +234,7 @@ class WholeRun:
         return {key: buckets for key, (_, buckets) in found.items()}
 
     def step_series(self) -> list[_Of]:
-        """The steps of each rank on every node, sorted by `by_rank`."""
+        """The series of each rank's steps on every node, sorted by `by_rank`."""
         return self.by_rank(
             (each, one) for each in self.histories for one in each.step_series.values()
         )
@@ -242,9 +242,9 @@ class WholeRun:
     def steps(
         self, wide: int, first: int = -FAR, until: int = FAR, rank: str = ""
     ) -> dict[int, StepBucket]:
-        """Buckets of *wide* steps over all ranks, or of one, by number.
+        """By number: buckets of *wide* steps, over all ranks or of one *rank*.
 
-        Steps that a rank repeated on another node count there.
+        If a rank repeated steps on another node, only the repeated ones count.
         """
         found: dict[int, list[Row]] = {}
         begins: dict[str, int] = {}
@@ -259,18 +259,19 @@ class WholeRun:
         return {at: StepBucket.of(STEPS.together(rows), len(rows)) for at, rows in found.items()}
 
     def cells(self) -> list[Cell]:
-        """The steps of all ranks: means over the ranks, and the sum of their work."""
+        """The steps of all ranks: mean times over the ranks, and the sum of their work."""
         wide = max((one.width for _, one in self.step_series()), default=1)
         steps = self.steps(wide)
         found = [_cell(steps[at]) for at in sorted(steps)]
         if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
-            # Most buckets include an unusual step. So remove only the time of unusual phases.
+            # Too many buckets include an unusual step to leave them out. So remove only the time of
+            # unusual phases.
             found = [_without_special(each) for each in found]
         return found
 
 
 def column_width(chosen: Iterable[_Of], first: int, until: int, most: int) -> int:
-    """The steps in each of at most *most* columns: a multiple of the buckets' widths."""
+    """The number of steps per column for at most *most* columns, a multiple of bucket widths."""
     kept = math.lcm(*(series.width for _, series in chosen))
     return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
@@ -303,7 +304,7 @@ def _name_and_split(series: Series) -> tuple[str, str]:
 
 
 def _node(history: History) -> str:
-    """The node that wrote it."""
+    """The node whose agent wrote the history."""
     return str(history.about.get("node") or "?")
 
 
@@ -319,7 +320,7 @@ def _without_special(cell: Cell) -> Cell:
 
 
 def _merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each name and split; the first one has the last value."""
+    """One row for each name and split. The last value is from the first row, extremes from all."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = plain.text(row.get("name")), plain.text(row.get("split"))
@@ -337,6 +338,6 @@ def _has_value(point: Any) -> bool:
 
 
 def _joined(earlier: list[Bucket], later: list[Bucket]) -> list[Bucket]:
-    """The values of a rank that moved: repeated ones count on the later node."""
+    """The values of a rank that moved to another node; repeated values count on the later node."""
     from_step = min((each.first for each in later), default=2**63)
     return [each for each in earlier if each.until < from_step] + later
