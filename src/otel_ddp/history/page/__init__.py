@@ -1,1 +1,1 @@
-"""The page that shows histories and what runs now, as answers to requests of a browser."""
+"""The web page on live runs and histories: the answers to the requests of a browser."""

@@ -1,4 +1,4 @@
-"""Answers the page's questions on one run from its histories, and saves a page with its answers."""
+"""Answers the page's requests for data of one run, and saves a page that includes its answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ANSWERS: Mapping[str, Callable[[WholeRun, Question], dict[str, Any]]] = {
 
 
 def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
-    """The page of a run as HTML that includes the answers to its scripts."""
+    """The page of a run as HTML that includes the answers to all its requests."""
     names, reports = _names(run, Question("names")), reports[:_SAVED_FILES]
     texts = {
         each["name"]: directory.postmortem(Path(each["path"]).parent, each["name"]) or ""
@@ -81,7 +81,7 @@ def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
 
 
 def _pictures(run: WholeRun, names: Sequence[str], *kinds: str) -> dict[str, Any]:
-    """The answer for each name. The more lines, the fewer points each has."""
+    """By name: the answer for its chart. The more lines a chart has, the fewer points each has."""
     found = {}
     for name in names:
         lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)

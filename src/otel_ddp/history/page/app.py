@@ -1,4 +1,4 @@
-"""Answers the requests of a browser: the page, and its data as JSON. Without a server."""
+"""Answers the requests of a browser with the page, or its data as JSON. Opens no socket."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from otel_ddp.vocabulary.words import ENDED_STATES
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Requests that do not read histories.
 _WITHOUT_DISK = ("now", "stacks")
+# Longer answers are compressed.
 _PACKED_FROM = 4096
 HIDDEN = (
     "This page is shown to the user of the agent and to root on this node, and to whoever has "
@@ -33,11 +34,11 @@ NO_TOKEN = (
     "Runs are changed with the token of OTEL_DDP_SCRAPE_TOKEN_FILE alone: type it, or set the "
     "variable for the agent."
 )
-# The texts of a run that a user may change, and their longest length.
+# The texts of a run that a user may change, and their greatest length.
 _TEXTS, _LONGEST = ("name", "tags"), 500
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
-"""Group, run and rank (empty: all ranks); each process with its threads and their frames."""
+"""From group, run and rank (empty: all ranks) to each process with its threads and frames."""
 _NOTHING = Survey()
 
 
@@ -65,7 +66,7 @@ class App:
         self._ours = ours
 
     def answer(self, question: Question) -> Answer:
-        """Never raises."""
+        """The answer to a request. Never raises."""
         began_s = time.thread_time()
         status, headers, body = self._answer(question)
         extra = {}
@@ -95,15 +96,15 @@ class App:
     def _api(self, path: str, question: Question) -> Answer:
         if not question.is_private():
             raise Refused(403, HIDDEN)
-        # With side effects: only our page and command may send these.
+        # These have side effects, so only our page and command may send them.
         posts = {"stacks": self._stacks, "change": self._change}
         if path in posts:
             if question.method != "POST":
-                raise Refused(405, "this is asked with POST")
+                raise Refused(405, "this request takes POST")
             http.check_post(question.headers)
         elif question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
-        # Do not block further threads while a disk hangs.
+        # While a disk hangs, do not block further threads in it.
         hangs = path not in _WITHOUT_DISK and self._disk_hangs()
         if path == "runs":
             rows, faults = ([], []) if hangs else self._runs.rows()
@@ -186,7 +187,7 @@ class App:
                 raise Refused(409, f"{run.name} goes on: change it once it has ended")
             paths, key = run.paths, (run.group, run.name)
         if "delete" in question.query and any(e.of_run == key for e in self._now_known().processes):
-            # The agent would restore the file.
+            # The agent would restore the deleted file.
             raise Refused(409, f"the agent still writes {key[1]}: try again in five minutes")
         try:
             if "delete" in question.query:
@@ -203,7 +204,7 @@ class App:
         return _NOTHING if self._live is None else self._live()
 
     def _seen_by(self, live: Survey) -> dict[str, Any]:
-        """The head of every list."""
+        """The keys that the answers with lists share."""
         return {
             "now_ns": time.time_ns(),
             "node": live.agent.get("node", ""),

@@ -17,7 +17,7 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
 _MOST_COLUMNS = 4096
 _MOST_NAMES, _MOST_SERIES = 20, 200
-# Limit of ranks times steps.
+# Limit of ranks times columns.
 _MOST_CELLS = 60_000
 # Colours and names of phases.
 SHOWN_PHASES = [
@@ -36,7 +36,7 @@ _TAKEN = ("run", "name", "rank", "node", "columns")
 
 
 def names(run: WholeRun, *kinds: str) -> list[str]:
-    """The names on all nodes."""
+    """The names of the series of these kinds, on all nodes."""
     found = (each.names(kind) for kind in kinds for each in run.histories)
     return list(dict.fromkeys(chain.from_iterable(found)))
 
@@ -49,7 +49,7 @@ def described(name: str) -> dict[str, str]:
 
 
 def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]:
-    """The series of the requested names; `left_out` counts those beyond the limit."""
+    """The series of the requested names; `left_out` counts the series beyond the limit."""
     first = question.whole("first", -FAR, -FAR, FAR)
     until = question.whole("until", FAR, -FAR, FAR)
     wanted = question.whole("columns", 400, 2, _MOST_COLUMNS)
@@ -59,7 +59,8 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
         for name in question.texts("name")[:_MOST_NAMES]:
             found += _over_ranks(run, name, kinds, (wanted, first, until))
         return {"series": found, "left_out": 0}
-    # For ranks that moved: the first bucket of each series on the newest node.
+    # For ranks that moved to another node: the first step of each series on its newest node. Up to
+    # there, older nodes count.
     begins: dict[SeriesKey, int] = {}
     for name in question.texts("name")[:_MOST_NAMES]:
         for history, series in _named(run, name, kinds):
@@ -89,7 +90,7 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
 def _over_ranks(
     run: WholeRun, name: str, kinds: tuple[str, ...], how: tuple[int, int, int]
 ) -> list[dict[str, Any]]:
-    """A series for each set of labels: mean, lowest and highest of the ranks."""
+    """A series for each set of labels: mean, lowest and highest over the ranks."""
     alike: dict[tuple[tuple[str, str], ...], list[tuple[History, Series]]] = {}
     for one in _named(run, name, kinds):
         alike.setdefault(one[1].key.labels, []).append(one)
@@ -117,7 +118,7 @@ def _named(run: WholeRun, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[H
 
 
 def _as_columns(buckets: list[Bucket]) -> dict[str, list[Any]]:
-    """`ms`: milliseconds since 1970, as in JavaScript."""
+    """Buckets as columns. `ms`: milliseconds since 1970, as in JavaScript."""
     return {
         "first": [each.first for each in buckets],
         "x": [each.until for each in buckets],
@@ -175,14 +176,14 @@ def grid(run: WholeRun, question: Question) -> dict[str, Any]:
 
 
 def _seconds(total_ns: int, steps: int) -> float:
-    """The mean of a step, rounded to nanoseconds to shorten the answer."""
+    """The mean per step, rounded to nanoseconds to shorten the answer."""
     return round(total_ns / steps / 1e9, 9)
 
 
 def _mean(
     cells: Mapping[int, StepBucket], numbers: range, wide: int, shift: int
 ) -> dict[str, list[Any]]:
-    """The mean step and its phases in each column."""
+    """The mean duration of a step and of its phases in each column."""
     names = ("first", "x", "ms", "steps", "step_s", "low_s", "high_s")
     found: dict[str, list[Any]] = {name: [] for name in (*names, *MEASURED_PHASES)}
     for number in numbers:

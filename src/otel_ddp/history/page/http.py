@@ -1,4 +1,4 @@
-"""HTTP of the page: requests, answers in JSON, and which requests are refused."""
+"""HTTP of the page: requests, answers in JSON, and the checks that refuse requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class Refused(Exception):
-    """A refused request; the text says why."""
+    """The request is refused; the message has the reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 def json_text(content: Any, **how: Any) -> str:
     """JSON with null for NaN and infinities. *how*: arguments of `json.dumps`."""
-    # A file from elsewhere may have bytes instead of text.
+    # `default=str`: a history from elsewhere may have bytes instead of text.
     try:
         return json.dumps(content, allow_nan=False, default=str, **how)
     except ValueError:
@@ -106,13 +106,13 @@ def _plain(content: Any) -> Any:
 
 # -- requests that are refused
 
-# A name or an address with its port: no user, no escapes, no zone.
+# A Host header: a name or an address, with or without a port; no user, no escapes, no zone.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I | re.ASCII)
-# Required for POST: a form of another site cannot set it.
+# A header that POST requires: a form of another site cannot set it.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
-    # The page replaces this one.
+    # The page has a policy of its own, which replaces this one.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -126,7 +126,8 @@ def check_request(target: str, headers: Message, *, any_name: bool = False) -> N
     """Raises Refused for a request by another site.
 
     A site may resolve its own name to this machine, so that its scripts can read our answers (DNS
-    rebinding). The Host header reveals that. *any_name*: accept any Host, if a token is required.
+    rebinding). The Host header then has that name. *any_name*: accept any Host, as a token is
+    required.
     """
     if not target.startswith("/") or target.startswith("//"):
         raise Refused(400, "ask for a path on this machine, such as /metrics")
@@ -165,7 +166,7 @@ def check_post(headers: Mapping[str, str]) -> None:
 
 
 def _is_ours(host: str) -> bool:
-    # Without a DNS query, of which another site could decide the answer.
+    # Without a DNS query: another site could control the answer.
     own = socket.gethostname().lower()
     if host in ("localhost", own, own.partition(".")[0]) or host.endswith(".localhost"):
         return True

@@ -1,4 +1,4 @@
-"""The runs of a folder for the list of the page, and the head of one run's page."""
+"""The data of the page's list of runs, and of the head of one run's page."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _Signature = tuple[int, ...]
 
 
 class _File(NamedTuple):
-    """A history when it had this signature."""
+    """Data of a history file, read when the file had this signature."""
 
     signature: _Signature
     of_run: RunKey = ("", "")
     began_ns: int = 0
-    # Why it cannot be read.
+    # Why the file cannot be read; empty if it can.
     fault: str = ""
 
 
@@ -79,7 +79,7 @@ class Runs:
         return sorted(rows, key=lambda row: -row["began_ns"]), sorted(faults)
 
     def opened(self, group: str | None, run: str) -> WholeRun:
-        """The histories of a run; of the newest group if it is None."""
+        """Open the histories of a run; if *group* is None, of the newest group with such a run."""
         found = {
             path: each
             for path, each in self._read().items()
@@ -89,7 +89,7 @@ class Runs:
             group, _ = max(found.values(), key=lambda each: each.began_ns).of_run
         paths = sorted(path for path, each in found.items() if each.of_run[0] == group)
         if not paths:
-            why = "It begins with the first second of a run; OTEL_DDP_HISTORY_BYTES=0 keeps none."
+            why = "It begins a second after the run; OTEL_DDP_HISTORY_BYTES=0 switches it off."
             raise Refused(404, f"There is no history of run {run!r}. {why}")
         return directory.open_run(paths)
 
@@ -173,12 +173,12 @@ def _short(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def head(run: WholeRun, live: Survey) -> dict[str, Any]:
-    """State, time by cause, verdicts, gaps, configuration."""
+    """The head of a run's page: state, time by cause, verdicts, gaps, configuration."""
     of_run, newest = (run.group, run.name), _newest(run, live)
     ranks = newest.ranks.values()
     steps = [step for each in ranks if (step := plain.whole(each.get("step"))) is not None]
     summary = run.summary[:_MOST_SUMMARY]
-    # Not for a run that is over: its ranks are no longer compared.
+    # `insufficient` is empty for a run that is over: its ranks are no longer compared.
     goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
     shown_verdicts, time_spent = verdicts(run.verdicts()), goodput_of(run)
     return {
@@ -217,7 +217,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
 
 
 def _words_of(ranks: Iterable[Mapping[str, Any]], key: str) -> list[str]:
-    """The distinct texts of the processes."""
+    """The distinct texts under this key of the processes."""
     return sorted({str(each[key]) for each in ranks if each.get(key)})
 
 
@@ -243,7 +243,7 @@ def shown(process: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add `harmless`, for the colour, and `advice`, which sentences of past verdicts lack."""
+    """Add `harmless`, for the colour, and `advice`, which the sentences of past verdicts lack."""
     return [
         {
             **each,

@@ -1,4 +1,4 @@
-"""The page in one file with its scripts and style: served, or saved with answers."""
+"""Assembles the page in one file with its scripts and style, to serve, or to save with answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 _FOLDER = Path(__file__).parent / "static"
-# The chart library, which is no module.
+# The chart library, which is not a JavaScript module.
 _PLOTS = "uplot.min.js"
 _IMPORT = re.compile(r'"\./([\w]+\.js)"')
 _NONCE = "NONCE-OF-THIS-FILE"
@@ -63,5 +63,5 @@ def _page() -> str:
 
 def _module(path: Path) -> str:
     text = _IMPORT.sub(r'"page/\1"', path.read_text())
-    # The name in a debugger.
+    # The name of the module in a debugger.
     return f"{text}//# sourceURL={path.name}\n"

@@ -1,8 +1,8 @@
-// What is chosen stands in the address, so that it can be sent to somebody.
+// Reads and writes the user's choices in the address of the page, so that a link includes them.
 
 import { answers, isSaved } from "./saved.js";
 
-/** The view, and the run where it is that of one. */
+/** The view, and the run if the view shows one run. */
 export function place() {
   if (isSaved) return { view: "run", run: answers.run.run, group: answers.run.group };
   const path = location.pathname;
@@ -21,9 +21,9 @@ export function allChosen(name) {
   return new URLSearchParams(location.search).getAll(name);
 }
 
-/** Note a choice; the one that holds without saying so is left out. */
+/** Write a choice into the address; the default, `otherwise`, is left out. */
 export function choose(name, value, otherwise = "") {
-  // Not every browser lets a script change the address of a file.
+  // Some browsers do not let a script change the address of a local file.
   if (isSaved) return;
   const query = new URLSearchParams(location.search);
   if (value === otherwise || value === null) query.delete(name);

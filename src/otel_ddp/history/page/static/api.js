@@ -1,8 +1,9 @@
-// Asks the agent, and asks again each second or so while the page is seen.
+// Sends requests to the agent, and polls it every second or so while the page is visible.
 
 import { answered, isSaved } from "./saved.js";
 
-// The agent rests for so many times what its processor has spent on the answers, within bounds.
+// Duty cycle: the page waits for this many times the CPU time that the agent needed for its answers,
+// but no longer than LONGEST_REST_MS.
 const REST = 20;
 const LONGEST_REST_MS = 30000;
 const ANSWER_MS = 20000;
@@ -21,14 +22,14 @@ export function address(path, parameters) {
   return `/api/${path}?${query}`;
 }
 
-/** The answer; a Refusal where there is one that says why not. */
+/** The answer to a request. Throws a Refusal if the agent answers with a reason instead. */
 export async function ask(path, parameters = {}, options = {}) {
   if (isSaved) return answered(path, parameters);
   let answer, text;
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
     answer = await fetch(address(path, parameters), { signal, ...options });
-    // A connection may also end in the middle of an answer.
+    // Within `try`: the connection may break in the middle of an answer.
     text = await answer.text();
   } catch {
     throw new Error("The agent does not answer.");
@@ -39,7 +40,7 @@ export async function ask(path, parameters = {}, options = {}) {
     throw new Refusal(text || `The answer is ${answer.status}.`);
   }
   const content = JSON.parse(text);
-  // A folder that is served has no metrics beside it.
+  // Without an agent there are no metrics, to which the footer links.
   if ("agent" in content) document.querySelector("footer").hidden = !content.agent;
   if (!answer.ok) throw new Refusal(content.error);
   return content;
@@ -47,7 +48,7 @@ export async function ask(path, parameters = {}, options = {}) {
 
 const asked = new Map();
 
-/** As `ask`; those who want the same at the same time share one answer. */
+/** Like `ask`, but equal requests at about the same time share one answer. */
 export function askOnce(path, parameters) {
   const key = address(path, parameters);
   if (!asked.has(key)) {
@@ -59,7 +60,7 @@ export function askOnce(path, parameters) {
   return asked.get(key);
 }
 
-/** Ask again and again while the page is seen; of a saved one, once. */
+/** Call `work` repeatedly while the page is visible; on a saved page once. */
 export function keep(work, everyMs) {
   if (isSaved) {
     work().catch(tell);
@@ -88,7 +89,7 @@ export function keep(work, everyMs) {
 
 let silentSince = null;
 
-/** Says on the page what went wrong; what is drawn already stays. */
+/** Show an error at the top of the page; the rest of the page stays. Empty: hide the error. */
 function tell(error) {
   const place = document.getElementById("trouble");
   if (!error) {

@@ -1,4 +1,4 @@
-// What the pictures of one view have in common: their x, and to which part of it they are zoomed.
+// The x axis that all pictures of a view share: its kind, and the zoomed range of each kind.
 
 import { choose, chosen } from "./address.js";
 
@@ -18,7 +18,7 @@ export class Axis {
     return this.zooms[kind] || null;
   }
 
-  /** All pictures with this x go along. */
+  /** Zoom all pictures with this kind of x; without a range, show all. */
   zoomTo(kind, range) {
     const before = this.zooms[kind];
     if (range && before && range.every((at, number) => at === before[number])) return;

@@ -76,7 +76,7 @@ class Compare {
     await Promise.all([this.showStep(), this.showResult()]);
   }
 
-  /** What `otel-ddp compare` says of two runs. */
+  /** Show the result of `otel-ddp compare`, if there are two runs. */
   async showResult() {
     if (this.runs.length !== 2) return;
     const answer = await ask("compare", { run: this.runs.map((each) => each.run), group: this.heads.map((head) => head.group) });
@@ -139,7 +139,7 @@ class Compare {
     });
   }
 
-  /** The last value at or before the step, of each run. */
+  /** Show the last value of each run at or before the chosen step. */
   async showStep() {
     const wanted = this.names.filter(matcher(this.filter.value)).slice(0, 20);
     if (!wanted.length) return;

@@ -1,9 +1,9 @@
 // The numbers of a picture as CSV.
 
-// A spreadsheet takes a text that begins so for a formula.
+// A spreadsheet would read a text that begins like this as a formula.
 const FORMULA = /^[=+\-@\t\r]/;
 
-/** A row for each point; the labels of its series come first. */
+/** The points as rows; the labels of the series are the first columns. */
 export function csv(series) {
   const labels = [...new Set(series.flatMap(({ columns, ...own }) => Object.keys(own)))];
   const names = [...new Set(series.flatMap(({ columns }) => Object.keys(columns)))];

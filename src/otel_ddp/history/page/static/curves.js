@@ -1,4 +1,4 @@
-// Lines of logged values and of samples: means, the band of lowest and highest, smoothing.
+// Lines of logged values and samples: means, smoothed means, and bands from lowest to highest.
 
 import { dash, seriesColor } from "./colors.js";
 import { el } from "./dom.js";
@@ -6,12 +6,12 @@ import { measured } from "./shown.js";
 
 const SHOWN_NOTES = 6;
 
-/** The x of each point. */
+/** The x of each point: its step, time or epoch. */
 export function positions(columns, kind) {
   return { time: columns.ms, epoch: columns.epoch || [] }[kind] || columns.x;
 }
 
-/** An exponential mean that is right from its first point on; gaps stay gaps. */
+/** The EWMA of the values, without bias towards 0 at the first points. Gaps stay gaps. */
 export function smoothed(values, weight) {
   let [sum, total] = [0, 0];
   return values.map((value) => {
@@ -25,7 +25,8 @@ export function smoothed(values, weight) {
 /**
  * Lines of several series, and a sentence on each.
  *
- * `name(series)` is how it is called, `color` and `dashed` are numbers of groups.
+ * `name(series)` returns its name in the legend; `color` and `dashed` return the number of a colour
+ * and of a dash pattern.
  */
 export function curves(answer, kind, { name, color, dashed = () => 0, smoothing = 0, isLog = false, unit = "", isShort = false }) {
   const lines = [];

@@ -1,6 +1,6 @@
-// Builds elements. Text is only ever text: names may hold markup.
+// Builds elements. Text is never parsed as HTML: the name of a run may contain markup.
 
-/** An element; attributes that are null are left out, functions listen to events. */
+/** An element. Attributes that are null are left out; functions become event listeners. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -13,7 +13,7 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** A table in a frame that scrolls; rows are lists of cells, or elements. */
+/** A table in a frame that scrolls. Each row is a list of cells, or an element. */
 export function table(caption, heads, rows, attributes = {}) {
   const head = el("tr", {}, heads.map((each) => el("th", { scope: "col" }, each)));
   const body = rows.map((row) => (row instanceof Element ? row : el("tr", {}, row.map(cell))));
@@ -33,7 +33,7 @@ export function number(text) {
   return el("td", { class: "number" }, text);
 }
 
-/** A label with its control, in one. */
+/** A label element that contains its control. */
 export function labelled(text, control) {
   return el("label", {}, el("span", {}, text), control);
 }
@@ -46,7 +46,7 @@ export function choice(options, chosen, changed) {
   return made;
 }
 
-/** Replace what an element holds, unless that is as it was: a reader keeps place and focus. */
+/** Replace the content of an element if it has changed, but keep scroll positions and the focus. */
 export function fill(element, ...children) {
   const made = el("div", {}, ...children);
   if (made.innerHTML === element.dataset.was && element.childNodes.length) return;

@@ -1,4 +1,4 @@
-// The first lines of a run: what is wrong and what to do about it, and its main numbers as tiles.
+// The top of a run's page: its title, what is wrong and what to do, and its main numbers as tiles.
 
 import { ask } from "./api.js";
 import { el, fill } from "./dom.js";
@@ -9,7 +9,7 @@ import { cost, headline, isLate, openTroubles, OVER, size } from "./verdicts.js"
 const MOST_TILES = 6;
 const TOTAL = /^((max|total|num|train|training)_?)?(steps|iters|iterations)$/;
 
-/** Name, state, where, step, how long: one line. */
+/** One line: name, state, ranks and nodes, step, duration, attempt, script. */
 export function title(head) {
   const isOver = OVER.includes(head.state);
   const took = ((isOver || head.silent ? head.seen_ns : head.now_ns) - head.began_ns) / 1e9;
@@ -27,7 +27,7 @@ export function title(head) {
   ];
 }
 
-/** The worst trouble and the costliest, with what to do next. */
+/** The worst verdict and the costliest one, each with actions: stack, profile command, link. */
 export class Troubles {
   constructor(run) {
     this.run = run;
@@ -63,7 +63,7 @@ export class Troubles {
 
   async act(act, value) {
     if (act === "copy") {
-      // Not every address that a browser reaches may use its clipboard.
+      // Without HTTPS, pages of other machines may not use the clipboard.
       await navigator.clipboard?.writeText(value).catch(() => {});
       fill(this.stack, el("p", { class: "quiet" }, navigator.clipboard ? "Copied: " : "", el("code", {}, value)));
       return;
@@ -73,7 +73,7 @@ export class Troubles {
   }
 }
 
-/** Its steps: the first, and of one that is over the last. */
+/** The steps of a verdict: the first, and also the last if the verdict is over. */
 function span({ since_step: first, until_step: last, since_ns }, isOpen) {
   if (!Number.isInteger(first)) return `since ${time(since_ns)}`;
   if (isOpen) return `since step ${steps(first)}`;
@@ -82,7 +82,7 @@ function span({ since_step: first, until_step: last, since_ns }, isOpen) {
 
 const SHOWN_FRAMES = 40;
 
-/** Asks a rank where its Python code is, and shows that. */
+/** Request the Python stacks of a rank, and show them. */
 export async function showStacks(into, key) {
   try {
     const { processes } = await ask("stacks", key, { method: "POST", headers: { "X-Otel-Ddp": "page" } });
@@ -98,13 +98,13 @@ export async function showStacks(into, key) {
   }
 }
 
-/** The main numbers, as far as the run has them. */
+/** The main numbers of the run, each in a tile if it is known. */
 export class Tiles {
   constructor() {
     this.element = el("div", { class: "tiles" });
   }
 
-  /** The head comes each second; the steps, when there are new ones. */
+  /** `head` comes every second, `waits` only when there are new steps. */
   show(head, waits = this.waits) {
     this.waits = waits;
     fill(this.element, tiles(head, waits));

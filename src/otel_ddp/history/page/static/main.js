@@ -1,4 +1,4 @@
-// Shows the view that the address names.
+// Shows the view that the address selects.
 
 import { place } from "./address.js";
 import { ask } from "./api.js";
@@ -25,7 +25,7 @@ async function open() {
     document.querySelector("header a").removeAttribute("href");
     document.querySelector("footer").remove();
   }
-  // Asked for before the scripts of the view are there.
+  // Request the head while the browser still loads the scripts of the view.
   const head = named === "run" ? ask("run", { run: where.run, group: where.group }) : null;
   const view = await VIEWS[named]();
   view.show(document.getElementById("main"), where, head);

@@ -1,14 +1,14 @@
-// Times of trouble, and where a run went on after a restart, for the pictures of a run.
+// Marks in the pictures of a run: times of verdicts, and the starts of further attempts.
 
 import { isLate, subject, title } from "./verdicts.js";
 
 const MOST = 20;
 
-/** Spans as `plot` shades them. */
+/** The marks, as the `spans` of `plot`. */
 export function marks(verdicts, kind, attempts = []) {
   const at = (ns, step) => (kind === "time" ? ns / 1e6 : kind === "step" && Number.isInteger(step) ? step : undefined);
   const troubles = verdicts.filter((each) => !each.harmless).map((each) => {
-    // What happened at once is known by its step.
+    // A verdict on a moment, such as a death, has its exact step in `step`.
     const [first, last] = isLate(each) ? [each.since_step, each.until_step] : [each.step ?? each.since_step, each.until_step];
     return { from: at(each.since_ns, first), to: each.until_ns ? at(each.until_ns, Math.max(last, first)) : null, text: word(each), isBad: true };
   });

@@ -1,10 +1,10 @@
-// A picture of several runs: each is asked for, and all are drawn into one.
+// A picture of several runs: requests the data of each run, and draws all into one chart.
 
 import { askOnce } from "./api.js";
 import { Picture } from "./picture.js";
 
 export class MergedPicture extends Picture {
-  /** `keys` are the runs; `draw` gets their answers as `parts`, and their series as one list. */
+  /** `keys`: the runs. `draw` gets their answers as `parts`, and all their series as one list. */
   constructor({ keys, ...rest }) {
     super(rest);
     this.keys = keys;

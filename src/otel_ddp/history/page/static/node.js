@@ -1,4 +1,4 @@
-// GPUs under their ranks, and the host: a table of now, and pictures against time.
+// The GPUs of the ranks, and the host: a table of the last samples, and pictures over time.
 
 import { ask } from "./api.js";
 import { curves } from "./curves.js";
@@ -9,7 +9,7 @@ import { Picture } from "./picture.js";
 const GPU = ["hw.gpu.utilization", "hw.gpu.memory.usage", "hw.power", "hw.temperature"];
 const HOST = ["system.cpu.utilization", "system.memory.usage", "process.memory.usage"];
 const HEADS = ["busy", "memory", "power", "temperature"];
-// What tells series of one name apart, besides rank and node.
+// Keys of a series that the names of its lines leave out.
 const PLAIN = ["name", "rank", "node", "columns", "hw.type", "hw.model"];
 
 export class NodePictures {
@@ -60,7 +60,7 @@ export class NodePictures {
     }).element);
   }
 
-  /** What each device did: at last, on average, and at most. */
+  /** The table of devices: last, mean and highest value of each metric. */
   async refreshDevices() {
     const wanted = [...GPU, "hw.gpu.memory.limit"].filter((name) => this.metrics && this.metrics.has(name));
     if (!wanted.some((name) => GPU.includes(name))) return;
@@ -72,7 +72,8 @@ export class NodePictures {
       const { told } = rows.get(key);
       if (!(each.name in told) || each["hw.gpu.task"] === "general") told[each.name] = summary(each.columns, this.metrics.get(each.name).unit);
     }
-    // A rank's device is nobody's until the rank has said which it uses, and after its end.
+    // Before its rank has reported which device it uses, and after the rank's end, a device also has
+    // samples without a rank: leave these out.
     const device = ({ node, "hw.id": id }) => `${node} ${id}`;
     const used = new Set([...rows.values()].filter((row) => row.series.rank).map((row) => device(row.series)));
     const shown = [...rows.values()].filter(({ series: each }) => each.rank || !used.has(device(each)));
@@ -94,7 +95,7 @@ function owner(series) {
   return `${series.rank} ${series.node} ${series["hw.id"] || ""}`;
 }
 
-/** What tells the lines of one rank apart, such as used and free memory. */
+/** The labels by which the lines of one rank differ, such as used and free memory. */
 function parts(series) {
   return Object.entries(series).filter(([key]) => ![...PLAIN, "gpu", "hw.id"].includes(key)).map(([, value]) => value).join(", ");
 }

@@ -1,4 +1,4 @@
-// What every rank does at this moment, and for how long; its stacks where they are asked for.
+// The view Now: what every rank does at this moment, and for how long; its stacks on request.
 
 import { ask, keep } from "./api.js";
 import { runAddress } from "./address.js";

@@ -1,4 +1,4 @@
-// One picture: drawn when it is scrolled to, with its numbers as text, CSV and PNG.
+// One picture: a chart that is drawn when it scrolls into view, with CSV and PNG to download.
 
 import { askOnce } from "./api.js";
 import { themed } from "./colors.js";
@@ -9,7 +9,7 @@ import { isSaved } from "./saved.js";
 
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.picture.changeSeen(entry.isIntersecting);
-  // All of a saved page may be printed.
+  // A saved page is drawn as a whole, since it may be printed.
 }, { rootMargin: isSaved ? "1000000px" : "200px" });
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) target.picture.resize();
@@ -17,14 +17,14 @@ const resized = new ResizeObserver((entries) => {
 
 const KEYS = { "+": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
 const [PNG_SCALE, PNG_HEAD] = [2, 24];
-// Columns that are asked for, for a picture and for a table.
+// How many columns to request: a multiple of SHARED up to MOST for a picture, MOST_ROWS for CSV.
 const [SHARED, MOST, MOST_ROWS] = [800, 2400, 4096];
 
 /**
- * A picture of what one address answers.
+ * A picture of the answer to one request.
  *
- * `draw(answer, kind)` gives what `plot` draws, and notes (sentences) and label (for those who cannot
- * see it). `axis` is shared by pictures that zoom together; `kind()` is what this one has as its x.
+ * `draw(answer, kind)` returns the arguments of `plot`, notes (sentences), and label (for screen
+ * readers). Pictures that zoom together share an `axis`; `kind()` returns the kind of this one's x.
  */
 export class Picture {
   constructor({ title, path, parameters, draw, axis, kind, isBare = false }) {
@@ -62,7 +62,7 @@ export class Picture {
     this.element.remove();
   }
 
-  /** Ask again, if it is seen; else once it is. */
+  /** Request the data again if the picture is in view; else when it comes into view. */
   async refresh() {
     this.isStale = true;
     if (!this.isSeen || this.isAsking) return;
@@ -71,7 +71,7 @@ export class Picture {
     try {
       const zoom = this.axis.zoomOf(this.kind());
       const parameters = { ...this.parameters(), ...this.bounds(zoom) };
-      // Wide and narrow pictures of the same share one answer.
+      // Rounded up, so that pictures of similar width share one answer.
       const columns = Math.min(Math.ceil((this.plot.clientWidth || 1) / SHARED) * SHARED, MOST);
       this.answer = await this.load({ ...parameters, columns });
       if (!zoom) this.whole = this.answer;
@@ -93,7 +93,7 @@ export class Picture {
     return series || [{ columns }];
   }
 
-  /** The steps (or seconds) of a zoomed range, so that it is answered in more detail. */
+  /** The steps (or seconds) of the zoomed range, to request it in more detail. */
   bounds(zoom) {
     if (!zoom) return {};
     const [low, high] = [Math.min(...zoom), Math.max(...zoom)];
@@ -113,7 +113,7 @@ export class Picture {
   }
 
   redraw() {
-    // It may have been removed meanwhile.
+    // The picture may have been removed while it waited for the answer.
     if (!this.answer || !this.axis.pictures.has(this)) return;
     const kind = this.kind();
     const wanted = this.draw(this.answer, kind);
@@ -168,7 +168,7 @@ export class Picture {
   }
 }
 
-/** The columns of all that an answer holds. */
+/** The columns of all series in an answer. */
 function allColumns(answer) {
   if (answer.parts) return answer.parts.flatMap(allColumns);
   const parts = [...(answer.series || []), ...(answer.ranks || [])].map((each) => each.columns);

@@ -1,20 +1,22 @@
-// Draws lines with uPlot: axes, bands, stacked areas, times of trouble, and the values under the pointer.
+// Draws lines with uPlot: axes, bands, stacked areas, marked times, and the values under the pointer.
 
 import { themed } from "./colors.js";
 import { el } from "./dom.js";
 import { measured, number, scaled } from "./shown.js";
 
 const FONT = "11px system-ui, sans-serif";
-// One pause for a checkpoint would flatten all else: what is so rare and so far off is cut, with a mark.
+// A single long pause would flatten the rest of the chart. So if at most this share of the values
+// exceeds the others' range this many times, they are cut off, with a mark.
 const [RARE, FAR] = [0.02, 3];
-// Of so few values each is marked.
+// In a line with at most this many values, each value gets a dot.
 const FEW = 60;
-// All values are the same one: a tenth to each side, so that the ticks tell it.
+// If all values are equal within SAME, the axis extends by AROUND of the value to each side.
 const [SAME, AROUND] = [1e-9, 0.1];
 const MOST_TOLD = 9;
 
 /**
- * Draws into an element; `change([from, to])` is called for a range that was drawn over.
+ * Draws into an element. When the user selects a range with the pointer, `change([from, to])` is
+ * called.
  *
  * A line has x, y, name and color, and may have low, high, dash, alpha, isArea and isQuiet.
  */
@@ -51,7 +53,7 @@ export function plot(into, { lines, spans = [], unit = "", isLog = false, fromZe
   return { chart: made, cut: range.cut };
 }
 
-/** Each line on top of those before it. */
+/** Stack the lines: each one on top of the lines before it. */
 function stacked(lines) {
   let below = null;
   return lines.map((line) => {
@@ -62,7 +64,7 @@ function stacked(lines) {
   }).reverse();
 }
 
-/** As the library takes it: x goes up and is known; a logarithmic axis has no 0. */
+/** The line as uPlot needs it: sorted by x, without unknown x, and on a log axis without values <= 0. */
 function ordered(line, isLog) {
   const { x } = line;
   const isFine = x.every((at, place) => at !== null && (place === 0 || x[place - 1] <= at));
@@ -77,7 +79,7 @@ function ordered(line, isLog) {
   return made;
 }
 
-/** Lines over the same x are a table; the library joins tables. */
+/** The data for uPlot: lines with the same x form a table, and uPlot joins the tables. */
 function tables(lines, colors) {
   const of = new Map();
   for (const line of lines) of.set(line.x, [...(of.get(line.x) || []), line]);
@@ -102,7 +104,7 @@ function tables(lines, colors) {
   return { ...found, data: found.parts.length > 1 ? window.uPlot.join(found.parts) : found.parts[0] };
 }
 
-/** From the lowest to the highest, but for what is rare and far off; how many values that are. */
+/** The range of y: from the lowest to the highest value, without rare outliers; and their number. */
 function rangeOf(lines, { isLog, fromZero, cut }) {
   const values = lines.flatMap((line) => line.y).filter((value) => value !== null && (!isLog || value > 0)).sort((one, other) => one - other);
   if (!values.length) return { ends: [0, 1], cut: 0 };
@@ -118,7 +120,7 @@ function rangeOf(lines, { isLog, fromZero, cut }) {
   return { ends: [fromZero ? 0 : low - space, high + space], cut: isCut ? values.filter((value) => value > high).length : 0 };
 }
 
-/** With as many digits as tell neighbours apart. */
+/** The labels of ticks, with as many digits as make neighbours differ. */
 function ticks(values, unit) {
   const [factor, name] = scaled(Math.max(...values.map(Math.abs)), unit);
   let digits = 0;
@@ -126,7 +128,7 @@ function ticks(values, unit) {
   return values.map((value) => (digits > 6 ? number(value) : `${(value * factor).toFixed(digits)}${name && ` ${name}`}`));
 }
 
-/** Times of trouble, from their first step to their last; and where an attempt began. */
+/** Shade the spans of verdicts from their first step to their last, and mark starts of attempts. */
 function shade(chart, spans, colors) {
   const { ctx, bbox } = chart;
   ctx.save();
@@ -168,7 +170,7 @@ function cutMarks(chart, range, lines, { quiet }) {
   }
 }
 
-/** The values under the pointer, of each line the latest up to there. */
+/** Show the values under the pointer: of each line, the last value up to there. */
 function tell(chart, tip, told, { kind, unit }) {
   const { idx, left } = chart.cursor;
   tip.hidden = idx === null || idx === undefined || left < 0;

@@ -1,4 +1,4 @@
-// The table of ranks, when it is opened: the worst first, drawn as far as one scrolls.
+// The table of ranks, the worst first. Requested when it is opened; rows are added on scrolling.
 
 import { ask } from "./api.js";
 import { el, number, table } from "./dom.js";

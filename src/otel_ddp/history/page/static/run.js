@@ -1,4 +1,4 @@
-// One run: what matters on its first screen; below, pictures and tables of all that is known of it.
+// The page of one run: the essentials on the first screen; below, pictures and tables of all data.
 
 import { ask, keep } from "./api.js";
 import { Axis } from "./axis.js";
@@ -17,7 +17,7 @@ import { Values, look as readLook, lookControls } from "./values.js";
 import { Waits } from "./waits.js";
 
 const EACH_MS = 1000;
-// Names, events and post-mortems are asked for in every n-th round.
+// Names, ranks, events and post-mortems are requested in every SELDOM-th round only.
 const SELDOM = 5;
 
 export function show(main, { group, run }, head) {
@@ -28,7 +28,7 @@ export function show(main, { group, run }, head) {
 }
 
 class Run {
-  /** `asked`: the promise of its first head. */
+  /** `asked`: the promise of the run's first head, which main.js has requested. */
   constructor(group, run, asked) {
     Object.assign(this, { group, run, asked });
     this.head = null;
@@ -46,7 +46,7 @@ class Run {
     this.controls = el("div");
     this.learns = el("section", { class: "card", "aria-labelledby": "learns", hidden: true }, el("h2", { id: "learns" }, "What it learns"));
     this.ranks = new Ranks(this);
-    // Below the first screen, each part is there once it has something to show.
+    // Each part below the first screen is hidden until it has something to show.
     this.values = new Values(this, this.axis, this.look);
     this.timing = new Timing(this, this.axis, this.look);
     this.node = new NodePictures(this, this.axis);
@@ -131,7 +131,7 @@ class Run {
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
       head.gaps.map((gap) => el("p", { class: "warn" }, `Not all was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
     );
-    // Its place is kept until its answer is there.
+    // Reserve the place of the waits until their answer comes, so that the page does not jump.
     if (!this.waits.answer) this.waits.element.hidden = head.ranks < 2 || head.step === null;
     this.troubles.show(head);
     this.tiles.show(head);
@@ -139,9 +139,9 @@ class Run {
     fill(this.spent, timeSpent(head));
   }
 
-  /** The loss of training and of validation in one picture, once one of them is logged. */
+  /** Add the picture of training and validation loss, once one of them is logged. */
   showLoss() {
-    // An accuracy has another scale than a loss.
+    // A loss and an accuracy have different scales, so they do not share a picture.
     const main = this.head.main.filter((each, at, [{ name }]) => /loss/i.test(each.name) === /loss/i.test(name));
     if (!main.length || !this.learns.hidden) return;
     this.learns.hidden = false;
@@ -159,7 +159,7 @@ class Run {
     this.learns.append(picture.element);
   }
 
-  /** Links to the parts that are there. */
+  /** Show links to the visible parts of the page. */
   showJumps() {
     const parts = [...this.element.querySelectorAll(":scope > section:not([hidden]) > h2[id], :scope > div > section:not([hidden]) > h2[id]")];
     const below = parts.filter((each) => !each.closest(".pair") && !each.closest(".card"));

@@ -1,4 +1,4 @@
-// The list of runs, a line each: sorted, filtered, grouped, and ticked to be compared.
+// The list of runs, one line each, to sort, filter and group, and to tick runs for a comparison.
 
 import { ask, keep } from "./api.js";
 import { choose, chosen, compareAddress, runAddress } from "./address.js";
@@ -12,7 +12,7 @@ const GROUPS = ["", "group", "run", "job_type", "node", "rank", "local_rank", "s
 const MOST_ROWS = 500;
 const MOST_SETTINGS = 4;
 const SPARK = [72, 16];
-// Each column: what it shows, and by what it is sorted.
+// Each column: a function that makes its cell, and a function that returns its sort key.
 const COLUMNS = {
   state: [(run) => el("td", { class: run.state === "failed" || run.state === "killed" ? "bad" : null }, run.silent ? `${run.state}?` : run.state), (run) => run.state],
   run: [(run) => el("td", { class: "cut", title: run.run }, el("a", { href: runAddress(run.group, run.run) }, run.run)), (run) => run.run],
@@ -106,7 +106,7 @@ class Runs {
     return name in COLUMNS ? [name, down ? -1 : 1] : ["", 1];
   }
 
-  /** As the agent lists them, the newest first, unless a column is chosen. */
+  /** Sort by the chosen column; without one, in the agent's order: the newest first. */
   sorted(runs) {
     const [of, way] = this.order();
     if (!of) return runs;
@@ -116,12 +116,12 @@ class Runs {
   }
 
   row(run, columns) {
-    // Rows are made anew with each answer: what was ticked stays so.
+    // Each answer creates new rows: restore the ticks.
     const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": run.key, checked: this.ticked.has(run.key), change: () => this.tick(run, box.checked) });
     return el("tr", { "data-run": run.run }, el("td", {}, box), columns.map((name) => COLUMNS[name][0](run)));
   }
 
-  /** Renames, tags or deletes what is ticked: with the token, and of runs that are over. */
+  /** Rename, tag or delete the ticked runs, which must be over. Needs the token. */
   async change(what, token) {
     if (what.delete && !confirm(`Delete ${this.ticked.size} runs with all that is known of them?`)) return;
     const headers = { "X-Otel-Ddp": "page", Authorization: `Bearer ${token}` };
@@ -139,13 +139,13 @@ class Runs {
     if (isTicked) this.ticked.set(run.key, run);
     else this.ticked.delete(run.key);
     this.compare.disabled = this.ticked.size < 2;
-    // Of one run the fields hold what it has, which can be emptied.
+    // For a single run the fields show its texts, and an empty field deletes the text.
     if (this.ticked.size > 2) return;
     const [only] = this.ticked.size === 1 ? this.ticked.values() : [{}];
     for (const [name, field] of Object.entries(this.texts)) field.value = only[name] ?? "";
   }
 
-  /** Of several runs what is left empty stays as it is. */
+  /** The texts to write. For several runs, an empty field leaves their texts unchanged. */
   written() {
     const all = Object.entries(this.texts).map(([name, field]) => [name, field.value]);
     return Object.fromEntries(all.filter(([, text]) => text || this.ticked.size === 1));
@@ -156,7 +156,7 @@ function shownColumns() {
   return chosen("columns", USUAL.join(" ")).split(" ").filter((name) => name in COLUMNS);
 }
 
-/** What columns show and are sorted by, worked out once. */
+/** Add the values that columns show, and their sort keys, to each run. */
 function withFacts(runs, now_ns) {
   const settings = changed(runs);
   for (const run of runs) {
@@ -172,7 +172,7 @@ function withFacts(runs, now_ns) {
   return runs;
 }
 
-/** Of each run those settings that are not the same in all runs of its group. */
+/** For each run, the settings that differ between the runs of its group. */
 function changed(runs) {
   const known = new Map();
   for (const { group, config } of runs) {
@@ -190,7 +190,7 @@ function what(run) {
   return [run.name, run.script, run.settings.join(" ")].filter(Boolean).join(" · ");
 }
 
-/** A curve of one line's height. */
+/** A sparkline, as high as a line of text. */
 function spark(curve) {
   const values = curve.filter((value) => value !== null);
   if (values.length < 2) return "";
@@ -207,7 +207,7 @@ function spark(curve) {
   return drawn;
 }
 
-/** Words, and label=value for the six labels, state and script. All of them have to hold. */
+/** A filter by words, and by label=value (the six labels, state, script). All of them must match. */
 function matches(text) {
   const words = text.split(/\s+/).filter(Boolean);
   return (run) => words.every((word) => {

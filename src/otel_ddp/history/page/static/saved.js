@@ -1,8 +1,8 @@
-// What a saved page carries inside: the answers to all that it asks.
+// A saved page includes the answers to all of its requests.
 
 export const isSaved = Boolean(document.getElementById("answers"));
 
-/** The text of an element that holds packed bytes. */
+/** Decompress the text of an element: gzip in base64. */
 async function unpacked(id) {
   const text = document.getElementById(id).textContent;
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -12,7 +12,7 @@ async function unpacked(id) {
 
 export const answers = isSaved ? JSON.parse(await unpacked("answers")) : null;
 
-/** As an agent would answer; a picture has all that there is of its name. */
+/** The saved answer to a request. A picture gets all saved points, whatever range it requests. */
 export function answered(path, { name, like = "" }) {
   const found = answers[path];
   if (path === "values" || path === "node") {

@@ -1,12 +1,13 @@
-// Durations, shares, sizes and logged values as people read them, as shown.py writes them; times.
+// Formats durations, shares, sizes and logged values for people, as shown.py does; and times.
 
 const UNKNOWN = "-";
-// From which length on each unit is used, and its own length.
+// For each unit: the smallest duration to show in it, its length, and its name.
 const DURATIONS = [
   [172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "min"], [0.9995, 1, "s"],
   [0.9995e-3, 1e-3, "ms"], [0.9995e-6, 1e-6, "us"], [1e-12, 1e-9, "ns"],
 ];
-// Longer ones have two units: from which length on, how many of the smaller are one of the larger.
+// Long durations have two units: the smallest such duration, how many small units make a large one,
+// the length of the small unit, and the names of both.
 const LONG = [[86370, 24, 3600, "d", "h"], [3599.5, 60, 60, "h", "min"], [119.5, 60, 1, "min", "s"]];
 const PREFIXES = ["", "k", "M", "G", "T"];
 
@@ -36,7 +37,7 @@ export function size(count, unit = "B") {
   return `${threeDigits(rest)} ${PREFIXES[at]}${unit}`;
 }
 
-/** What brings a value of this unit to a shorter one, and that one's name. */
+/** The factor that converts a value to a unit that makes it short, and the name of that unit. */
 export function scaled(value, unit) {
   if (unit === "s") {
     const [, length, name] = DURATIONS.find(([least]) => Math.abs(value) >= least) || [0, 1, "s"];
@@ -50,7 +51,7 @@ export function scaled(value, unit) {
   return [1, unit === "Cel" ? "°C" : unit];
 }
 
-/** A logged value, with five digits: two losses differ in the fourth. */
+/** A logged value with five digits, as two losses may differ in the fourth. */
 export function number(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (!Number.isFinite(value)) return String(value).replace("Infinity", "inf");
@@ -61,7 +62,7 @@ export function number(value) {
   return `${Number(digits)}e${Number(power)}`;
 }
 
-/** The value of a point: in JSON, NaN is null. */
+/** The value of a point; null is NaN, which JSON does not have. */
 export function logged({ value }) {
   return value === null ? "NaN" : number(value);
 }
@@ -71,7 +72,7 @@ function threeDigits(value) {
   return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(3))) : "0";
 }
 
-/** A time of this browser's clock and zone, with its date unless that is today. */
+/** A time in the browser's time zone, with its date unless that is today. */
 export function time(ns) {
   if (!ns) return "-";
   const at = new Date(ns / 1e6);
@@ -85,7 +86,7 @@ function day(at) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 }
 
-/** A value in the unit of the catalogue of metrics. */
+/** A value with its unit. `unit`: as in the catalogue of metrics. */
 export function measured(value, unit) {
   if (unit === "s") return seconds(value);
   if (unit === "1") return share(value);

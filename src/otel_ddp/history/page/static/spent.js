@@ -1,15 +1,15 @@
-// What the time of a run went to, as one bar; and its attempts, where there are several.
+// Where the time of a run went, as one bar by cause; and a table of attempts if there are several.
 
 import { el, number, table } from "./dom.js";
 import { seconds, share as percent, time } from "./shown.js";
 import { OVER } from "./verdicts.js";
 
 const MOST_LATE = 5;
-// Red is time that was lost to trouble; the rest are greys, but for what moved the run on.
+// Time lost to trouble is red, productive time has its own colour, and all other causes are grey.
 const COLOURS = { productive: "var(--productive)", late_rank: "var(--bad-fill)", hang: "var(--bad-fill)", repeated: "var(--bad-pale)", between_attempts: "var(--bad-pale)" };
 const GREYS = ["var(--grey-1)", "var(--grey-2)", "var(--grey-3)", "var(--grey-4)"];
 
-/** Nothing of a run whose time was not counted. */
+/** The section; null if the time of the run was not counted. */
 export function timeSpent({ time: told, state }) {
   if (!told) return null;
   const { attempts } = told;
@@ -38,7 +38,7 @@ function cause({ name, shown, colour, spent_s, share }, told) {
 
 function attemptsTable(attempts, now) {
   const rows = attempts.map((each, at) => {
-    // The end of an earlier one is not known where no agent was there.
+    // If no agent saw the end of an earlier attempt, it is unknown.
     const open = at === attempts.length - 1 ? now : "-";
     const ended = each.ended_ns ? `${each.state} ${time(each.ended_ns)}` : open;
     return [

@@ -1,4 +1,4 @@
-// Where the time of a step goes: its length, and its phases stacked.
+// Two pictures of the time of a step: its duration, and its phases stacked.
 
 import { seriesColor } from "./colors.js";
 import { positions } from "./curves.js";
@@ -7,7 +7,7 @@ import { seconds, share as percent } from "./shown.js";
 import { marks } from "./marks.js";
 import { Picture } from "./picture.js";
 
-// What each rank says of what is measured.
+// At most this many remarks of ranks on which steps are measured, and which are not.
 const MOST_REMARKS = 3;
 
 export class Timing {
@@ -61,13 +61,13 @@ function stepTime(answer, kind, run, look) {
   };
 }
 
-/** Of a column, over all steps. */
+/** A function that returns the mean of a column over all steps. */
 export function meanOf(columns) {
   const total = columns.steps.reduce((sum, count) => sum + count, 0);
   return (name) => columns[name].reduce((sum, value, at) => sum + (value || 0) * columns.steps[at], 0) / total;
 }
 
-/** Against steps nothing: they are as we count them, which a program's own number need not be. */
+/** The attempts to mark. None on an axis of steps: it has our step numbers, attempts have the program's. */
 function begun(run, kind) {
   return kind === "time" ? run.attempts() : [];
 }

@@ -1,4 +1,4 @@
-// Logged values: a picture a name, drawn as far as one scrolls; a filter for many names.
+// Logged values: a picture for each name, added on scrolling; and a filter of names.
 
 import { choose, chosen } from "./address.js";
 import { curves } from "./curves.js";
@@ -8,7 +8,7 @@ import { Picture } from "./picture.js";
 import { isSaved } from "./saved.js";
 
 const AT_ONCE = 24;
-// What is read without a call, and what people call the same.
+// Values that otel_ddp reads by itself, and the names under which programs log the same value.
 const READ = {
   loss: ["train_loss"],
   learning_rate: ["lr", "train_lr", "train_learning_rate"],
@@ -55,10 +55,10 @@ export class Values {
     this.lay();
   }
 
-  /** Show the pictures of the names that are wanted, and no others. */
+  /** Show the pictures of the names that match the filter, and remove all others. */
   lay() {
     const [names, twice] = arranged(this.names);
-    // A filter finds all.
+    // A filter also finds values that are logged under two names.
     const hidden = this.filter.value.trim() ? [] : twice;
     const wanted = names.filter(matcher(this.filter.value)).filter((name) => !hidden.includes(name));
     const now = wanted.slice(0, this.limit);
@@ -75,7 +75,7 @@ export class Values {
     this.more.hidden = wanted.length <= now.length;
     const remarks = [`${wanted.length} of ${this.names.length} names`];
     if (hidden.length) remarks.push(`${hidden.join(", ")} is logged under another name: filter for it to see it`);
-    // A program that logs nothing itself, and a model that does not return its loss.
+    // The program logs nothing itself, and the model does not return its loss.
     if (!names.includes("loss") && names.every((name) => name in READ)) {
       remarks.push('no loss is read, as the model returns none: run.log({"loss": loss}, step=step) logs it');
     }
@@ -99,7 +99,7 @@ export class Values {
   }
 }
 
-/** What a person has named before what is read without a call; and of this what is there twice. */
+/** The names that the program logs before those that otel_ddp reads; and the latter's duplicates. */
 function arranged(names) {
   const plain = new Set(names.map((name) => name.toLowerCase().replace(/[/.]/g, "_")));
   const isRead = (name) => name in READ;
@@ -107,7 +107,7 @@ function arranged(names) {
   return [[...names.filter((name) => !isRead(name)), ...names.filter(isRead)], twice];
 }
 
-/** Words that all have to be in a name, or a regular expression between slashes. */
+/** A filter of names: by words that must all occur, or by a regular expression between slashes. */
 export function matcher(text) {
   const between = /^\/(.+)\/$/.exec(text.trim());
   if (between) {
@@ -122,7 +122,7 @@ export function matcher(text) {
   return (name) => words.every((word) => name.toLowerCase().includes(word));
 }
 
-/** The controls of all pictures of a run: what is x, smoothing, log axis, rank. */
+/** The controls of all pictures of a run: kind of x, rank, smoothing, log axis. */
 export function lookControls(axis, look, ranks, changed) {
   const smoothing = el("input", {
     type: "range", min: "0", max: "0.99", step: "0.01", value: String(look.smoothing),

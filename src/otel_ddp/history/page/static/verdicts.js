@@ -1,4 +1,4 @@
-// Verdicts in words: what is wrong, by how much, and which of them a page shows first.
+// Words for verdicts: what is wrong, with whom, by how much, and at what cost.
 
 import { seconds, share } from "./shown.js";
 
@@ -9,18 +9,18 @@ const TITLES = {
   imbalance: "unequal work", recurring: "stalls again", bound: "bound",
 };
 
-/** What is wrong at this moment. */
+/** The open verdicts, without harmless ones. */
 export function openTroubles(verdicts) {
   return verdicts.filter((each) => !each.until_ns && !each.harmless);
 }
 
-/** Whom it names: a rank, or the node whose ranks are late alike. */
+/** The subject of a verdict: a rank, or the node whose ranks are late alike; else empty. */
 export function subject({ kind, who }) {
   if (who?.rank) return `rank ${who.rank}`;
   return LATE.includes(kind) ? who?.node || "" : "";
 }
 
-/** The numbers of those among these ranks whom the verdicts name. */
+/** The numbers of all ranks that the verdicts are about. `ranks`: to find the ranks of a node. */
 export function named(verdicts, ranks = []) {
   const found = verdicts.flatMap((each) => {
     if (each.who?.rank) return [each.who.rank];
@@ -34,23 +34,23 @@ export function said(verdict) {
   return verdict.sentence || verdict.kind;
 }
 
-/** A kind in a word or two. */
+/** A kind of verdict in a word or two. */
 export function title(kind) {
   return TITLES[kind] || kind;
 }
 
-/** Trouble in five words, for a list. */
+/** A verdict in about five words, for a list. */
 export function brief(verdict) {
   const of = size(verdict);
   return [title(verdict.kind), subject(verdict), of].filter(Boolean).join(" · ");
 }
 
-/** Whether it says by how much somebody is late. */
+/** Whether the verdict is about lateness, with its amount. */
 export function isLate({ kind, evidence }) {
   return LATE.includes(kind) && evidence?.excess_s > 0;
 }
 
-/** How much slower a step is, or at which step it happened; empty where neither is known. */
+/** The size of the trouble: how much slower a step is, how long, or at which step; else empty. */
 export function size({ kind, evidence, step, since_ns, until_ns }, now_ns) {
   const of = evidence || {};
   if (LATE.includes(kind) && of.step_s && of.step_without_s) return times(of.step_s / of.step_without_s);
@@ -63,7 +63,7 @@ function times(factor) {
   return factor >= 1.005 ? `${Number(factor.toPrecision(3))}× slower` : "";
 }
 
-/** One line that says who and what, and the rest of the sentence. */
+/** The sentence of a verdict in parts: a headline with who and what, the rest, and advice. */
 export function headline(verdict) {
   const { kind, evidence, who, until_ns, phase } = verdict;
   const text = said(verdict);
@@ -78,12 +78,12 @@ export function headline(verdict) {
   return { first: `${first[0].toUpperCase()}${first.slice(1)}`, rest: rest || "", advice: "" };
 }
 
-/** The last sentences of one on a late rank say what to look at. */
+/** The advice in a sentence on a late rank: its last sentences. */
 function advice(text) {
   return /(?:^|\. )((?:Look|Its|Their|The device)\b.*)$/s.exec(text)?.[1] || "";
 }
 
-/** What it has cost all ranks; empty where that is not known. */
+/** The time that the trouble has cost all ranks; empty if unknown. */
 export function cost({ evidence }, rank_s) {
   const lost_s = evidence?.lost_s;
   if (!lost_s) return "";

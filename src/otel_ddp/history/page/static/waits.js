@@ -1,4 +1,5 @@
-// Who waits for whom: the suspects first, the others as one bar; below, who was late, step by step.
+// Who waits for whom: a bar for each suspect rank, one bar for all others; below, a strip that shows
+// how late each rank was over the steps.
 
 import { themed } from "./colors.js";
 import { el, fill } from "./dom.js";
@@ -8,7 +9,7 @@ import { isLate, named } from "./verdicts.js";
 const [STRIP_PX, LABEL_PX] = [116, 13];
 const WAIT = "comm_wait";
 const LAST = ["other", WAIT];
-// No rank is late by these.
+// Bars leave out these phases: in them no rank is late.
 const SPECIAL = ["checkpoint", "eval", "compile"];
 
 export class Waits {
@@ -58,7 +59,7 @@ export class Waits {
     this.paint();
   }
 
-  /** Red begins here: less is no trouble. */
+  /** The least lateness that is drawn in red. */
   least() {
     return 0.05 * (this.answer.step_s || 0);
   }
@@ -106,7 +107,7 @@ export class Waits {
   }
 }
 
-/** A bar a rank, higher the longer it waits in its groups of a mesh dimension. They wait for the rank that waits least. */
+/** A bar for each rank and mesh dimension: its wait in process groups. The rank with the least wait is the one that others wait for. */
 function dimensions({ dimensions: all, step_s }) {
   if (!all.length) return null;
   const most = Math.max(0.05 * step_s, ...all.flatMap(({ waits_s }) => waits_s.map(([, s]) => s)));
