@@ -13,7 +13,7 @@ from otel_ddp import __version__
 from otel_ddp.errors import OtelDdpError
 from otel_ddp.journal import place
 
-# By name: the module in this package, and the help text.
+# By name of the command: its module in this package, and its help text.
 COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
     "compare": ("compare", "compare two runs, and fail a job if one is worse"),
@@ -33,12 +33,13 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status."""
+    """Run a command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # The terminal's encoding may lack a character of a name or a bar.
+        # The terminal's encoding may lack a character of a run's name, or of a bar chart.
         sys.stdout.reconfigure(errors="backslashreplace")
-    # Before the import of the command, which may need these calls. `run` works without them.
+    # Check before the import of the command, which may need these system calls. `run` works
+    # without them.
     needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}
     if needs and (lacking := place.missing_calls()):
         print(

@@ -1,4 +1,4 @@
-"""What every command has: the option --dir, the directories that it reads, and its output."""
+"""Shared by the commands: common options, the directories that they read, and their output."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run_name(text: str) -> str:
-    """The name of a run: an empty one, as of an unset variable, does not mean the newest."""
+    """Check the name of a run. An empty one, as of an unset variable, must not mean the newest."""
     if not text:
         raise argparse.ArgumentTypeError("the name of a run is empty")
     return text
 
 
 def _directory(text: str) -> str:
-    # Unlike in a variable, it may be relative to the current directory.
+    # Unlike OTEL_DDP_DIR, the option may be relative to the current directory.
     return os.path.abspath(os.path.expanduser(text)) if text else ""
 
 
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
-    """The settings, the existing places, and a sentence if OTEL_DDP_DIR does not exist yet.
+    """The settings, the existing directories of journals, and a sentence if OTEL_DDP_DIR is none.
 
     Raises ConfigError for an unreadable directory, as an empty answer would mean that nothing runs,
     and for a --dir that does not exist.
@@ -109,7 +109,7 @@ def print_answer(text: str) -> int:
 
 
 def end_by_signals() -> None:
-    """Let SIGTERM and SIGHUP raise SystemExit, to clean up."""
+    """Let SIGTERM and SIGHUP raise SystemExit, so that `finally` blocks clean up."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
@@ -133,11 +133,11 @@ def cell(value: Any, otherwise: str = "") -> str:
 
 
 def dated(verdict: Mapping[str, Any], now_ns: int) -> str:
-    """A verdict's sentence with its time."""
+    """A verdict's sentence after its time."""
     return when(verdict, now_ns) + cell(verdict.get("sentence"), "?")
 
 
 def marked(verdict: Mapping[str, Any], now_ns: int) -> str:
-    """The same with the prefix `!`, or `i` for a harmless verdict."""
+    """A verdict's time and sentence after `!`, or after `i` for a harmless verdict."""
     mark = "i" if verdict.get("kind") in HARMLESS_VERDICTS else "!"
     return f"{mark} {dated(verdict, now_ns)}"

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compared(a: str, b: str, *, paths: bool = True) -> Comparison:
-    """Compare two runs by their names or paths; arguments and errors are those of find_run."""
+    """Compare two runs by their names or paths, with the arguments and errors of `find_run`."""
     folder = history_directory()
     found = compare.compare(*(compare.load(words, folder, paths=paths) for words in (a, b)))
     if not found.rows:

@@ -24,9 +24,9 @@ from otel_ddp.journal.survey import survey, told_by_agent
 
 _PREFIX = "otel_ddp-demo-"
 _RANKS = 2
-# A phase in which rank 1 is late by this much, or its end.
+# A phase, a rank, and how late the rank is in that phase; or `hang` or `kill`, and the rank.
 _FAULTS = ("backward:1:30ms", "data:1:30ms", "hang:1", "kill:1")
-# The fault begins at this step, so that a change is visible.
+# The fault begins at this step, so that the page shows the change.
 TROUBLE_AT = 150
 _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install "
@@ -35,7 +35,7 @@ _NO_TORCH = (
 # The first import of torch in a new environment may take a minute.
 _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
-# The agent writes its history and exports once more, on a machine that may be busy.
+# At its end the agent writes its history and exports once more, on a machine that may be busy.
 _AGENT_ENDS_S = 30.0
 
 
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _training(options: argparse.Namespace) -> Iterator[_Node]:
-    """Runs the training; only its history is left afterwards."""
+    """Run the training, and end it. Only the history of the run is left."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(
         prefix=_PREFIX, dir=memory, ignore_cleanup_errors=True
@@ -95,7 +95,7 @@ def _training(options: argparse.Namespace) -> Iterator[_Node]:
         try:
             yield node
         finally:
-            # A second Ctrl-C would leave processes behind.
+            # Ignore a second Ctrl-C, which would leave processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             node.end()
 
@@ -117,7 +117,7 @@ class _Node:
             "OTEL_DDP_OVERHEAD": "all",
             "OMP_NUM_THREADS": "1",
         }
-        # The user's settings (identity, agent) belong to another training.
+        # The user's settings (identity, agent) are for other trainings.
         passed = {
             name: text
             for name, text in os.environ.items()
@@ -142,7 +142,7 @@ class _Node:
             )
 
     def tell_where(self) -> None:
-        """Print where to look."""
+        """Print the address of the page, and the command that show the training."""
         if remark := self._agent().get("remark"):
             print(f"Note:  {remark}")
         if page := addresses.page(self.place):

@@ -22,7 +22,7 @@ PAUSE_S = 0.005
 
 
 class Classifier(nn.Module):  # type: ignore[misc]
-    """Sleeps in forward and backward as long as a larger model would compute."""
+    """A small classifier that sleeps as long as a larger one computes in forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()

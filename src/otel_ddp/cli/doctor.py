@@ -47,11 +47,11 @@ class Inputs:
 
     def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
         self.refused = settings.refused(env)
-        """Why a training would not start, by variable."""
+        """By variable: why a training would not start."""
         self.env = {name: text for name, text in env.items() if name not in self.refused}
         self.conf = settings.read(self.env, directory=directory or None)
         try:
-            # These check combinations of variables.
+            # These calls check combinations of variables.
             identity.Choice(self.conf.strategy)
             identity.resolve(env=self.env)
         except ConfigError as error:
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     found: list[Finding] = []
     for each in examine(Inputs(options.dir)):
         found.append(each)
-        # One by one: some checks take seconds.
+        # Print each at once: some checks take seconds.
         if print_answer(f"{each.level:<5} {each.subject:<10} {cell(each.sentence)}"):
             return 1
     failed = sum(each.level == "fail" for each in found)
@@ -104,7 +104,7 @@ def python(inputs: Inputs) -> Said:
 
 
 def torch(inputs: Inputs) -> Said:
-    # Without an import, which takes seconds and may crash.
+    # Without importing torch, which takes seconds and may crash.
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -126,12 +126,12 @@ def variables(inputs: Inputs) -> Said:
     if inputs.conf.disabled:
         yield "warn", "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
-    # Without values: one may be a token.
+    # Names only: a value may be a token.
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
 
 
 def journals(inputs: Inputs) -> Said:
-    """Creates the default directory, as the next training process would, but not a named one."""
+    """Create the default directory, as the next training process would, but no configured one."""
     conf = inputs.conf
     if conf.directory and not os.path.lexists(conf.directory):
         yield "warn", f"{conf.directory} does not exist: nothing has recorded there yet"
@@ -187,8 +187,8 @@ def _of_agent(each: Mapping[str, Any]) -> Said:
 
 
 def collector(inputs: Inputs) -> Said:
-    """Sends an empty request for each signal."""
-    # Imported here: it is slow, and a broken package must not end the other checks.
+    """Send an empty request for each signal: metrics, traces, logs."""
+    # Imported here: the import is slow, and a broken package must not end the other checks.
     from otel_ddp.agent.export.otlp.transport import Transport
 
     env, spools = inputs.env, shlex.quote(inputs.conf.spools)

@@ -19,8 +19,8 @@ SCHEMA = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Tell what the time of a run went to, of all its ranks and over all its attempts: what "
-        "moved it on, and what was lost to which cause."
+        "Show where the time of all ranks of a run went, over all its attempts: the productive "
+        "share, and the time lost to each cause."
     )
     add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
@@ -32,14 +32,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def document(which: str, *, paths: bool = True) -> dict[str, Any]:
-    """For programs; arguments and errors are those of find_run."""
+    """The goodput of a run as JSON, with the arguments and errors of `find_run`."""
     with find_run(which, history_directory(), paths=paths) as run:
         found = goodput_of(run)
         of = {"schema": SCHEMA, "group": run.group, "run": run.name, "look": run.look}
     if found is None:
         raise NotFound(
-            f"{_title(of)} has no time that was counted: it made no step, or an earlier version of "
-            "otel_ddp has kept it."
+            f"{_title(of)} has no goodput: it made no step, or an earlier version of otel_ddp "
+            "recorded it."
         )
     return {**of, "goodput": found}
 
@@ -53,8 +53,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     found = answer["goodput"]
     total_s = found["rank_s"]
     yield (
-        f"{cell(_title(answer))}: {shown.share(found['share'])} of {shown.seconds(total_s)} of all "
-        f"its ranks together moved it on"
+        f"{cell(_title(answer))}: {shown.share(found['share'])} of the {shown.seconds(total_s)} of "
+        f"all ranks together were productive"
     )
     if answer["look"]:
         yield answer["look"]
@@ -70,7 +70,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield from aligned(rows, right=("share", "time"))
     if len(attempts := found["attempts"]) > 1:
         yield ""
-        # The end of an earlier attempt is unknown if no agent saw it.
+        # If no agent saw the end of an earlier attempt, it is unknown.
         ends = ["-"] * (len(attempts) - 1) + ["goes on"]
         yield from aligned([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
 

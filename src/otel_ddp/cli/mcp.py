@@ -48,7 +48,7 @@ _TOOLS = ("runs", "run", "curves", "verdicts", "stacks", "compare", "goodput")
 _MOST_ENTRIES = 100
 _MOST_POINTS, _MOST_CURVES = 100, 20
 _DIGITS = 6
-# Versions of the documents.
+# The `schema` of documents that only MCP has.
 CURVES_SCHEMA, VERDICTS_SCHEMA = 1, 3
 
 
@@ -101,7 +101,7 @@ def answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         except OtelDdpError as why:
             raise ToolError(str(why)) from why
         text = json_text(found, ensure_ascii=False, separators=(",", ":"))
-        # A cut text may end with half a surrogate pair.
+        # A truncated text may end with half a surrogate pair.
         text = text.encode("utf-8", "replace").decode()
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=json.loads(text)
@@ -181,17 +181,17 @@ class Questions:
         """Say what was found wrong with a run: a late rank or node, a hang, a death, a value that
         became NaN, and so on; each with a sentence, the time and the evidence.
 
-        `open` are those that hold now, `past` those that are over. `insufficient` says why late
-        ranks cannot be found at this moment: with it, no verdict does not mean that all is well.
+        `open` verdicts hold now, `past` ones are over. `insufficient` says why late ranks cannot be
+        found at this moment: then the lack of a verdict does not mean that all is well.
         """
         with _run(run) as found:
             return verdicts_of(found, self._directory)
 
     def stacks(self, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """Show the Python stacks of living ranks at this moment, without stopping them: where a
-        hanging or slow rank stands. The innermost frame comes first.
+        """Show the Python stacks of living ranks at this moment, without stopping them: the line
+        of code in which a rank hangs or is slow. The innermost frame comes first.
 
-        `ranks`: global ranks, all of this node if left out. Name a few where there are many.
+        `ranks`: global ranks, all of this node if left out. Choose a few if there are many.
         """
         return stacks.document(self._directory, ranks)
 
@@ -204,10 +204,10 @@ class Questions:
         return compare.compared(a, b, paths=False).to_json()
 
     def goodput(self, run: str = "") -> dict[str, Any]:
-        """Say what the time of a run went to, of all its ranks and over all its attempts: what
-        moved it on, and what was lost to which cause.
+        """Show where the time of all ranks of a run went, over all its attempts: the productive
+        share, and the time lost to each cause.
 
-        `share` is what moved it on. `late` says by whom the others waited for.
+        `share` is the productive share. `late` is the time lost by waiting for each late rank.
         """
         return goodput.document(run, paths=False)
 
@@ -216,7 +216,7 @@ class Questions:
 
 
 def verdicts_of(run: WholeRun, directory: str) -> dict[str, Any]:
-    """The verdicts on a run, newest first. *directory*: that of find_places."""
+    """The verdicts on a run, newest first. *directory*: as for `find_places`."""
     found = [*reversed(run.verdicts())]
     _, places, _ = find_places(directory)
     return {
@@ -242,7 +242,7 @@ def curves_of(
     if missing := [each for each in names if each not in known]:
         has = ", ".join(known) or "none"
         raise NotFound(f"The run has logged no value {', '.join(missing)}. It has: {has}.")
-    # Each further name has at least one series.
+    # Names beyond the limit are not read. Each counts as one curve, the least that it has.
     names, unread = names[:_MOST_CURVES], len(names[_MOST_CURVES:])
     limits = {"first": first, "until": until}
     query = {

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     except NotFound:
         if options.what or not served:
             raise
-        # An agent without histories shows what runs now.
+        # The page of an agent that stores no histories shows the live runs.
         _open(f"{next(iter(served.values()))}/now")
         return 0
     for place, base in served.items():
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kept(words: str) -> tuple[Path, str, str]:
-    """The folder of histories, and group and name of the run; empty for the whole folder."""
+    """The folder of histories, and group and name of a run in it; empty for the whole folder."""
     try:
         with find_run(words, history_directory(), paths=False) as found:
             return history_directory(), found.group, found.name

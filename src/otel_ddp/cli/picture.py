@@ -16,7 +16,7 @@ from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, NOT_HEARD
 
-# The sentence without an agent, by OTEL_DDP_AGENT.
+# By the value of OTEL_DDP_AGENT: the sentence to show if no agent runs.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
     "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
@@ -24,7 +24,7 @@ NO_AGENT = {
     "(OTEL_DDP_AGENT=offline)",
     "off": "OTEL_DDP_AGENT=off: journals are written, but nothing is exported",
 }
-# Rows of a table without a limit of rows; at least with one.
+# The most rows of a table if the height is unlimited; the fewest if it is limited.
 _MOST_ROWS, _FEWEST_ROWS = 20, 3
 # Lines reserved for headings, a verdict, values and the agent.
 _BESIDE_TABLES = 12
@@ -33,7 +33,7 @@ _BAR = 10
 
 
 class Line(NamedTuple):
-    """One line. The style only repeats what the text says."""
+    """A line of text. Its style adds no information to the text."""
 
     text: str
     style: Literal["", "bold", "trouble", "dim"] = ""
@@ -50,7 +50,8 @@ def picture(
 ) -> list[Line]:
     """The state of a node in at most *columns* and *rows*; None: unlimited.
 
-    *agent*: OTEL_DDP_AGENT. *named*: False if all directories of the user were searched.
+    *agent*: the value of OTEL_DDP_AGENT. *named*: whether one directory was chosen; else all
+    directories of the user were searched.
     """
     runs: dict[tuple[str, str], list[ProcessState]] = {}
     # In the order of their first processes, living runs first.
@@ -147,7 +148,7 @@ def _run(
     *,
     fits: bool,
 ) -> Iterator[Line]:
-    """Open verdicts, values, ranks, and past verdicts."""
+    """The lines on one run: open verdicts, values, ranks, and past verdicts."""
     verdicts = [each for each in found.verdicts if of_run(each["who"]) == run]
     trouble = [each for each in verdicts if each.get("kind") not in HARMLESS_VERDICTS]
     alive = [each for each in found.agents if each["alive"]]
@@ -160,7 +161,7 @@ def _run(
     if looks and not (trouble or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
     yield from (Line(f"  stragglers: {why}") for why in unknown)
-    # Of one rank only: the figures differ.
+    # Which steps are sampled, of one rank only: the figures differ from rank to rank.
     if (one := next((each for each in processes if each.measuring), None)) is not None:
         yield Line(f"  rank {cell(one.rank, '?')} {cell(one.measuring)}")
     if missing := next(filter(None, (each.not_measured for each in processes)), ""):
@@ -205,7 +206,7 @@ def _of_world(processes: list[ProcessState]) -> str:
 
 
 def _values(processes: Iterable[ProcessState]) -> str:
-    """The last values of the first rank's newest process, those with a best value first."""
+    """The last values of the first rank's newest process; first those that have a best value."""
     having = (each for each in processes if each.summary)
     first = min(
         having,
@@ -241,7 +242,7 @@ def ranks(
 
     *late*: the ranks of open verdicts.
     """
-    # Stable: attempts of a rank stay in their order.
+    # The sort is stable, so the attempts of a rank stay in their order.
     drawn = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
     left_out: list[ProcessState] = []
     if len(drawn) > most:
@@ -273,7 +274,7 @@ def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
 
 
 def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, str]:
-    # The state is known up to the last reading.
+    # The phase of a living process is known up to the last reading of its journal.
     until_ns = now_ns if each.ended or each.state == NOT_HEARD else each.read_ns or now_ns
     remarks = (
         cell(each.reason),
@@ -309,24 +310,24 @@ def _table(
     go_first: Sequence[str],
     right: Collection[str] = (),
 ) -> Iterator[str]:
-    """The lines of a table, without empty columns and those that have no room."""
+    """The lines of a table, without empty columns, and without columns that do not fit."""
     heads = [head for head in rows[0] if any(row[head] not in ("", "-") for row in rows)]
     widths = {head: max(len(head), *(len(row[head]) for row in rows)) for head in heads}
     for head in go_first:
         if columns is not None and sum(widths.values()) + 2 * len(widths) > columns:
             widths.pop(head, None)
     cells = [tuple(row[head] for head in widths) for row in rows]
-    # Cut, not wrapped.
+    # A line that is still too long is cut, not wrapped.
     return (f"  {line}"[:columns] for line in aligned([tuple(widths), *cells], right))
 
 
 # -- GPUs
 
-# Memory that the driver itself may use.
+# Up to this share of a GPU's memory may be the driver's own.
 _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
-# The remark on any node without GPUs.
+# How the remark on every node without GPUs begins.
 _NO_DRIVER = "There is no NVIDIA driver"
 
 
@@ -376,17 +377,18 @@ def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
         return f"{rank} of run {run}" if several_runs else rank
     if "run" in labels:
         return f"shared by run {run}"
-    # Other processes, or several runs. In a container the driver may report their memory only.
+    # Other processes use it, or several runs. In a container the driver may report their memory
+    # only.
     used, limit = gpu.get("used_bytes"), gpu.get("limit_bytes")
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
     if held or gpu.get("processes"):
         return "others"
-    # Without the memory, processes of other users may be invisible.
+    # If the used memory is unknown, processes of other users may be invisible.
     return "no rank" if used is None else "free"
 
 
 def _share(part: float | None, total: float | None, unit: int, name: str, digits: int) -> str:
-    """`60.0/80.0 GiB`, or the known part of it."""
+    """`60.0/80.0 GiB`, or only one of the numbers if the other is unknown."""
     used, most = ("-" if value is None else f"{value / unit:.{digits}f}" for value in (part, total))
     if used == most == "-":
         return "-"

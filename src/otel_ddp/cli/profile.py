@@ -23,7 +23,7 @@ from otel_ddp.journal.survey import survey
 
 # Timeout until the profile starts.
 _WAIT_S = 120.0
-# A longer step hangs.
+# A step that takes longer counts as hanging.
 _LONGEST_STEP_S = 600.0
 _POLL_S = 0.05
 _LARGEST_ANSWER = 64 * 1024
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _root() -> Path:
-    """On a disk: a trace is much larger than a journal."""
+    """The default folder of traces, on a disk: a trace is much larger than a journal."""
     return files.default_root() / "profiles"
 
 
@@ -101,7 +101,7 @@ def _record(windows: Sequence[Window], steps: int) -> None:
         waited_s = time.monotonic() - began_s
         for each in open_:
             each.poll()
-            # One second for the process to report the timeout itself.
+            # Allow one second for the process to report the timeout itself.
             if each.state == "waiting" and waited_s > _WAIT_S + 1:
                 each.refuse(f"no step ended within {_WAIT_S:g} s")
             elif waited_s > _WAIT_S + _LONGEST_STEP_S:
@@ -152,9 +152,9 @@ class Candidate(NamedTuple):
 def _choose(
     places: Sequence[Place], missing: str, rank: int | None, run: str
 ) -> tuple[list[Candidate], str]:
-    """The suspect and a healthy rank of its run, and the reason.
+    """The suspect rank and a healthy rank of the same run, and why these were chosen.
 
-    *missing*: as of find_places. Raises OtelDdpError if there is nothing to profile.
+    *missing*: the sentence of `find_places`. Raises OtelDdpError if there is nothing to profile.
     """
     found: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []
@@ -170,8 +170,8 @@ def _choose(
                 found.append(Candidate(journal, each))
             elif each.rank == rank:
                 looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
-    # The last one is chosen: of processes with the same rank, the one that trains, not an
-    # evaluator.
+    # Of several processes with the same rank the last is chosen. Sort those last that take
+    # requests: they train, and are not evaluators.
     found.sort(key=lambda each: each.takes_questions)
     suspects = [each for one in verdicts for each in reversed(found) if _is_named(each, one)]
     named = [each for each in reversed(found) if each.rank == rank]
@@ -190,7 +190,7 @@ def _choose(
     others = [each for each in of_run.values() if each.takes_questions and each != suspect]
     if not others:
         return [suspect], why
-    # Preferably one without a verdict.
+    # Prefer a rank without a verdict.
     healthy = min(others, key=lambda each: each in suspects)
     return [suspect, healthy], f"{why}; rank {healthy.rank} beside it"
 
@@ -210,9 +210,9 @@ class Window:
     def __init__(self, rank: Candidate, folder: Path) -> None:
         self.rank = rank
         self.answer: Mapping[str, Any] = {"state": "waiting"}
-        """Then `recording`, and finally `written`, `refused` or `failed`."""
+        """`state`: `waiting`, then `recording`, and finally `written`, `refused` or `failed`."""
         self.trace = folder / f"rank-{rank.rank}.json"
-        # Also the id of the request.
+        # The time of the request, which is also its id.
         self.asked_ns = 0
 
     def ask(self, steps: int, wait_s: float) -> None:
@@ -225,7 +225,7 @@ class Window:
             "until_ns": self.asked_ns + int(wait_s * 1e9),
         }
         try:
-            # One write, which a fifo takes atomically.
+            # In one write, which is atomic for a fifo.
             line = f"profile {json.dumps(question)}\n"
             files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:
@@ -234,7 +234,7 @@ class Window:
             )
 
     def poll(self) -> None:
-        """Read the answer."""
+        """Read the answer of the process, if there is a new one."""
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         if not self.is_over and answer.get("number") == self.asked_ns:
             self.answer = answer
@@ -244,7 +244,7 @@ class Window:
             self.refuse("it ended")
 
     def refuse(self, why: str) -> None:
-        """End the request, unless it has ended."""
+        """Mark the request as refused, unless it is over."""
         if not self.is_over:
             self.answer = {"state": "refused", "why": why}
 

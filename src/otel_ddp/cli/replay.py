@@ -20,9 +20,9 @@ from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS, signals_with_en
 from otel_ddp.cli.command import cell
 from otel_ddp.errors import ConfigError
 
-# A signal is abandoned after this many consecutive failures: a minute or two.
+# Metrics, traces or logs are abandoned after this many consecutive failures: a minute or two.
 _MOST_FAILURES = 7
-# Prometheus refuses older values by default.
+# By default Prometheus refuses values older than this.
 _OLD_S = 3600.0
 _SHOWN_EVERY_S = 10.0
 # A file beside the data with the names of sent requests.
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    # Not the trainings' setting, which may be `offline`.
+    # The variable OTEL_DDP_AGENT, meant for trainings, may be `offline`.
     conf = settings.read(agent="auto")
     directories = {each.resolve(): each for each in options.directories}
     spools = [spool for each in directories.values() for spool in find_spools(each)]
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_spools(directory: Path) -> list[Requests]:
-    """The directory as a spool, or the offline spools in it. Raises ConfigError."""
+    """The spool in this directory, and the offline spools below it. Raises ConfigError."""
     try:
         folders = (directory, *sorted(directory.glob(f"{OFFLINE_PREFIX}*/")))
         requests = [list_requests(folder) for folder in folders]
@@ -92,7 +92,7 @@ def find_spools(directory: Path) -> list[Requests]:
 
 
 def merge_by_time(spools: Iterable[Requests]) -> list[Request]:
-    """The requests of all spools by time; the order in each spool is preserved.
+    """The requests of all spools, sorted by time; the order within each spool is preserved.
 
     Backends refuse values much older than the newest one. If one node were sent after the other,
     all values of the second would be too old.
@@ -109,7 +109,7 @@ def _folder(spool: Requests) -> Path:
 
 
 def _sent_log(folder: Path) -> int:
-    """Open the file of sent requests; raises OSError."""
+    """Open the file that lists the sent requests; raises OSError."""
     return files.open_private(folder / _SENT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
@@ -119,10 +119,13 @@ def _names_sent(folder: Path) -> set[str]:
 
 
 class Replay(Waiting):
-    """The unsent requests of some spools. Their files stay."""
+    """The unsent requests of some spools. Unlike in other queues, sent requests stay on disk."""
 
     def __init__(self, spools: Sequence[Requests], *, again: bool = False) -> None:
-        """*again*: include sent ones. Raises OSError if sent requests cannot be recorded."""
+        """*again*: include requests that were sent before.
+
+        Raises OSError if sent requests cannot be recorded.
+        """
         super().__init__(SIGNALS)
         sent = {folder: _names_sent(folder) for folder in map(_folder, spools)}
         for request in merge_by_time(spools):
@@ -131,9 +134,9 @@ class Replay(Waiting):
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
         super().remove(request, why, cause)
-        # A refused request stays for the next replay.
+        # A refused request is not recorded as sent, so the next replay sends it again.
         if why == "delivered":
-            # A line torn by a kill is a name that no request has.
+            # If a kill truncates the line, no request has the remaining name.
             with os.fdopen(_sent_log(request.path.parent), "a") as file:
                 file.write(f"\n{request.path.name}")
 
@@ -165,7 +168,7 @@ class Replay(Waiting):
 def delivery_of(
     replay: Replay, send: Send, clock: Callable[[], float] = time.monotonic
 ) -> Delivery:
-    """A delivery that refuses requests at once, instead of retrying them for long."""
+    """A delivery that drops a rejected request at once, instead of retrying it for long."""
     return Delivery(replay, send, LANES, clock, jitter=lambda: 0.5, patience_s=0.0)
 
 
@@ -203,13 +206,13 @@ def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
 
 
 def _say_troubles(replay: Replay, spools: Sequence[Requests]) -> int:
-    """Print what did not arrive; returns the exit status."""
+    """Print how much did not arrive, and why; returns the exit status."""
     # The reasons are in the log, on stderr.
     lost = replay.dropped.items()
     troubles = [f"{points} points did not arrive: {what}" for what, points in lost]
     if replay.left:
         troubles.append(f"{replay.left} requests are left, and the next replay goes on there")
-    # In other spools, sent requests are removed.
+    # Gaps in the numbers mean losses in offline spools only: others delete sent requests.
     offline = [each for each in spools if _folder(each).name.startswith(OFFLINE_PREFIX)]
     if missing := sum(each[-1].number - len(each) for each in offline):
         troubles.append(

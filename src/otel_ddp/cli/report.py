@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.http import as_json
 
-    # Inside of `with`, which reports a damaged history.
+    # All reading is inside of `with`, which reports a damaged history.
     with find_run(options.which or "", history_directory()) as run:
         postmortems = postmortems_of(run)
         document = report.gather(run, postmortems)
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def postmortems_of(run: WholeRun) -> list[dict[str, Any]]:
-    """The post-mortems on this node; raises ConfigError."""
+    """The post-mortems of a run on this node; raises ConfigError."""
     from otel_ddp.history.directory import postmortems
 
     folder = history_directory()

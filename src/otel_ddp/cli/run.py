@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_settings() -> None:
-    """Raise ConfigError here, where the user sees it: below, errors must not end a training."""
+    """Raise ConfigError here, where the user sees it: later, errors must not end a training."""
     conf = settings.read()
     Choice(conf.strategy)
     identity.resolve()

@@ -56,9 +56,9 @@ def _described(row: Mapping[str, Any]) -> dict[str, Any]:
                 "split": each.get("split") or "",
                 "last": plain.mapping(each.get("last")).get("value"),
             }
-            # Values with a best one first.
+            # Values that have a best value come first.
             for each in sorted(row["summary"], key=lambda one: not one.get("direction"))
-            # Without a last value, the best is of an earlier attempt.
+            # A value without `last` has only a best value, of an earlier attempt.
             if each.get("last") is not None
         ],
         "verdicts": row["verdicts"],

@@ -1,7 +1,7 @@
 """otel-ddp stacks: shows the Python stacks of ranks, without stopping them.
 
-Ranks of this node answer without an agent. Ranks of other nodes are asked through the agent here,
-if it leads the run.
+Ranks of this node answer without an agent. Requests to ranks of other nodes go through the agent
+here, if it leads the run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def document(directory: str, ranks: Collection[int]) -> dict[str, Any]:
 def _row(
     process: AskedProcess | ProcessState, node: str, answer: Mapping[str, Any], **more: str
 ) -> dict[str, Any]:
-    """*node*: empty for this node."""
+    """A process of the document. *node*: empty for this node."""
     return {
         "group": str(process.group or ""),
         "run": str(process.run or ""),
@@ -84,7 +84,7 @@ def _row(
 
 def _row_here(process: AskedProcess) -> dict[str, Any]:
     advice = ""
-    # Unless the kernel confirms the process, its id may be of another one.
+    # Unless the kernel confirms the process, its id may belong to another process by now.
     if process.why_no_answer and process.evidence.kernel:
         advice = (
             f"from outside: `py-spy dump --nonblocking --pid {process.pid}` (pip install py-spy), "
@@ -117,7 +117,7 @@ def _credentials(named: str) -> Mapping[str, str]:
     try:
         token = find_token(named, "127.0.0.1").decode()
     except (NoToken, ValueError):
-        token = ""  # the agent reports what is wrong with it
+        token = ""  # the agent reports what is wrong with the file
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

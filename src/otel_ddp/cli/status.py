@@ -49,7 +49,7 @@ def watch(directory: str) -> int:
             "The live picture needs a terminal, and its name in TERM; `otel-ddp status` prints it "
             "once."
         )
-    # May raise, so before the screen is cleared.
+    # Called before the screen is cleared, as it may raise.
     _survey(directory)
     end_by_signals()
     _write("\x1b[2J")
@@ -58,14 +58,14 @@ def watch(directory: str) -> int:
             columns, rows = _size()
             # One column less: erasing the rest of a full line could erase its last character.
             lines = _picture(directory, columns - 1, rows)
-            # In place and in one write, without flicker.
+            # Redraw in place with one write, to avoid flicker.
             shown = "\x1b[K\n".join(styled(lines, coloured=has_colours()))
             _write(f"\x1b[H{shown}\x1b[K\x1b[J")
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         return 0
     finally:
-        # The terminal may be gone.
+        # The terminal may have been closed.
         with contextlib.suppress(OSError):
             _write("\n")
 
