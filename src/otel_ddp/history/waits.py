@@ -1,5 +1,4 @@
-"""Data for the page on who waits for whom: bars of the latest ranks and of all others, and a strip
-of lateness over steps."""
+"""Computes who waits for whom: bars of the latest ranks and all others, and lateness over steps."""
 
 from __future__ import annotations
 
