@@ -43,7 +43,7 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
 
 
 Gpu = Mapping[str, Any]
-"""One GPU as in the agent's file: `index`, `name`, `labels`, numbers by name, `throttled`."""
+"""One GPU, as the agent publishes it: `index`, `name`, `labels`, `throttled`, numbers by name."""
 
 # A GPU is slow if its clock is below this share of the others' median.
 _SLOWER = 0.95

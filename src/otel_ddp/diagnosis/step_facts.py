@@ -17,7 +17,7 @@ from otel_ddp.vocabulary.words import (
 )
 
 _NOTHING: Mapping[str, int] = {}
-# Shorter garbage collections happen in nearly every step.
+# Garbage collections up to this length are ignored: they happen in nearly every step.
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
 _GC_SHARE = 0.01
@@ -35,7 +35,7 @@ class StepFacts(NamedTuple):
     unusual_ns: Mapping[str, int]
     """Time in each of UNUSUAL_PHASES that occurred, by word."""
     unusual: bool
-    """Whether it includes compilation, saving, evaluation, profiling, a skip or much garbage."""
+    """Whether it compiled, saved, evaluated, was profiled or skipped, or collected much garbage."""
     work: int
     """The number of tokens; of samples if tokens are unknown; 0 if both are unknown."""
     paced_ns: tuple[int, ...] | None = None
@@ -48,7 +48,7 @@ class StepFacts(NamedTuple):
     garbage_ns: int = 0
     """Time in long garbage collections; 0 if the step was also unusual for another reason."""
     measured: bool = True
-    """False: only the duration and the unusual phases are known."""
+    """If False, only the duration and the unusual phases are known."""
     calls: Calls | None = None
 
 

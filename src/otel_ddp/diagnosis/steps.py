@@ -87,7 +87,7 @@ class Step(NamedTuple):
     """One step: from the end of the previous step to its own end."""
 
     number: int | None
-    """The same on all ranks; None if not recorded."""
+    """The number of the step, the same on all ranks; None if not recorded."""
     began_ns: int
     ended_ns: int
     parts: Parts

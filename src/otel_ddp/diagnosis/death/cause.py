@@ -61,7 +61,7 @@ class EndedProcess(NamedTuple):
     """Facts from the kernel and the launcher."""
     world_size: int | None = None
     last_present_ns: int = 0
-    """When the process was last seen to exist. After its report the interpreter takes a while."""
+    """When the process was last seen to exist: it exits some time after its report."""
     known_for_s: float = 0.0
 
 

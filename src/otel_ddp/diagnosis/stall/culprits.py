@@ -195,8 +195,9 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
-    # A rank that is late because it waits for an even later rank is not a culprit. It may also wait
-    # in the user's code, in `work.wait()`: if some rank waits for nothing, sleep counts as waiting.
+    # A rank that is late because it waits for an even later rank is not a culprit. A rank may also
+    # wait in the user's code, in `work.wait()`. So if some rank waits for nothing, a rank that
+    # sleeps counts as waiting.
     free = [each for each in living if each.labels not in waiting and not each.is_waiting]
     late = [each for each in behind if not each.is_waiting]
     if free:

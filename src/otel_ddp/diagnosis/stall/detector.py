@@ -33,12 +33,12 @@ _JUST_LONG = ("not_reached", "long_phase")
 
 # -- limits
 
-# The limit is 10 times the p99 step, 3 times the longest stretch of the phase, or 1.5 times the
-# duration that the user announced.
+# The limit is the longer of 10 times the p99 step and 3 times the longest stretch of the phase. If
+# the user announced a duration, it is 1.5 times that.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
 # In unusual phases, and before the first step, the limit is _LONG times as long.
 _LONG = 10.0
-# The number of steps for p99, and how often it is computed.
+# p99 is computed over the last _REMEMBERED steps, after each _UPDATE_EVERY new steps.
 _REMEMBERED, _UPDATE_EVERY = 1000, 50
 # In these phases no hook shows progress, but logged values do.
 _UNHOOKED = frozenset({"other", "eval", "checkpoint", "unmeasured"})
@@ -49,7 +49,7 @@ class _Movement:
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        # When it entered its phase, when it last moved, and when it was last polled.
+        # When the rank entered its phase, when it last moved, and when it was last polled.
         self.entered_ns = self.moved_ns = self.polled_ns = 0
         self.steps = array("d")
         self.seen_steps = self.counted_steps = 0
@@ -174,7 +174,7 @@ class Stalls(Detector):
         self._patience_s = 0.0
         self._open: _Open | None = None
         self.remark = ""
-        """The caller's addition to the cause in the sentence."""
+        """A remark of the caller, which the sentence has after the cause."""
         self.ended: frozenset[Labels] = frozenset()
         self.limits_s: dict[Labels, float] = {}
         self.questions: dict[Labels, Question] = {}
@@ -255,7 +255,8 @@ class Stalls(Detector):
             return []
         self.ended = self._open.stood - living.keys() if self._open is not None else frozenset()
         if self.ended:
-            # Ranks ended during the stall. Without them the others would show a wrong cause.
+            # Ranks ended during the stall. The others alone would show a wrong cause, so the
+            # verdict stays as it is; if a rank has finished, the stall is over.
             states = [found[each].position.state for each in self.ended & found.keys()]
             return self._close() if "finished" in states else []
         self._over_since_ns = self._over_since_ns or now_ns

@@ -154,7 +154,7 @@ class Position(NamedTuple):
 
     @property
     def place(self) -> tuple[int | None, str, int]:
-        """Changes when the rank moves."""
+        """A value that changes when the rank moves."""
         return self.step, self.phase, self.since_ns
 
     @property

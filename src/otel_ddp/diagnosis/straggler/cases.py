@@ -39,7 +39,7 @@ class _Case:
         self.is_late = True
         # Moving average of the excess.
         self.usual_s = 0.0
-        # Sums over the late steps.
+        # The number of late steps, and the sums of their excess and duration.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
         # A kind and phase other than the verdict's, and how many consecutive checks found them.
         self.other_reading: tuple[Kind, str] | None = None
@@ -89,7 +89,7 @@ class _Look:
         return {each.labels: each.excess_s(length) for each in self.late}
 
     def _step_without_s(self, length: int) -> float:
-        """The duration of a step without all late units."""
+        """The duration of a step if no unit were late."""
         ranks = {rank for each in self.late for rank in each.members}
         return self.late[0].history.step_without_s(ranks, length)
 
@@ -256,7 +256,7 @@ class Cases:
         reading = look.table(late.history, length).kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         late_for = late.history.late_for(late.i, length)
-        # Until this step, a verdict on one of these ranks or on their node was charged.
+        # Up to this step, a verdict on one of these ranks or on their node has been charged.
         charged = max([self._charged.get(self.ranks.units[at].labels, 0) for at in late.members])
         wait_s = _share_s(labels, look.excesses_s(length))
         lost_s = self._charge(late, wait_s, min(late_for, self._steps - charged))

@@ -44,7 +44,7 @@ class Stragglers(Detector):
         self._waits = Waits()
         self._cases = Cases(self._waits.where)
         self.bounds = Bounds()
-        """Fed here with the aligned steps; polled separately."""
+        """The detector of bounds. It is fed here with the aligned steps, but polled separately."""
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()

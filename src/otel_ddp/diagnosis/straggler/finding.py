@@ -21,7 +21,7 @@ _ADVICE = {
     "mixed": _CORES,
     "imbalance": "Look at how batches are divided among the ranks.",
 }
-# In these phases the advice depends on the side that is late, if known.
+# In these phases the advice depends on whether the host or the device is late, if known.
 _KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
 _ADVICE_BY_SIDE = {
     "host": f"The device waits for launches. {_CORES} Or it calls `.item()` in each step.",
@@ -143,7 +143,7 @@ def _lateness(verdict: Verdict) -> str:
 
 
 def _longer_s(verdict: Verdict) -> float:
-    """The excess in the phase of the verdict, in seconds a step."""
+    """The excess in the phase of the verdict, in seconds per step."""
     evidence, phase = verdict.evidence, verdict.phase
     if phase == "mixed":
         return float(evidence["excess_s"])

@@ -155,8 +155,8 @@ def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
 
 
 def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) -> dict[int, float]:
-    """By how much each rank is late whose device idles, or would idle if it did not wait for other
-    ranks."""
+    """For each rank whose device idles, or would idle if it did not wait for other ranks: by how
+    much the rank is late."""
     found = {i: min(ns, sum(hosts.more(i).needs_ns)) for i, ns in enumerate(idle_ns) if ns}
     latest = max(found, key=found.__getitem__)
     latest_ns = found[latest]
@@ -337,7 +337,7 @@ class LaunchNeed:
 
     def __init__(self) -> None:
         self._steps = 0
-        # For each step in which it could be measured: the index of the step, and the launch time.
+        # For each step in which the launch time could be measured: its index, and that time.
         self._shown: deque[tuple[int, int]] = deque(maxlen=limits.LAUNCH_MOST)
 
     def follow(self, facts: StepFacts) -> None:

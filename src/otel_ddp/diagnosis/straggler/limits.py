@@ -18,12 +18,14 @@ COUNT_DIFFERENTLY_AFTER = 50
 SILENT_AFTER = 200
 # If less than this share of the recent steps is known of all ranks, they are not comparable.
 LEAST_IN_COMMON = 0.5
-# The most steps between two that all ranks have measured. At one in 64, there are never 200.
+# If all ranks have measured none of this many steps, they are not compared. If they measure one of
+# 64 steps, common ones are never even 200 apart.
 MOST_UNMEASURED = 1000
 
 # -- the rule: when a rank is late
 
-# A clear case shows in three windows of 30 steps; one hidden by jitter takes longer windows.
+# The rule looks at the last 90, 120 or 300 steps, in three windows. A clear case shows in windows
+# of 30 steps; a case hidden by jitter takes longer ones.
 LENGTHS = (90, 120, 300)
 WINDOWS = 3
 # The rule is applied every STRIDE steps, but not more often than this: the agent reads twice a
@@ -47,8 +49,8 @@ PAUSES = 0.05
 # EXCESS_OVER_NS the verdict closes.
 EXCESS_NS = 500_000
 EXCESS_OVER_NS = 250_000
-# The share of steps in which the rank is above the others exceeds one half by this many standard
-# deviations of a fair coin: 78 % of 90 steps, 65 % of 300.
+# The share of steps in which a late rank is above the others must exceed one half by this many
+# standard deviations of a fair coin: 78 % of 90 steps, 65 % of 300.
 SIGMAS = 5.3
 # If 90 steps take longer than this, fewer suffice: as many as take this long, but at least
 # SOON_FEWEST. Then each step must be above EXCESS_PER_WINDOW, and each window above SOON_SIGMAS
@@ -58,11 +60,11 @@ SOON_FEWEST = 12
 SOON_SIGMAS = 5.0
 # The first steps of a process are not compared: it allocates, compiles, and starts workers.
 FIRST_STEPS = 20
-# A step is excluded if more than this share of the ranks are unusual in it; else only these ranks
-# are. With fifteen ranks or fewer, one unusual rank suffices.
+# A step is excluded if more than this share of the ranks are unusual in it; else only the unusual
+# ranks are excluded. With fifteen ranks or fewer, one unusual rank excludes the step.
 UNUSUAL = 1 / 16
-# An open verdict changes its phase after this many consecutive checks that agree, and the number of
-# steps between checks.
+# An open verdict changes its phase after CHECKS consecutive checks that agree. There are
+# CHECK_EVERY steps between two checks.
 CHECKS = 3
 CHECK_EVERY = 30
 
@@ -70,16 +72,17 @@ CHECK_EVERY = 30
 
 # Calls are ignored after this many consecutive steps in which it is unknown who waits for whom.
 CALLS_FAIL = 10
-# In which calls others wait for a late rank is found from this many of the last steps.
+# The calls in which others wait for a late rank are found from this many of the last steps.
 CALLS_KEPT = 9
-# For that, at most this many ranks of a node are examined, each with at most this many others.
+# To find the calls in which others wait for a node, at most this many of its ranks are examined,
+# each against at most this many others.
 CALLS_ALIKE = 8
 
 # -- the rule for nodes: that for ranks, applied to the median of a node's ranks; all must be late
 
 # Each rank of a late node is late by at least this share of the node's excess.
 NODE_ALIKE = 0.5
-# At most this share of the ranks on other nodes is as late.
+# At most this share of the ranks on other nodes is as late as those of a late node.
 NODE_OTHERS = 1 / 8
 # Each rank of a late node is also late by at least this share of its latest rank's excess. Without
 # this limit, a single late rank of two would raise the node's median by half of its own excess.
@@ -124,12 +127,12 @@ RECURS_WAITED = 0.5
 # The last RECURS_REGULAR stalls recur if the coefficient of variation of their distances is below
 # RECURS_ALIKE. Random pauses are that regular once in a million.
 RECURS_REGULAR, RECURS_ALIKE = 7, 0.05
-# The typical other rank stalls in the same phase for at most this share of the rank's time in
-# stalls.
+# A rank's stalls get a verdict only if the typical other rank stalls in the same phase for at most
+# this share of their time.
 RECURS_OF_OTHERS = 0.1
-# The figures of a verdict come from the last RECURS_SHOWN stalls. It closes if the coefficient of
-# variation of their distances is above RECURS_ALIKE_STILL, or if no stall came for RECURS_OVERDUE
-# times the longest distance.
+# The figures of a verdict come from the last RECURS_SHOWN stalls. A verdict closes if the
+# coefficient of variation of their distances is above RECURS_ALIKE_STILL, or if no stall came for
+# RECURS_OVERDUE times the longest distance.
 RECURS_SHOWN = 30
 RECURS_ALIKE_STILL = 0.5
 RECURS_OVERDUE = 2.5
@@ -142,7 +145,7 @@ RECURS_MOST_OF = 0.7
 
 # EWMA factor of the share of the step in which a device idles for an unknown reason.
 PACE_FORGETS = 0.02
-# If a host needs less than 1/PACE_SMALL of the step longer in a phase, that is ignored.
+# The extra time of a host in a phase is ignored if it is below 1/PACE_SMALL of the step.
 PACE_SMALL = 64
 # Hosts launch alike if one needs at least this share of the other's time.
 PACE_ALIKE = 0.9
@@ -163,8 +166,8 @@ NEED_SHOWS = 0.02
 # A loader is ahead if its host waits for less than this share of its longest wait so far: all ranks
 # go at one pace, so a shorter wait comes from prefetched batches, not from a faster loader.
 NEED_AHEAD = 0.95
-# A loader has batches ready if its host waits for less than this share of its longest wait. Its
-# time for a batch may then have shown in only NEED_SHOWN_IN of the first steps.
+# A loader has batches ready if its host waits for less than this share of its longest wait. Then
+# the true time for a batch may have been visible in only NEED_SHOWN_IN of the first steps.
 NEED_READY = 0.5
 NEED_SHOWN_IN = 4
 # First batches are ignored if they took this many times longer than later ones, also on the rank
@@ -183,11 +186,11 @@ NEED_TICK_NS = 50_000
 # A device has caught up if its remaining lag is below NEED_TICK_NS plus 1/NEED_DONE_PART of its lag
 # at the start.
 NEED_DONE_PART = 64
-# If a device is bound by its host for this share of a step's compute, the host's time shows what it
-# needs to launch: it was not blocked by a full queue.
+# If a device is bound by its host for this share of a step's compute, the host's time in the step
+# is its launch time: no full queue has blocked it.
 LAUNCH_KEEPS_UP = 0.8
-# At least LAUNCH_FEWEST such steps are needed, and at most LAUNCH_MOST are used, each of them for
-# LAUNCH_SHOWN_STEPS steps.
+# The usual launch time needs at least LAUNCH_FEWEST steps that show it, and uses at most
+# LAUNCH_MOST of the last LAUNCH_SHOWN_STEPS steps.
 LAUNCH_FEWEST, LAUNCH_MOST = 3, 30
 LAUNCH_SHOWN_STEPS = 2_000
 # A launch time above this many times the present step is outdated: a host cannot need longer than a

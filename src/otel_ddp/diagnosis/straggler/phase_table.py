@@ -21,7 +21,7 @@ class _Need(NamedTuple):
     phases_s: tuple[float, ...]
     # Time in which the device was bound by its host; None without a device clock.
     paced_s: tuple[float, ...] | None
-    # Tokens or samples.
+    # The number of tokens or samples.
     amount: float
 
     @classmethod

@@ -72,7 +72,8 @@ class RecurringStalls:
     ) -> None:
         """Add a step of all ranks.
 
-        *excesses_ns*: None if the step is unusual. *others*: how many other ranks the job has.
+        *excesses_ns*: the excess of each rank; None if the step is unusual. *others*: how many
+        other ranks the job has.
         """
         for i, phase, stall, waited_ns in self._pending:
             # If a stall comes after the last wait of a step, the others wait in the next step.

@@ -50,7 +50,7 @@ class _Member(NamedTuple):
 
 
 class _Receive(NamedTuple):
-    """A receive and the matching send: the indices of the ranks, and of the calls among theirs."""
+    """A receive and its send: the index of each rank, and of the call among the rank's calls."""
 
     rank: int
     place: int
@@ -65,7 +65,8 @@ class _Phases:
         """*each*: the calls of the rank."""
         phases = [call.phase for call in each]
         after = [*phases[1:], ""] if phases else []
-        # After the last call of a backward, the rank waits in `comm_wait`.
+        # Calls whose waits may be part of `comm_wait`: the rank waits there after the last call of
+        # a backward.
         self.beside_gradients = [
             at
             for at, (phase, following) in enumerate(zip(phases, after, strict=True))
