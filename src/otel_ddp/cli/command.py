@@ -31,7 +31,7 @@ def add_directory_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """Add RUN, the same for all commands that read one history."""
+    """Add the argument RUN, the same for all commands that read one history."""
     parser.add_argument(
         "which",
         nargs="?",
@@ -54,8 +54,9 @@ def _directory(text: str) -> str:
 
 
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
-    """The settings, the existing directories of journals, and a sentence if OTEL_DDP_DIR is none.
+    """The settings, the existing directories of journals, and a remark.
 
+    The remark says that the directory of OTEL_DDP_DIR does not exist yet; it is empty if it does.
     Raises ConfigError for an unreadable directory, as an empty answer would mean that nothing runs,
     and for a --dir that does not exist.
     """

@@ -142,7 +142,7 @@ class _Node:
             )
 
     def tell_where(self) -> None:
-        """Print the address of the page, and the command that show the training."""
+        """Print the address of the page and the status command that show the training."""
         if remark := self._agent().get("remark"):
             print(f"Note:  {remark}")
         if page := addresses.page(self.place):

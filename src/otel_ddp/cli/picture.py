@@ -121,7 +121,7 @@ def _remarks(found: Survey, agent: str) -> Iterator[Line]:
 
 
 def unserved(found: Survey) -> Iterator[str]:
-    """A sentence for each place with processes but without an agent."""
+    """A sentence for each directory of journals with processes but without an agent."""
     for each in found.unserved:
         count, directory = each["processes"], cell(each["directory"])
         processes = f"{count} processes run" if count > 1 else "a process runs"

@@ -154,7 +154,7 @@ def _choose(
 ) -> tuple[list[Candidate], str]:
     """The suspect rank and a healthy rank of the same run, and why these were chosen.
 
-    *missing*: the sentence of `find_places`. Raises OtelDdpError if there is nothing to profile.
+    *missing*: the remark of `find_places`. Raises OtelDdpError if there is nothing to profile.
     """
     found: list[Candidate] = []
     verdicts: list[Mapping[str, Any]] = []

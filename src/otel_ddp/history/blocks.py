@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 # So few that a block is longer than the correlation of its steps.
 _BLOCKS = 12
-# Winsorize this many of the lowest and of the highest blocks: a run may be late from some step on,
+# Winsorize this many of the lowest and of the highest blocks: a run may be slow from some step on,
 # and its first steps are slow.
 _OUTLIERS = 2
 _FEWEST_STEPS = 40

@@ -254,7 +254,7 @@ class Differing(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Two runs side by side."""
+    """The result of comparing two runs."""
 
     before: Side
     after: Side
@@ -298,7 +298,7 @@ class Comparison(NamedTuple):
             )
 
     def to_json(self) -> dict[str, Any]:
-        """For programs and the page; docs/json.md lists the keys."""
+        """The comparison as JSON, for programs and the page. docs/json.md lists the keys."""
         return {
             "schema": SCHEMA,
             "a": self.before.title,

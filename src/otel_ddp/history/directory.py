@@ -118,7 +118,7 @@ def delete(paths: Iterable[Path]) -> None:
 
 
 class NotFound(errors.OtelDdpError):
-    """No history or several match; the text is for the user."""
+    """No history or several match; the message is for the user."""
 
 
 def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:

@@ -14,7 +14,7 @@ from otel_ddp.vocabulary.words import ENDED_STATES, NOT_HEARD
 
 # A history whose agent was killed stays "running". After this time it counts as silent.
 _SILENT_S = 60.0
-# The state of several processes is the first of these.
+# The state of several processes is the first of these that one of them has.
 _STATES = ("running", "starting", "killed", "failed", "finished")
 # Tolerance for the clocks of two nodes.
 _SAME_NS, _NEVER_NS = 60 * 10**9, 2**63
@@ -47,7 +47,7 @@ class Newest(NamedTuple):
     state: str
     """`running`, or the worst state in which one of its ranks ended."""
     began_ns: int
-    """0 if there is no earlier attempt."""
+    """The start of the attempt; 0 if it is the first."""
 
 
 def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:

@@ -20,10 +20,10 @@ from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 # How many of the last steps the bars cover; and the strip, while the run goes on.
 _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
-# Limits of the strip.
+# Limits of the strip of lateness: rows, columns, and ranks times columns.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
-# At most this many bars for a dimension. Samples belong to steps if they are at most _NEAR_S before
-# or after these.
+# At most this many bars are shown for a mesh dimension. Samples are used that were taken up to
+# _NEAR_S before or after the shown steps.
 _MOST_BARS, _NEAR_S = 128, 15
 # The least lateness of a suspect, as a share of a step.
 _LATE = 0.05

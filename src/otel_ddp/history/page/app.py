@@ -38,7 +38,7 @@ NO_TOKEN = (
 _TEXTS, _LONGEST = ("name", "tags"), 500
 
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
-"""From group, run and rank (empty: all ranks) to each process with its threads and frames."""
+"""Takes group, run and rank (empty: all ranks); returns processes with threads and frames."""
 _NOTHING = Survey()
 
 

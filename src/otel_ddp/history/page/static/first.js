@@ -63,7 +63,7 @@ export class Troubles {
 
   async act(act, value) {
     if (act === "copy") {
-      // Without HTTPS, pages of other machines may not use the clipboard.
+      // Browsers offer the clipboard only over HTTPS or from this machine.
       await navigator.clipboard?.writeText(value).catch(() => {});
       fill(this.stack, el("p", { class: "quiet" }, navigator.clipboard ? "Copied: " : "", el("code", {}, value)));
       return;

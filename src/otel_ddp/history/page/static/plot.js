@@ -5,8 +5,8 @@ import { el } from "./dom.js";
 import { measured, number, scaled } from "./shown.js";
 
 const FONT = "11px system-ui, sans-serif";
-// A single long pause would flatten the rest of the chart. So if at most this share of the values
-// exceeds the others' range this many times, they are cut off, with a mark.
+// A single long pause would flatten the rest of the chart. So if the highest value exceeds FAR times
+// the range without the highest RARE share of values, those above it are cut off, with a mark.
 const [RARE, FAR] = [0.02, 3];
 // In a line with at most this many values, each value gets a dot.
 const FEW = 60;
