@@ -14,7 +14,7 @@ import pytest
 from node import Node, finished
 from otel_ddp import __version__
 from otel_ddp.cli import doctor, main
-from otel_ddp.cli.doctor import Check, Finding, Inputs, Said, examine
+from otel_ddp.cli.doctor import Check, Finding, Inputs, Results, examine
 from otel_ddp.journal.survey import Survey
 from otlp_receiver import Receiver
 
@@ -76,7 +76,7 @@ def test_a_named_directory_is_not_made(tmp_path: Path) -> None:
 
 
 def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
-    def broken(inputs: Inputs) -> Said:
+    def broken(inputs: Inputs) -> Results:
         yield "ok", "until here"
         raise KeyError("what")
 

@@ -32,8 +32,8 @@ from otel_ddp.torch.models import too_old
 _ANSWER_S = 5.0
 
 Level = Literal["ok", "warn", "fail"]
-Said = Iterator[tuple[Level, str]]
-Check = Callable[["Inputs"], Said]
+Results = Iterator[tuple[Level, str]]
+Check = Callable[["Inputs"], Results]
 
 
 class Finding(NamedTuple):
@@ -99,11 +99,11 @@ def examine(inputs: Inputs, checks: Sequence[Check] | None = None) -> Iterator[F
 # -- the checks
 
 
-def python(inputs: Inputs) -> Said:
+def python(inputs: Inputs) -> Results:
     yield "ok", f"otel_ddp {__version__} on Python {platform.python_version()} ({sys.executable})"
 
 
-def torch(inputs: Inputs) -> Said:
+def torch(inputs: Inputs) -> Results:
     # Without importing torch, which takes seconds and may crash.
     try:
         version = metadata.version("torch")
@@ -119,7 +119,7 @@ def torch(inputs: Inputs) -> Said:
     yield ("warn", f"torch {version}: {doubt}") if doubt else ("ok", f"torch {version}")
 
 
-def variables(inputs: Inputs) -> Said:
+def variables(inputs: Inputs) -> Results:
     yield from (("fail", sentence) for sentence in inputs.refused.values())
     for sentence in (*settings.doubts(inputs.env), *settings.unknown(inputs.env)):
         yield "warn", sentence
@@ -130,8 +130,11 @@ def variables(inputs: Inputs) -> Said:
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
 
 
-def journals(inputs: Inputs) -> Said:
-    """Create the default directory, as the next training process would, but no configured one."""
+def journals(inputs: Inputs) -> Results:
+    """Check the directory of journals.
+
+    Creates the default directory, as the next training process would, but no configured one.
+    """
     conf = inputs.conf
     if conf.directory and not os.path.lexists(conf.directory):
         yield "warn", f"{conf.directory} does not exist: nothing has recorded there yet"
@@ -147,7 +150,7 @@ def journals(inputs: Inputs) -> Said:
         yield "ok", f"{places[0].directory} can be written to"
 
 
-def agent(inputs: Inputs) -> Said:
+def agent(inputs: Inputs) -> Results:
     for each in inputs.agents:
         if each.get("starting") is True:
             yield "ok", f"pid {cell(each.get('pid'), '?')} is starting; run this again in a moment"
@@ -161,7 +164,7 @@ def agent(inputs: Inputs) -> Said:
         yield "ok" if starts_agent else "warn", NO_AGENT[inputs.conf.agent]
 
 
-def _of_agent(each: Mapping[str, Any]) -> Said:
+def _of_agent(each: Mapping[str, Any]) -> Results:
     pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
     if version == __version__:
         yield "ok", f"pid {pid}, version {version}; OTLP: {cell(each.get('export'), 'unknown')}"
@@ -186,7 +189,7 @@ def _of_agent(each: Mapping[str, Any]) -> Said:
         )
 
 
-def collector(inputs: Inputs) -> Said:
+def collector(inputs: Inputs) -> Results:
     """Send an empty request for each signal: metrics, traces, logs."""
     # Imported here: the import is slow, and a broken package must not end the other checks.
     from otel_ddp.agent.export.otlp.transport import Transport

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     _, places, _ = find_places(options.dir)
     served = {place: base for place in places if (base := addresses.page(place))}
     try:
-        folder, group, name = _kept(options.what or "")
+        folder, group, name = _folder_and_run(options.what or "")
     except NotFound:
         if options.what or not served:
             raise
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     return _serve(folder, group, name)
 
 
-def _kept(words: str) -> tuple[Path, str, str]:
+def _folder_and_run(words: str) -> tuple[Path, str, str]:
     """The folder of histories, and group and name of a run in it; empty for the whole folder."""
     try:
         with find_run(words, history_directory(), paths=False) as found:

@@ -261,7 +261,7 @@ class Comparison(NamedTuple):
     used: tuple[Used, Used]
     rows: list[Row]
     conditions: list[Differing]
-    """Differences that affect the steps by themselves."""
+    """Differences that affect the steps whatever the code: number of ranks, versions, device."""
     config: list[Differing]
 
     @property

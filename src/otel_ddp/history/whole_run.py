@@ -183,7 +183,7 @@ class WholeRun:
         """The node of a rank, according to one of the histories."""
         return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
-    def tells_events(self, history: History, rank: str) -> bool:
+    def has_events_of(self, history: History, rank: str) -> bool:
         """Whether to take a rank's events from this history. That of its own node has priority."""
         node = self.node_of(history, rank)
         return all(node != _node(each) for each in self.histories if each is not history)

@@ -151,8 +151,8 @@ class _Open(NamedTuple):
     verdict: Verdict
     findings: Findings
     # When the sentence was written: the stalled ranks, and for how long they had been stalled.
-    stood: frozenset[Labels]
-    said_s: float
+    stalled: frozenset[Labels]
+    stalled_s: float
 
 
 class Stalls(Detector):
@@ -253,7 +253,7 @@ class Stalls(Detector):
         if not over:
             self._over_since_ns = 0
             return []
-        self.ended = self._open.stood - living.keys() if self._open is not None else frozenset()
+        self.ended = self._open.stalled - living.keys() if self._open is not None else frozenset()
         if self.ended:
             # Ranks ended during the stall. The others alone would show a wrong cause, so the
             # verdict stays as it is; if a rank has finished, the stall is over.
@@ -302,7 +302,7 @@ class Stalls(Detector):
         """Duration and cause of the open stall; empty if there is none."""
         if self._open is None:
             return ""
-        return f"for {self._open.said_s:.0f} s: {self._open.findings.why}"
+        return f"for {self._open.stalled_s:.0f} s: {self._open.findings.why}"
 
     @property
     def suspects(self) -> frozenset[Labels]:
@@ -382,8 +382,8 @@ class Stalls(Detector):
         # The first three fields: cause, culprits and phase.
         is_same = before is not None and before.findings[:3] == findings[:3]
         if before is not None and is_same:
-            longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.said_s)
-            if still_s < before.said_s + longer_s:
+            longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.stalled_s)
+            if still_s < before.stalled_s + longer_s:
                 return []
         limit_s = max(*self.limits_s.values(), self._patience_s)
         why = f"{findings.why}; {self.remark}" if self.remark else findings.why

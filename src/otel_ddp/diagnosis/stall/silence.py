@@ -20,7 +20,7 @@ _STEPS_KEPT = 20
 # If this agent was paused for this long, nodes may seem silent only because of the pause.
 _PAUSED_NS = 4_000_000_000
 # In these phases a rank does not wait for other ranks.
-_OWN_AFFAIRS = frozenset({"data", *UNUSUAL_PHASES})
+_WITHOUT_WAITS = frozenset({"data", *UNUSUAL_PHASES})
 
 
 class _Rank:
@@ -36,7 +36,7 @@ class _Rank:
     def waits(self, now_ns: int) -> bool:
         """Whether the rank probably waits for another one."""
         position = self.position
-        if position is None or not self.steps_ns or position.phase in _OWN_AFFAIRS:
+        if position is None or not self.steps_ns or position.phase in _WITHOUT_WAITS:
             return False
         # In `other`, a rank may wait in the user's own collectives, or for a device that waits. Or
         # it uploads its model after the others have finished.

@@ -121,8 +121,8 @@ RECURS_OF_STEP = 0.5
 RECURS_SHORTEST_NS = 2_000_000
 # Steps with an excess count as one stall if they are at most this many steps apart.
 RECURS_APART = 3
-# The least share of a stall for which the others wait. Hosts ahead of their devices may stall in
-# turn without making others wait.
+# A stall counts if the others wait for at least this share of it: hosts ahead of their devices may
+# stall in turn without making others wait.
 RECURS_WAITED = 0.5
 # The last RECURS_REGULAR stalls recur if the coefficient of variation of their distances is below
 # RECURS_ALIKE. Random pauses are that regular once in a million.

@@ -15,7 +15,7 @@ from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
 # Each length, its number of strides, and in how many of its steps at least a late unit is above the
 # others.
-_OFTEN = [
+_LEAST_ABOVE = [
     (length, length // limits.STRIDE, length / 2 + limits.SIGMAS * length**0.5 / 2)
     for length in limits.LENGTHS
 ]
@@ -96,7 +96,7 @@ def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
         found = [soon] if _is_far_out(history, i, soon) else []
     return found + [
         length
-        for length, strides, enough in _OFTEN
+        for length, strides, enough in _LEAST_ABOVE
         if sum(counts[-strides:]) >= enough and len(counts) >= strides
     ]
 

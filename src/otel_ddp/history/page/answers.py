@@ -34,7 +34,7 @@ def _events(run: WholeRun, question: Question) -> dict[str, Any]:
         {**each._asdict(), "node": run.node_of(history, each.rank)}
         for history in run.histories
         for each in history.events(_MOST_EVENTS, question.text("like")[:200])
-        if run.tells_events(history, each.rank)
+        if run.has_events_of(history, each.rank)
     ]
     found.sort(key=lambda each: -each["time_ns"])
     return {"events": found[:_MOST_EVENTS]}

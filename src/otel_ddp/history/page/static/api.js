@@ -61,9 +61,9 @@ export function askOnce(path, parameters) {
 }
 
 /** Call `work` repeatedly while the page is visible; on a saved page once. */
-export function keep(work, everyMs) {
+export function pollWhileVisible(work, everyMs) {
   if (isSaved) {
-    work().catch(tell);
+    work().catch(showTrouble);
     return;
   }
   let [timer, running] = [0, false];
@@ -74,9 +74,9 @@ export function keep(work, everyMs) {
     spentMs = 0;
     try {
       await work();
-      tell("");
+      showTrouble("");
     } catch (error) {
-      tell(error);
+      showTrouble(error);
     } finally {
       running = false;
     }
@@ -90,7 +90,7 @@ export function keep(work, everyMs) {
 let silentSince = null;
 
 /** Show an error at the top of the page; the rest of the page stays. Empty: hide the error. */
-function tell(error) {
+function showTrouble(error) {
   const place = document.getElementById("trouble");
   if (!error) {
     silentSince = null;

@@ -1,6 +1,6 @@
 // Several runs on one axis: values, step time, configurations, and the values at one step.
 
-import { ask, keep } from "./api.js";
+import { ask, pollWhileVisible } from "./api.js";
 import { allChosen, choose, chosen, runAddress } from "./address.js";
 import { Axis } from "./axis.js";
 import { positions, curves } from "./curves.js";
@@ -27,7 +27,7 @@ export function show(main) {
   }
   const view = new Compare(runs);
   main.replaceChildren(view.element);
-  keep(() => view.poll(), EACH_MS);
+  pollWhileVisible(() => view.poll(), EACH_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.axis.redraw());
 }
 

@@ -1,6 +1,6 @@
 // The view Now: what every rank does at this moment, and for how long; its stacks on request.
 
-import { ask, keep } from "./api.js";
+import { ask, pollWhileVisible } from "./api.js";
 import { runAddress } from "./address.js";
 import { el, fill, table } from "./dom.js";
 import { showStacks } from "./first.js";
@@ -13,7 +13,7 @@ export function show(main) {
   document.title = "Now · otel_ddp";
   const view = new Now();
   main.replaceChildren(view.element);
-  keep(() => view.poll(), EACH_MS);
+  pollWhileVisible(() => view.poll(), EACH_MS);
 }
 
 class Now {

@@ -45,7 +45,7 @@ export function plot(into, { lines, spans = [], unit = "", isLog = false, fromZe
       setSelect: [({ select, posToVal }) => {
         if (select.width > 3) change([posToVal(select.left, "x"), posToVal(select.left + select.width, "x")]);
       }],
-      setCursor: [(chart) => tell(chart, tip, told, { kind, unit })],
+      setCursor: [(chart) => showTip(chart, tip, told, { kind, unit })],
     },
   }, data, into);
   made.over.append(tip);
@@ -171,7 +171,7 @@ function cutMarks(chart, range, lines, { quiet }) {
 }
 
 /** Show the values under the pointer: of each line, the last value up to there. */
-function tell(chart, tip, told, { kind, unit }) {
+function showTip(chart, tip, told, { kind, unit }) {
   const { idx, left } = chart.cursor;
   tip.hidden = idx === null || idx === undefined || left < 0;
   if (tip.hidden) return;

@@ -1,6 +1,6 @@
 // The page of one run: the essentials on the first screen; below, pictures and tables of all data.
 
-import { ask, keep } from "./api.js";
+import { ask, pollWhileVisible } from "./api.js";
 import { Axis } from "./axis.js";
 import { curves } from "./curves.js";
 import { el, fill, table } from "./dom.js";
@@ -76,7 +76,7 @@ class Run {
   }
 
   start() {
-    keep(() => this.poll(), EACH_MS);
+    pollWhileVisible(() => this.poll(), EACH_MS);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.axis.redraw();
       this.waits.paint();

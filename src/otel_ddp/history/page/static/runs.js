@@ -1,6 +1,6 @@
 // The list of runs, one line each, to sort, filter and group, and to tick runs for a comparison.
 
-import { ask, keep } from "./api.js";
+import { ask, pollWhileVisible } from "./api.js";
 import { choose, chosen, compareAddress, runAddress } from "./address.js";
 import { choice, el, fill, labelled, number, table } from "./dom.js";
 import { logged, seconds, share, time } from "./shown.js";
@@ -33,7 +33,7 @@ export function show(main) {
   document.title = "Runs · otel_ddp";
   const view = new Runs();
   main.replaceChildren(view.element);
-  keep(() => view.poll(), EACH_MS);
+  pollWhileVisible(() => view.poll(), EACH_MS);
 }
 
 class Runs {

@@ -58,7 +58,7 @@ export class Values {
   /** Show the pictures of the names that match the filter, and remove all others. */
   lay() {
     const [names, twice] = arranged(this.names);
-    // A filter also finds values that are logged under two names.
+    // Without a filter, hide values that are also logged under another name.
     const hidden = this.filter.value.trim() ? [] : twice;
     const wanted = names.filter(matcher(this.filter.value)).filter((name) => !hidden.includes(name));
     const now = wanted.slice(0, this.limit);
