@@ -67,7 +67,8 @@ class Job:
     def tick(self, seconds: float = TICK_S) -> list[Change]:
         self.now_ns += int(seconds * SECOND)
         for rank, here in self.positions.items():
-            labels, state = labels_of(rank), RankState(labels_of(rank))
+            labels = labels_of(rank)
+            state = RankState(labels, world_size=self.world or 0)
             seen = Observation(self.now_ns, position=here)
             if here.alive:
                 evidence = self.evidence.get(labels, Evidence())
@@ -583,6 +584,18 @@ def test_no_rank_waits_for_one_that_ended_before_the_last_step_began() -> None:
     _, verdict = job.stalls_after()
 
     assert verdict.evidence["cause"] == "elsewhere"
+
+
+def test_no_rank_waits_for_an_evaluator_that_ended() -> None:
+    job = Job(world=2)
+    job.put(0, "comm_wait")
+    job.put(1, "comm_wait")
+    job.put(2, alive=False, state="killed", world=1)
+    job.tick()
+    del job.positions[2]
+    _, verdict = job.stalls_after()
+
+    assert verdict.evidence["cause"] == "backend"
 
 
 def test_one_incident_is_reported_again_when_its_cause_changes_and_when_it_ends() -> None:
