@@ -15,6 +15,7 @@ from documents import check
 from histories import S, summary, value_rows, write_history
 from otel_ddp.history.card import lines
 from otel_ddp.history.directory import find_run
+from otel_ddp.history.goodput import goodput_of
 from otel_ddp.history.page import answers as page_answers
 from otel_ddp.history.report import card_of, gather, gpu_words
 from otel_ddp.history.run_file import RunFile
@@ -29,6 +30,22 @@ def gathered(folder: Path, **arguments: Any) -> dict[str, Any]:
     write_history(folder, "r", began_ns=BEGAN_NS, **arguments)
     with find_run("r", folder) as run:
         return gather(run)
+
+
+def test_of_a_node_and_its_lead_the_one_that_counted_more_of_its_time_counts(tmp_path: Path) -> None:
+    def counted(seconds: float) -> dict[str, Any]:
+        return {"seconds": {"productive": seconds}, "late": {}}
+
+    lead = {**counted(100.0), "nodes": {"node-1": counted(40.0), "node-2": counted(60.0)}}
+    write_history(tmp_path, "r", node="node-0", about={"time": lead})
+    write_history(tmp_path, "r", node="node-1", first_rank=4, about={"time": counted(50.0)})
+    write_history(tmp_path, "r", node="node-2", first_rank=8, about={"time": counted(20.0)})
+
+    with find_run("r", tmp_path) as run:
+        goodput = goodput_of(run)
+
+    assert goodput is not None
+    assert goodput["rank_s"] == 210.0
 
 
 def row(name: str, best: float) -> dict[str, Any]:
