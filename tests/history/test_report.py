@@ -32,7 +32,7 @@ def gathered(folder: Path, **arguments: Any) -> dict[str, Any]:
         return gather(run)
 
 
-def test_of_a_node_and_its_lead_the_one_that_counted_more_of_its_time_counts(tmp_path: Path) -> None:
+def test_of_a_node_and_its_lead_the_larger_count_of_its_time_is_taken(tmp_path: Path) -> None:
     def counted(seconds: float) -> dict[str, Any]:
         return {"seconds": {"productive": seconds}, "late": {}}
 
