@@ -89,7 +89,7 @@ class OneOf(Budget):
     def every(self) -> int:
         return self._one_of
 
-    def step_ended(self, took_ns: float, measured: bool) -> None:
+    def step_ended(self, took_ns: float, measured: bool, steps: int = 1) -> None:
         pass
 
     def measures(self, number: int) -> bool:

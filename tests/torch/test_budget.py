@@ -94,6 +94,22 @@ def test_as_many_steps_are_measured_as_the_share_pays_for(
     assert 0.5 * SHARE < thread.budget.share <= SHARE or every == {1}
 
 
+@pytest.mark.parametrize(
+    ("alone_ns", "to_measure_ns", "every"), [(77 * MS, 5 * MS, 16), (20 * MS, 10 * MS, 128)]
+)
+def test_a_measured_step_may_cost_more_than_the_bucket_holds(
+    alone_ns: int, to_measure_ns: int, every: int
+) -> None:
+    thread = Thread()
+
+    thread.steps(4, alone_ns, to_measure_ns)
+    assert thread.budget.every == every
+    thread.steps(60, alone_ns, to_measure_ns)
+
+    assert thread.budget.every == every
+    assert len(thread.measured) * to_measure_ns <= SHARE * thread.now_ns + 2 * to_measure_ns
+
+
 def test_steps_that_cost_more_than_the_share_to_count_are_measured_once_in_ten_seconds() -> None:
     thread = Thread()
 

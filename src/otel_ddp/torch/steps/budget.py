@@ -26,13 +26,15 @@ from otel_ddp.torch.steps.group_calls import GroupCalls
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
 _WINDOW_NS = 10 * 10**9
 _REFILL, _CAPACITY = 0.95, 0.05
-# Time constant of the decayed cost from which `every` is chosen.
-_RECENT_NS = 4 * 10**9
+# Time constant of the decayed step time, and number of measured steps whose mean cost counts.
+_RECENT_NS, _RECENT = 4 * 10**9, 64
 _LARGEST = 1024
-# Halve `every` only if the cost would stay below this part of the refill.
-_ROOM = 0.9
-# Measured steps needed to estimate the cost of one.
+# Lower `every` only if the cost would stay below this part of the refill.
+_ROOM = 0.75
+# Measured steps after which their mean cost alone may change it.
 _ENOUGH = 16
+# A measured step counts for at most so many times the mean: a few read more, none takes seconds.
+_MOST_TIMES = 8
 
 
 def in_sample(number: int, every: int) -> bool:
@@ -49,12 +51,10 @@ class Budget:
         self._capacity_ns = self._credit_ns = share * _CAPACITY * _WINDOW_NS
         self._every = self._least = 1
         self._since_measured_ns = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
-        """Reset the cost counters, as `every` has changed."""
-        self._elapsed_ns = self._spent_ns = self._on_measured_ns = 0.0
-        self._measured = 0
+        # Decayed sums: time, number of steps, and our time in steps that are not measured.
+        self._elapsed_ns = self._steps = self._beside_ns = 0.0
+        # Decayed sums over measured steps: our time, and their number. And our time in this one.
+        self._cost_ns = self._measured = self._in_step_ns = 0.0
 
     @property
     def every(self) -> int:
@@ -79,33 +79,62 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """The share of the thread's time that we took since `every` changed."""
-        return self._spent_ns / self._elapsed_ns if self._elapsed_ns else 0.0
+        """The share of the thread's time that we take at the present `every`."""
+        if not self._elapsed_ns:
+            return 0.0
+        measured_ns = self._each_ns * self._steps / self.every
+        return (self._beside_ns + measured_ns) / self._elapsed_ns
+
+    @property
+    def _each_ns(self) -> float:
+        """The mean cost of a measured step."""
+        return self._cost_ns / self._measured if self._measured else 0.0
 
     def spend(self, took_ns: float, measured: bool) -> None:
         """Charge time that we took on the thread. *measured*: for a measured step."""
         # Bounded: one very expensive step must not disable measuring for minutes.
         self._credit_ns = max(self._credit_ns - took_ns, -self._capacity_ns)
-        self._spent_ns += took_ns
         if measured:
-            self._on_measured_ns += took_ns
+            self._in_step_ns += took_ns
+        else:
+            self._beside_ns += took_ns
 
-    def step_ended(self, took_ns: float, measured: bool) -> None:
-        """A step has ended; *took_ns* includes our own work."""
+    def step_ended(self, took_ns: float, measured: bool, steps: int = 1) -> None:
+        """A step has ended; *took_ns* includes our own work. *steps*: with those before it that
+        only counted."""
         self._credit_ns = min(self._credit_ns + took_ns * self._refill, self._capacity_ns)
         self._since_measured_ns = 0 if measured else self._since_measured_ns + took_ns
         self._elapsed_ns += took_ns
-        self._measured += measured
+        self._steps += steps
         if self._elapsed_ns > _RECENT_NS:
             self._elapsed_ns /= 2
-            self._spent_ns /= 2
-            self._on_measured_ns /= 2
+            self._steps /= 2
+            self._beside_ns /= 2
+        if measured:
+            self._measured_step_ended()
         if self._every > 1 and self._credit_ns == self._capacity_ns and self._measured >= _ENOUGH:
-            # Twice as many steps would be measured.
-            would_take_ns = self._spent_ns + self._on_measured_ns
-            room_ns = self._elapsed_ns * self._refill * _ROOM
-            if would_take_ns < room_ns:
-                self._change(self._every // 2)
+            self._every = min(self._every, self._needed(_ROOM))
+
+    def _measured_step_ended(self) -> None:
+        took_ns, self._in_step_ns = self._in_step_ns, 0.0
+        if self._measured:
+            took_ns = min(took_ns, _MOST_TIMES * self._each_ns)
+        self._cost_ns += took_ns
+        self._measured += 1
+        if self._measured > _RECENT:
+            self._cost_ns /= 2
+            self._measured /= 2
+        if self._measured >= _ENOUGH:
+            # The bucket forgives what a step costs beyond it, the mean does not.
+            self._every = max(self._every, self._needed(1.0))
+
+    def _needed(self, room: float) -> int:
+        """The least `every` whose cost stays below this part of the refill: a power of two."""
+        left_ns = self._elapsed_ns * self._refill * room - self._beside_ns
+        if left_ns <= 0:
+            return _LARGEST
+        needed = math.ceil(self._each_ns * self._steps / left_ns)
+        return min(1 << max(needed - 1, 0).bit_length(), _LARGEST)
 
     def measures(self, number: int) -> bool:
         """Whether to measure step *number*, which begins."""
@@ -116,13 +145,8 @@ class Budget:
         if self._credit_ns >= 0:
             return True
         # Ranks should skip the same steps: so sample fewer, unless this was a burst.
-        if self._spent_ns > self._elapsed_ns * self._refill and self._every < _LARGEST:
-            self._change(self._every * 2)
+        self._every = max(self._every, self._needed(1.0))
         return False
-
-    def _change(self, every: int) -> None:
-        self._every = every
-        self._reset()
 
 
 # -- how much longer hooks delay a training thread than they measure themselves
@@ -259,6 +283,8 @@ class SampledSteps:
 
 # The first steps are all measured, whatever the cost: they show the structure of the loop.
 _FIRST_STEPS = 64
+# From this one on they show what measuring costs.
+_LEARN_FROM = 32
 # After a step that took this many times the usual time, measure the next one.
 ODD = 4
 # If not all steps are measured, sample at most one of so many measured ones: a sampled step costs
@@ -324,17 +350,20 @@ class Cost:
             return True, False
         # Covers the steps since the last call, and this one.
         since_ns = now - self.ended_ns
-        each_ns = since_ns // max(number - self._looked_at, 1)
+        steps = max(number - self._looked_at, 1)
+        each_ns = since_ns // steps
         took_ns = now - max(self.ended_ns, self._progress.counted.ended_ns)
         self.took((number - 1 - self._looked_at) * self._count_ns)
         self.ended_ns, self._looked_at = now, number
         self._pay(budget, measured)
         if number < _FIRST_STEPS:
             self.usual_ns = took_ns
+            if number >= _LEARN_FROM:
+                budget.step_ended(since_ns, measured)
             return True, False
         usual_ns = self.usual_ns
         self.usual_ns = usual_ns + (min(each_ns, 2 * usual_ns) - usual_ns) // 16
-        budget.step_ended(since_ns, measured)
+        budget.step_ended(since_ns, measured, steps)
         budget.measure_at_most_one_of(self._calls.least_every(self.usual_ns))
         measures = budget.measures(number + 1)
         if budget.every != self.every:
@@ -344,7 +373,7 @@ class Cost:
         return measures, took_ns > ODD * usual_ns
 
     def _pay(self, budget: Budget, measured: bool) -> None:
-        """Charge hooks and `log` to the token bucket. The first steps are free."""
+        """Charge hooks and `log` to the token bucket."""
         seen_ns, self._seen_ns = self._seen_ns, 0
         took_ns = int(seen_ns * self._calibration.factor)
         if measured:
@@ -353,7 +382,7 @@ class Cost:
             log_ns, self._log_ns = max(log_ns - self._log_ns, 0), log_ns
             took_ns += log_ns
         self._work.hook_ns += took_ns - seen_ns
-        if self._steps.count > _FIRST_STEPS:
+        if self._steps.count > _LEARN_FROM:
             budget.spend(took_ns, measured)
 
     @property
