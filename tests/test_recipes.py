@@ -18,7 +18,7 @@ from test_rooms import HOMES
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "otel_ddp"
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-_ROW = re.compile(r"\| `([^`]+)` \| (.+) \|")
+_ITEM = re.compile(r"^(?:-|\d+\.) (.+(?:\n  +.+)*)", re.MULTILINE)
 RECIPES = (
     "Add a number of a GPU",
     *("Add a fact for the judge", "Add a panel of the page"),
@@ -27,11 +27,11 @@ RECIPES = (
 
 
 def files(recipe: str) -> Iterator[tuple[str, str]]:
-    """Each file of a recipe's table, and what it gets."""
+    """Each file of a recipe's list, and what it gets."""
     section = PAGE.partition(f"## {recipe}\n")[2].partition("\n## ")[0]
-    for line in section.splitlines():
-        if found := _ROW.fullmatch(line):
-            yield found[1], found[2]
+    for item in _ITEM.findall(section):
+        name, _, what = item.partition("`: ")
+        yield name.removeprefix("`"), what
 
 
 def text_of(page: str) -> str:
@@ -61,12 +61,11 @@ def test_a_recipe_touches_four_files_at_most_and_names_what_is_in_them(recipe: s
 )
 def test_a_walk_passes_files_that_there_are_and_few_of_them(walk: str, most: int) -> None:
     text = text_of("how-it-works.md").partition(f"**{walk}**")[2]
-    rows = re.findall(r"^\| (`.+) \| .+ \|$", text.partition("\n**")[0], re.MULTILINE)
+    items = _ITEM.findall(text.partition("\n**")[0].partition("\n## ")[0])
 
-    passed = []
-    for row in rows:
-        first, *others = re.findall(r"`([\w/]+\.py)`", row)
-        passed += [Path(first), *(Path(first).parent / each for each in others)]
+    passed: list[Path] = []
+    for name in re.findall(r"`([\w/]+\.py)`", "\n".join(items)):
+        passed.append(Path(name) if "/" in name else passed[-1].parent / name)
     assert 4 <= len(passed) <= most
     assert [str(each) for each in passed if not (PACKAGE / each).is_file()] == []
 
@@ -85,7 +84,7 @@ def test_every_phase_and_every_verdict_has_its_words_for_people() -> None:
     training, diagnosis = text_of("training.md"), text_of("diagnosis.md")
 
     assert [each for each in MEASURED_PHASES if f"`{each}`" not in training] == []
-    assert [each for each in VERDICTS if not re.search(rf"^\| \[?{each}\b", diagnosis, re.M)] == []
+    assert [each for each in VERDICTS if not re.search(rf"^- \[?{each}\b", diagnosis, re.M)] == []
 
 
 def test_every_framework_has_its_home_its_heading_and_what_its_import_calls() -> None:
