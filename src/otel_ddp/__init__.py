@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names are imported at first use: a bare `import otel_ddp` takes about a millisecond. The modules
-# of names that are not in `run.api`.
+# Names are imported at first use, so that a bare `import otel_ddp` takes about a millisecond. This
+# table has the modules of all names that are not in `run.api`.
 _HOME = {
     "ConfigError": "errors",
     "Identity": "identity.identity",

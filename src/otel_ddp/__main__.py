@@ -1,4 +1,4 @@
-"""python -m otel_ddp is otel-ddp."""
+"""Makes `python -m otel_ddp` the same command as `otel-ddp`."""
 
 import sys
 

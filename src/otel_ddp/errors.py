@@ -25,11 +25,10 @@ raise_failures = False
 # Set by the run, to count failures in its series.
 count_failure: Callable[[], None] | None = None
 
-# For the hot path, which cannot afford a wrapper. What it catches, it passes to a contained
-# function.
+# For `except` clauses where the decorator `contained` does not fit, as on a hot path.
 ANY_ERROR: Final = Exception
 
-# The places that have warned already.
+# The places for which `warn_once` has already warned.
 warned: set[str] = set()
 
 # Packages whose exceptions our own code may raise.
@@ -93,7 +92,7 @@ def reraise_foreign() -> None:
 
 def _from_a_handler(trace: TracebackType | None) -> bool:
     if trace is None:
-        return False  # it was raised in the frame that handles it
+        return False  # raised in the same frame that caught it
     handlers = {_code(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
     while trace is not None:
         if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace):
@@ -124,8 +123,8 @@ def _was_given_its_caller(trace: TracebackType) -> bool:
 def _from_another_thread(error: BaseException) -> bool:
     """Whether another thread raised the error in this thread (PyThreadState_SetAsyncExc).
 
-    That function takes only a class, so the error has no arguments. And it interrupts code that
-    cannot raise such a class itself.
+    That function takes only a class, so the error has no arguments. And the interrupted code
+    belongs to a package that does not raise such a class itself.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from otel_ddp import errors
 
-# Longer than any whole file that we read.
+# Default limit of a read; no file that we read whole is longer.
 _MOST_BYTES = 8 << 20
 _PIECE = 1 << 16
-# Our own files nest ten levels at most. Code that walks JSON recurses once or twice per level.
+# Limit of nested levels in JSON, since code that walks JSON recurses. Our own files nest ten at
+# most.
 _DEEPEST = 64
 _LAST_STANDARD = 2
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -30,7 +31,7 @@ _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
-    """A descriptor, without following links or waiting for fifos; new files are private."""
+    """Open a file without following links or waiting for fifos; new files are private."""
     # Evaluated here: Windows imports this module but lacks these flags.
     carefully = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
@@ -41,7 +42,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
     with own_directory(path.parent) as folder:
         handle = open_private(path.name, flags, folder)
     try:
-        # Others may have created it while the directory was open to them.
+        # Another user may have created the file while the directory was open to others.
         _check_owner(path, os.fstat(handle))
     except BaseException:
         os.close(handle)
@@ -50,7 +51,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file in our own directory."""
+    """Create a file in our own directory; returns its descriptor."""
     return open_own(path, _NEW)
 
 
@@ -61,19 +62,19 @@ def make_fifo(path: Path) -> None:
 
 
 def read(path: Path | str, most: int = _MOST_BYTES) -> bytes:
-    """Up to so many bytes from the start. Raises OSError."""
+    """Read at most *most* bytes from the start of a file. Raises OSError."""
     return _read(open_private(path), most)
 
 
 def read_own(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """Like `read`, in our own directory."""
+    """Like `read`, for our own file in our own directory."""
     return _read(open_own(path), most)
 
 
 def _read(handle: int, most: int) -> bytes:
     try:
         pieces = []
-        # The kernel's files arrive in pieces of a page.
+        # The kernel returns files of /proc in pieces of one page.
         while most > 0 and (piece := os.read(handle, min(most, _PIECE))):
             pieces.append(piece)
             most -= len(piece)
@@ -83,7 +84,7 @@ def _read(handle: int, most: int) -> bytes:
 
 
 def read_text(path: Path | str, most: int = _PIECE) -> str | None:
-    """Up to so many bytes as text; None if the file cannot be read."""
+    """The first *most* bytes as text; None if the file cannot be read."""
     try:
         return read(path, most).decode("utf-8", "replace")
     except (OSError, ValueError):  # ValueError: a null byte in the path
@@ -92,8 +93,9 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
 
 
 def stat_fields(task: Path) -> list[str]:
-    """The fields of a process or thread in /proc, from its state on; empty if it is gone."""
-    # Not by `_read`: Windows lacks its flags, and has no such file.
+    """The fields of `stat` in /proc, from the state on; empty if the process or thread has
+    ended."""
+    # Not by `read`, whose flags Windows lacks: there this returns an empty list.
     try:
         text = (task / "stat").read_text(errors="replace")
     except OSError:
@@ -234,12 +236,12 @@ def private_directory(path: Path, named: bool = False) -> Path:
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # against the umask
+        os.chmod(path, 0o700)  # the umask may have restricted mkdir's mode
     found = _status_of_own_directory(path)
     if named:
         _check_closed(path, found)
     elif found.st_mode & 0o077:
-        # Our own, but open to others by a umask. Close it before it is used.
+        # Ours, but a umask left it open to others: close it before it is used.
         os.chmod(path, 0o700)
     return path
 
@@ -256,21 +258,22 @@ def _status_of_own_directory(path: Path) -> os.stat_result:
 def default_root() -> Path:
     """The default directory on disk.
 
-    Every user may write to /var/tmp: if another user has created it first, nothing is stored.
+    Every user may write to /var/tmp: if another user has created this directory first, nothing is
+    stored.
     """
     return Path(f"/var/tmp/otel_ddp-{os.geteuid()}")
 
 
 def _with_root(path: Path) -> tuple[Path, ...]:
-    """A directory on disk, and the default root if it is inside that."""
+    """The directory; preceded by the default root if it is directly inside that."""
     in_root = path.parent.name == f"otel_ddp-{os.geteuid()}"
     return (path.parent, path) if in_root else (path,)
 
 
 def make_kept(path: Path, ours: bool = False) -> None:
-    """Create a directory on disk. Raises OSError unless it is our own, and closed to others.
+    """Create a directory on disk. Raises OSError unless it is our own, and only we can write to it.
 
-    *ours*: the user has chosen only its parents.
+    *ours*: the user chose only a parent, so this directory is also closed to other readers.
     """
     directories = _with_root(path)
     directories[0].parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +297,7 @@ def is_kept(path: Path) -> bool:
     return True
 
 
-# -- descriptors that may have been closed: some programs close all that they find
+# -- descriptors that the program may have closed: some programs close all open descriptors
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
@@ -314,7 +317,7 @@ def close_ours(fd: int, file: tuple[int, int] | None) -> None:
 
 @contextlib.contextmanager
 def off_standard_streams() -> Iterator[None]:
-    """Keep new descriptors off 0, 1 and 2, where C libraries write even if they are closed."""
+    """Keep new descriptors off 0, 1 and 2: C libraries write there even after a close."""
     taken: list[tuple[int, tuple[int, int] | None]] = []
     try:
         # Without /dev/null, the numbers cannot be reserved.
@@ -324,7 +327,7 @@ def off_standard_streams() -> Iterator[None]:
             os.close(fd)
         yield
     finally:
-        # Another thread may have opened a stream there meanwhile.
+        # Another thread may have reused the number meanwhile.
         for fd, file in taken:
             close_ours(fd, file)
 
@@ -362,7 +365,7 @@ def holder(fd: int) -> int | None:
 def lock_holder(path: Path) -> int | None:
     """The process that locks our own file; 0 if it is in another PID namespace.
 
-    Also 0 if the file cannot be opened temporarily, as that must not make a process count as dead.
+    Also 0 if a temporary shortage prevents opening the file: its process must not count as dead.
     """
     try:
         fd = open_own(path)

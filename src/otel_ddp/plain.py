@@ -22,7 +22,7 @@ def whole(found: Any) -> int | None:
 
 
 def number(found: Any, least: float = -1e18, most: float = 1e18) -> float | None:
-    """A number within these bounds, and so finite; or None."""
+    """A number within these bounds, which exclude NaN and infinity; or None."""
     sane = isinstance(found, (int, float)) and not isinstance(found, bool)
     return float(found) if sane and least <= found <= most else None
 
@@ -33,5 +33,5 @@ def mapping(found: Any) -> Mapping[str, Any]:
 
 
 def list_of(kind: type[T], found: Any) -> list[T]:
-    """The items of this type in a list; empty if it is none."""
+    """The items of this type in a list; empty if *found* is no list."""
     return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []

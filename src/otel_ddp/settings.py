@@ -37,7 +37,10 @@ _T = TypeVar("_T")
 
 
 def _parsed(wanted: str, convert: Callable[[str], Any]) -> _Parse:
-    """*convert* raises ValueError or OverflowError for an invalid text."""
+    """A parser; its error says that *wanted* was expected.
+
+    *convert* raises ValueError or OverflowError for an invalid text.
+    """
 
     def parse(variable: str, text: str) -> Any:
         try:
@@ -69,8 +72,8 @@ def _path(or_else: str = "") -> _Parse:
     def convert(text: str) -> str:
         if or_else and re.fullmatch(or_else, text, re.IGNORECASE):
             return text
-        # The agent and the CLI have other working directories than the ranks. In a file of
-        # variables, no shell expands the `~`.
+        # Relative paths are refused, as the agent and the CLI have other working directories than
+        # the ranks. `~` is expanded here, as no shell does so in a file of variables.
         if not os.path.isabs(path := os.path.expanduser(text)):
             raise ValueError
         return path
@@ -94,7 +97,7 @@ def _as_host(text: str) -> str:
     # Imported here, as few processes need it.
     import ipaddress
 
-    # An address may be in brackets: [::1].
+    # An IPv6 address may be in brackets: [::1].
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return str(ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host))
 
@@ -155,7 +158,7 @@ def _truth(variable: str, text: str) -> bool:
 
 
 def _exporters(variable: str, text: str) -> str:
-    # Exporters of the specification that are not ours are meant for other programs.
+    # All exporters of the specification are valid: the variable may be meant for other programs.
     for word in text.split(","):
         _one_of("otlp", "none", "prometheus", "console", "logging", "zipkin")(variable, word)
     return text.strip().lower()
@@ -180,7 +183,7 @@ def _setting(variable: str, default: _T, parse: _Parse = _text) -> _T:
 class Settings:
     """The settings in effect."""
 
-    # The text below each is its row in docs/settings.md.
+    # The text below each field is its row in docs/settings.md.
 
     disabled: bool = _setting("OTEL_SDK_DISABLED", False, _truth)
     """`true`: no journal, no agent; every call does nothing."""
@@ -198,7 +201,7 @@ class Settings:
     journal_bytes: int = _setting(
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )
-    """Size of a process's journal. More bridges a longer absence of the agent."""
+    """Size of a process's journal. A larger one bridges a longer absence of the agent."""
     say: str = _setting("OTEL_DDP_SAY", "auto", _one_of("auto", "all", "nothing"))
     """What the first rank prints on stderr. `auto`: where to look, and the result of a run of 10 s
     or more; `all`: both for each run; `nothing`."""
@@ -206,14 +209,14 @@ class Settings:
     """`auto`: rank 0's agent leads a run on several nodes. `off`: each agent judges its own
     ranks."""
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
-    """One of so many steps sends spans and records the norm of its gradients; slow steps always
-    send spans."""
+    """One in this many steps sends spans and records its gradient norm; some slow steps send spans
+    too."""
     overhead: float = _setting("OTEL_DDP_OVERHEAD", 0.005, _share_or_all)
     """Share of a training thread's time that hooks may take; above it, only one of 2, 4, 8, ...
-    steps is measured. `all`: every step."""
+    steps is measured. `all`: no limit; every step is measured."""
     stall_timeout_s: float = _setting("OTEL_DDP_STALL_TIMEOUT_S", 60.0, _seconds)
-    """Least time without progress until a rank counts as stalled; longer if its own steps and
-    phases are."""
+    """Shortest time without progress after which a rank counts as stalled; longer if its usual
+    steps or phases take longer."""
     sources: frozenset[str] = _setting("OTEL_DDP_SOURCES", frozenset(SOURCES), _some_of(*SOURCES))
     """What the agent reads of its node, or `none`. Leave out `host` if another agent sends
     `system.*`."""
@@ -240,7 +243,7 @@ class Settings:
     spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _path())
     """Directory for undelivered data and offline runs. By default a private one in /var/tmp."""
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
-    """Its limit for each agent. Beyond it the oldest data is dropped and counted."""
+    """Limit of undelivered data for each agent. Beyond it the oldest is dropped and counted."""
     history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _path())
     """Directory for histories and post-mortems. By default a private one in /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(MIB))
@@ -344,8 +347,8 @@ def refused(env: Mapping[str, str]) -> dict[str, str]:
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
     """A sentence for each standard variable with an invalid value, which counts as unset.
 
-    These are no errors, as they must not end a job. *exports*: whether an agent of ours sends, so
-    that OTLP's variables matter.
+    They raise no error, because they must not end a job. *exports*: whether our agent sends data;
+    if not, OTLP's variables do not matter.
     """
     for name, why in _invalid(os.environ if env is None else env):
         unused = name.startswith(_OTLP) and not exports

@@ -1,4 +1,4 @@
-"""Formats durations, shares, sizes and logged values for people; static/shown.js is its twin."""
+"""Formats durations, shares, sizes and logged values for people; static/shown.js does the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from otel_ddp import plain
 
 _UNKNOWN = "-"
-# For each unit the smallest value to show in it, and its length.
+# For each unit: the smallest value shown in it, its length in seconds, and its name.
 _DURATIONS = (
     (0.9995, 1.0, "s"),
     (0.9995e-3, 1e-3, "ms"),
@@ -26,7 +26,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def seconds(value: float | None) -> str:
-    """20.1 ms; 8 min 53 s; 3 h 18 min."""
+    """A duration, as in 20.1 ms, 8 min 53 s, 3 h 18 min."""
     if value is None:
         return _UNKNOWN
     for least, many, length, large, small in _LONG:
@@ -41,12 +41,12 @@ def seconds(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """32.1 %."""
+    """A share, as in 32.1 %."""
     return _UNKNOWN if value is None else f"{_three_digits(100 * value)} %"
 
 
 def size(count: float | None) -> str:
-    """81.6 GB."""
+    """A number of bytes, as in 81.6 GB."""
     if count is None:
         return _UNKNOWN
     at = 0
@@ -57,7 +57,7 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A logged value with five digits, as two losses differ in the fourth."""
+    """A logged value with five digits: two losses may differ only in the fourth."""
     if value is None:
         return _UNKNOWN
     if not math.isfinite(value):
@@ -79,7 +79,7 @@ def logged(point: Any) -> str:
 
 
 def name(words: str, split: str) -> str:
-    """A value's name, with its split unless that is train."""
+    """A value's name, with its split unless the split is train or unknown."""
     return words if split in ("", "train") else f"{words} ({split})"
 
 
