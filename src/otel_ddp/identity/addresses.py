@@ -43,7 +43,7 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
     _, _, came_to, port = words
     forward = f"ssh -L {parts.port}:localhost:{parts.port}"
     if env.get("SLURM_JOB_ID"):
-        # A job has the variable of the machine on which it was submitted.
+        # A job inherits SSH_CONNECTION from the login node where it was submitted: jump over that.
         return f"{forward} -J {_user()}@{came_to}:{port} {_user()}@{socket.gethostname()}"
     at = "" if port == "22" else f"-p {port} "
     return f"{forward} {at}{_user()}@{came_to}"
@@ -53,5 +53,5 @@ def _user() -> str:
     # Imported here, as few starts need it.
     import getpass
 
-    # It raises in a container that does not know this user.
+    # It raises in a container whose user database lacks this user.
     return errors.attempt(getpass.getuser, str(os.geteuid()))

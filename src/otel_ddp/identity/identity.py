@@ -27,7 +27,8 @@ VARIABLES = {
     "local_rank": ("OTEL_DDP_LOCAL_RANK",),
     "world_size": ("OTEL_DDP_WORLD_SIZE",),
 }
-# Prose may be longer than a name. It must fit into the smallest journal twice.
+# Limits in characters. A description may be longer than a name, but the smallest journal must hold
+# it twice.
 _LONGEST = {"description": 1000}
 _LONGEST_TAGS = 1000
 
@@ -44,7 +45,7 @@ class GroupFacts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """One process of a training job, as far as that is known."""
+    """Who a process of a training job is, as far as that is known."""
 
     group: str = ""
     run: str = ""
@@ -67,12 +68,12 @@ class Identity:
     nodes: int | None = None
     launcher: str = "lone"
     settled: bool = False
-    """Whether neither the run nor the rank depends on a process group."""
+    """Whether run and rank are final; if not, a process group may still change them."""
     restarts: int = 0
     given: frozenset[str] = frozenset()
     """Fields set by the user, by argument or OTEL_DDP_*: nothing overrides them later."""
     run_from: str = ""
-    """given, launcher, inherited, parent, rendezvous, made or agreed."""
+    """The source of `run`: given, launcher, inherited, parent, rendezvous, made or agreed."""
     launched_by: str = ""
     """Identifies the process that launched this one. It stays the same when restarted workers get
     other node ranks."""
@@ -124,13 +125,14 @@ def resolve(
 ) -> Identity:
     """Find the identity of this process; raises ConfigError for impossible values.
 
-    *joins*: another process has opened *run*. *in_task*: this is a pool's task, which is a run of
-    its own. *arguments*: those of `init` about the process.
+    *joins*: the process joins *run*, which another process has opened. *in_task*: the process runs
+    a pool's task, and each task is a run of its own. *arguments*: the arguments of `init` that
+    describe the process.
     """
     # Read.
     parent = launchers.multiprocessing_parent()
     if host is None:
-        # A system without it records nothing.
+        # Windows lacks os.uname, but nothing is recorded there.
         host = os.uname().nodename if hasattr(os, "uname") else ""
     process = launchers.ProcessFacts(
         env=env,
@@ -145,7 +147,7 @@ def resolve(
         for name in ("global_rank", "local_rank", "world_size")
     }
     asked_run = arguments.get("run")
-    # All tasks of a pool have the same variables.
+    # A task ignores the variable, which is the same for all tasks of a pool.
     given_run = _text("run", asked_run, {} if in_task else env) or None
     given = frozenset(
         name for name, each in (numbers | {"run": given_run}).items() if each is not None
@@ -165,7 +167,7 @@ def resolve(
     # A multiprocessing child with a name of its own does not belong to its parent's run.
     named = facts.launcher == "spawn" and bool(asked_run) and not joins
     named = named and given_run not in (parents.run, _text("run", None, env))
-    # It may still be one of several in a process group.
+    # A named child without a rank counts as alone, until it joins a process group.
     assumed = named and rank is None
     if alone or ((assumed or (in_task and not rank)) and may_be_alone):
         rank, world = 0, 1
@@ -214,8 +216,8 @@ def settle(
     """Complete an identity by facts of the process group. May run during training: never raises.
 
     The group takes precedence over the launcher, as some platforms put the node's index into RANK.
-    The user's values take precedence over both. No better source will come: what the group leaves
-    open stays unchanged and counts as settled.
+    The user's values take precedence over both. No later source follows: fields that the group
+    leaves open stay unchanged and count as settled.
     """
     given = identity.given
     master = facts.store_host or env.get("MASTER_ADDR", "")
@@ -264,7 +266,7 @@ def _local_rank(
     master: str,
     host: str,
 ) -> int | None:
-    """The local rank, if the launcher does not provide it. Each node has a block of ranks."""
+    """Derive the local rank that a launcher does not provide: each node has consecutive ranks."""
     if rank is None:
         return None
     if world == 1 or nodes == 1 or _is_here(master, host):
@@ -297,7 +299,7 @@ def _text(name: str, argument: Any, env: Mapping[str, str]) -> str:
     ):
         wanted = "texts, ['baseline', 'bf16'] or 'baseline, bf16'" if name == "tags" else "text"
         raise ConfigError(f"{name} must be {wanted}, got {argument!r}.")
-    # An empty argument counts as unset, like an empty variable: os.environ.get("X", "").
+    # An empty argument counts as unset, because programs pass os.environ.get("X", "").
     texts = (argument or "", *(env.get(variable, "") for variable in VARIABLES[name]))
     return next(filter(None, (normal(name, text) for text in texts)), "")
 
@@ -324,7 +326,7 @@ def _number(name: str, argument: object, env: Mapping[str, str], least: int = 0)
         text = env.get(variable, "").strip()
         return launchers.whole(variable, text, least, "correct or unset it") if text else None
     value = least - 1
-    # A bool is an int to Python; integers of NumPy and torch are not, but are valid.
+    # Refuse a bool, which is an int to Python; accept integers of NumPy and torch, which are not.
     if isinstance(argument, SupportsIndex) and not isinstance(argument, bool):
         value = operator.index(argument)
     if value < least:

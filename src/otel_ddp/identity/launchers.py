@@ -41,7 +41,10 @@ class LauncherFacts(NamedTuple):
 
 
 class _Variables(NamedTuple):
-    """The variables of a launcher. Of several names the first one set counts."""
+    """The variables of a launcher.
+
+    If a field has several names, the first one that is set counts.
+    """
 
     launcher: str
     global_rank: str
@@ -51,10 +54,10 @@ class _Variables(NamedTuple):
     node_rank: str = ""
     nodes: tuple[str, ...] = ()
     marker: str = ""
-    """Like the rank, set in the processes that this launcher starts, and not in the launcher."""
+    """A variable that, like the rank, is set in started processes, but not in the launcher."""
 
 
-# torch.distributed.launch is torchrun since PyTorch 1.9, and sets the same.
+# Since PyTorch 1.9, torch.distributed.launch is torchrun and sets the same variables.
 _TORCHRUN = _Variables(
     "torchrun",
     "RANK",
@@ -84,7 +87,8 @@ _HYDRA = _Variables("hydra", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_
 _SLURM = _Variables(
     "slurm",
     "SLURM_PROCID",
-    # SLURM_NTASKS may be what sbatch requested; the step has the started number.
+    # SLURM_NTASKS may be the number that sbatch requested; the step's variable has the number
+    # started.
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     "SLURM_LOCALID",
     node_rank="SLURM_NODEID",
@@ -96,7 +100,10 @@ MPI = frozenset({"openmpi", "hydra"})
 
 
 def read(process: ProcessFacts) -> LauncherFacts:
-    """The facts of the innermost launcher; an outer one of the same process fills gaps."""
+    """The facts of the innermost launcher.
+
+    Outer launchers with the same rank and world size fill gaps.
+    """
     candidates = list(_candidates(process.env))
     if process.spawned and candidates and not _is_torchruns_own(process, candidates[0]):
         return _spawned(process, candidates)
@@ -117,7 +124,7 @@ def read(process: ProcessFacts) -> LauncherFacts:
 
 
 def _is_torchruns_own(process: ProcessFacts, innermost: _Variables) -> bool:
-    # torchrun may start its workers by multiprocessing, and a worker may have children.
+    # torchrun may start its workers by multiprocessing. A child of a worker has the worker's RANK.
     return innermost.launcher == "torchrun" and not parent_was_given(process, "RANK")
 
 
@@ -159,7 +166,8 @@ def multiprocessing_parent() -> int | None:
 
 
 def parent_was_given(process: ProcessFacts, name: str) -> bool:
-    """Whether our parent was started with the same value of a variable, so did not set it."""
+    """Whether our parent inherited the same value of a variable, so that it did not set it for
+    us."""
     theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
     return process.env.get(name, "") == theirs.get(name, "")
 
@@ -178,7 +186,7 @@ def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[s
         if above < 1 or any(theirs.get(name) != value for name, value in ours.items()):
             break
         pid = above
-    # A pid is reused, after a reboot even with the same start time.
+    # With the boot id, since after a reboot another process may have the same pid and start time.
     stat = files.stat_fields(process.proc / str(pid))
     started = stat[19] if len(stat) > 19 else ""
     return "process", _boot_id(process.proc), process.host, str(pid), started
@@ -204,18 +212,18 @@ def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
     elif localised:
         yield _ENVIRONMENT
     # mpirun in a Slurm job starts its daemons by srun: except on the first node, its processes have
-    # the daemon's SLURM_PROCID. So these come before Slurm.
+    # the daemon's SLURM_PROCID. So MPI comes before Slurm.
     for variables in (_OPENMPI, _HYDRA):
         if env.get(variables.global_rank) and env.get(variables.local_rank):
             yield variables
     if ranked and not localised:
-        # A platform's RANK is the pod's, unless a launcher in the pod has set one.
+        # A platform's RANK is the pod's index, unless a launcher in the pod has set another.
         pod = bool(env.get("KUBERNETES_SERVICE_HOST"))
         yield _ENVIRONMENT._replace(launcher="kubernetes" if pod else "environment")
     if slurm_step(env):
         yield _SLURM
-    # Last: a shell loop, or a platform without a number of ranks. A RANK that is no number belongs
-    # to another program.
+    # Last: RANK without WORLD_SIZE, from a shell loop or a platform. A RANK that is no number
+    # belongs to another program.
     if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
         yield _ENVIRONMENT
 
@@ -248,9 +256,11 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
 
 
 def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
-    """A multiprocessing child inherits its parent's variables; only the node's hold for it.
+    """The facts of a multiprocessing child. Of the variables that it inherits, only those about the
+    node apply to it.
 
-    But a RANK that differs from the parent's at its start was set for the child.
+    But if RANK or LOCAL_RANK differs from the parent's initial value, the parent has set it for the
+    child.
     """
     if candidates[0].launcher in _OWN:
         own = _facts_of(candidates[0], process.env)
@@ -260,7 +270,7 @@ def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFac
         try:
             outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # not for this process
+            continue  # invalid, but not meant for this process
         if outer.nodes is not None:
             return LauncherFacts("spawn", node_rank=outer.node_rank, nodes=outer.nodes)
     return LauncherFacts("spawn")

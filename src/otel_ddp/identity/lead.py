@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 
 FACT = "lead"
-"""The journal's fact with the lead. It never leaves the node."""
+"""Name of the fact in a journal that holds the lead. It is never sent to another node."""
 
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"[0-9a-f]{64}")
@@ -33,9 +33,9 @@ class Lead(NamedTuple):
 
     secret: str
     hosts: tuple[str, ...]
-    """Names and addresses of its node, the likeliest first; some may be wrong."""
+    """Names and addresses of its node, the most likely first; some may be wrong."""
     ports: tuple[int, ...]
-    """It listens on the first one that is free."""
+    """Candidates: the lead listens on the first free one."""
 
     def __repr__(self) -> str:
         # Without the secret, as it may be logged.
@@ -57,7 +57,7 @@ class Lead(NamedTuple):
 
 def propose(hosts: Iterable[str] = ()) -> Lead:
     """A lead with a new secret, at ports that may be free."""
-    # Not `random`, which training scripts seed.
+    # Not `random`: training scripts seed it, so that it would repeat the secret.
     drawn = os.urandom(_SECRET_BYTES + 2 * _CANDIDATES)
     numbers = memoryview(drawn[_SECRET_BYTES:]).cast("H")
     ports = dict.fromkeys(_PORTS[number % len(_PORTS)] for number in numbers)
@@ -97,8 +97,9 @@ _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def _leaves_by(family: int, far: str) -> str:
-    """Our source address on the route to another address. Connecting UDP sends nothing."""
-    # A host name raises, as a name server could block the training. So does a missing route.
+    """Our source address on the route to another address. Connecting a UDP socket sends nothing."""
+    # inet_pton refuses a host name, whose lookup could block the training. A missing route raises
+    # too.
     with contextlib.suppress(OSError):
         socket.inet_pton(family, far)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -108,7 +109,10 @@ def _leaves_by(family: int, far: str) -> str:
 
 
 def addresses_here(master: str = "") -> list[str]:
-    """Likeliest first. *master*: the address of the run's store; a host name is ignored."""
+    """Our addresses, the most likely to be reached first.
+
+    *master*: the address of the run's store; a host name is ignored.
+    """
     ways = [*((family, master) for family in _FAR), *_FAR.items()]
     found = dict.fromkeys(_leaves_by(family, far) for family, far in ways)
     return [each for each in found if each and each != "::1" and not each.startswith("127.")]

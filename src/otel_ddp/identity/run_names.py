@@ -14,16 +14,16 @@ from otel_ddp.identity.launchers import LauncherFacts, ProcessFacts
 
 INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 
-# Sources of names that a process group may replace by an agreed one: such a name may differ between
-# nodes, or be the same for two launches.
+# Sources whose names may differ between nodes, or be the same for two launches: a process group may
+# replace such a name by an agreed one.
 NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
-# Those of them that must wait for the process group, as each rank may have another name.
+# Of these, the sources that may give each rank another name: the run waits for the process group.
 OPEN = frozenset({"parent", "rendezvous"})
 
 MOST_CHARACTERS = 200
 
 # On one node torchrun generates such an id itself: with --standalone, and since PyTorch 2.15 also
-# without address, port and id. It is unpronounceable.
+# without address, port and id. It is replaced by a readable name.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -74,11 +74,12 @@ def find(
     if facts.launcher in launchers.MPI and job:
         return RunName(_derived("mpi", job), "launcher")
     if process.spawned:
-        # All children of this parent share it, even from different calls: so they agree on another.
+        # All children of this parent derive the same name, even from different calls of
+        # multiprocessing. So the ranks agree on a unique one.
         return RunName(by_launcher, "parent", make_id())
     if (facts.launcher == "lone" and world == 1) or facts.world_size == world == 1:
         return RunName(make_id(), "made")
-    # torchrun's agent outlives its workers, so its name survives a restart.
+    # torchrun's agent outlives its workers, so a name derived from it survives a restart.
     proposal = by_launcher if facts.launcher == "torchrun" else make_id()
     if master := env.get("MASTER_ADDR", ""):
         rendezvous = _derived("rendezvous", master, env.get("MASTER_PORT", ""))
@@ -87,12 +88,12 @@ def find(
 
 
 def launched_by(process: launchers.ProcessFacts, facts: launchers.LauncherFacts) -> str:
-    """An id of the process that launched this one, the same in all its processes."""
+    """An id of the process that launched this one; the same for all processes that it launches."""
     return _digest(*launchers.launcher_process(process, facts.markers)).hex()[:10]
 
 
 def group_of_tasks(process: ProcessFacts) -> str:
-    """The default group of a pool's task runs: the parent's run, else an id of the parent."""
+    """The default group of a pool's tasks: the parent's group or run, else an id of the parent."""
     parents = _handed_down(process)
     named = parents.group or parents.run or clean(process.env.get("OTEL_DDP_RUN", ""))
     return named or f"pool-{_digest(*launchers.launcher_process(process, ())).hex()[:10]}"
@@ -145,10 +146,10 @@ def of_parent(process: ProcessFacts, facts: LauncherFacts, world: int | None) ->
     found = _handed_down(process)
     if found.by == str(process.pid):
         return Names()
-    # All children inherit the variables, including the trials of a sweep and the scripts of a
-    # notebook, which are runs of their own. A rank was placed among others by a launcher...
+    # All children inherit the variable, but a trial of a sweep or a script of a notebook is a run
+    # of its own. Two kinds of processes join: a rank that a launcher has placed among others, and a
+    # multiprocessing child, unless its parent only inherited the variable and opened no run.
     placed = facts.launcher != "spawn" and world != 1
-    # ...or by multiprocessing, unless its parent inherited the variable and opened no run.
     if placed or (process.spawned and not launchers.parent_was_given(process, INHERITED_RUN)):
         return found
     return Names()
@@ -187,7 +188,7 @@ _WHO = (
     "lemming lemur leopard linnet lion lizard llama lobster lynx macaw magpie mallard mantis "
     "marlin marmot marten merlin mink mole moose moth mouse newt ocelot "
 )
-# Without vowels it contains no words, and no letters that look alike.
+# No vowels, so that no words result; and no letters that look alike.
 _LETTERS = "23456789bcdfghjkmnpqrstvwxyz"
 _MOST_LETTERS = 5
 
