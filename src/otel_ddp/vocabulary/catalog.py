@@ -43,8 +43,9 @@ class Metric(NamedTuple):
     prometheus: str
 
 
-# Units in names of Prometheus; {annotations} have none. The rules below are the default strategy of
-# github.com/prometheus/otlptranslator, which the collector and Prometheus' OTLP receiver use.
+# The word for each unit in Prometheus' metric names; an {annotation} has none. The rules below are
+# the default strategy of github.com/prometheus/otlptranslator, which the collector and Prometheus'
+# OTLP receiver use.
 _UNITS = {
     "": "",
     "1": "",
@@ -99,12 +100,12 @@ def prometheus_label(attribute: str) -> str:
     return label
 
 
-# A row of the catalogue: name, unit and attributes, then the description.
+# A metric that lacks only its description: the call with the description adds it to the catalogue.
 _Described = Callable[[str], Metric]
 
 
 class Section(NamedTuple):
-    """A heading of docs/metrics.md, and what the metrics below it have in common."""
+    """A heading of docs/metrics.md, with the labels and attributes that its metrics share."""
 
     title: str
     labels: LabelSet
@@ -148,7 +149,8 @@ def _codes(codes: Mapping[str, int]) -> str:
 
 _declared: list[Metric] = []
 
-# Seconds: from a toy model's step to a large one's, from a small file to a slow store.
+# Bucket bounds in seconds: for steps of toy models to large ones, and for checkpoints from a small
+# file to a slow store.
 _STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _CHECKPOINT_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
 
@@ -319,7 +321,7 @@ TRAINING_NONFINITE = _learning.counter("training.nonfinite", "{value}")(
 
 # --- Summary -----------------------------------------------------------------------------------
 
-# The direction of a logged value that a user may set.
+# Whether the lowest or the highest logged value is the best, as a user may set it.
 BEST = ("min", "max", "none")
 
 _summary = Section("Summary", "run", ("name", "split", "direction"))
@@ -333,7 +335,7 @@ TRAINING_SCALAR_BEST_STEP = _summary.gauge("training.scalar.best.step", "{step}"
 
 # --- Artifacts ---------------------------------------------------------------------------------
 
-# The log record of `run.artifact`, and another one when the file has been read.
+# The event of each call of `run.artifact`; a second one follows when the file has been read.
 ARTIFACT_EVENT = "training.artifact"
 
 _artifacts = Section("Artifacts", "rank", ("name", "type", "direction", "digest", "uri"))

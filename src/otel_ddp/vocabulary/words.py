@@ -33,7 +33,7 @@ _PHASES = (
     Phase("unmeasured", 9, "unmeasured", "#D8D8D8", "steps that were not measured"),
     Phase("graph", 10, "compute", "#3D71D9", "replaying a CUDA graph"),
 )
-# For a rank that is late in a phase.
+# What to look at if a rank is late, by phase.
 ADVICE: Mapping[str, str] = {
     "other": "Look at what this rank alone does between the phases: copies, losses, logging.",
     "data": "Look at this rank's data loader and storage.",
@@ -44,11 +44,11 @@ ADVICE: Mapping[str, str] = {
 }
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
 PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
-# In a word of a journal, the upper bits have details of the phase.
+# Mask of the phase in a journal's 64-bit word; the bits above it have details of the phase.
 PHASE_CODE = 0x3F
 _OF_CODE = {each.code: each.word for each in _PHASES}
 
-# Tables have this order.
+# In the order of tables.
 WORK_PHASES = ("data", "forward", "backward", "optimizer", "graph", "other")
 # Python's garbage collections: not a phase, they occur in any phase.
 GARBAGE = "garbage"
@@ -72,7 +72,7 @@ def shown_phase(word: str) -> str:
 
 STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
 ENDED_STATES = ("finished", "failed", "killed")
-# Shown for a process on a silent node: it may have ended.
+# The state shown for a process on a silent node, as it may have ended.
 NOT_HEARD = "not heard"
 _STATE_OF_CODE = {code: word for word, code in STATES.items()}
 
@@ -95,7 +95,7 @@ Kind = Literal[
 ]
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
-# In the evidence of a withdrawn verdict on a death.
+# The key in a verdict's evidence that marks a verdict on a death as withdrawn.
 TAKEN_BACK = "taken_back"
 
 
@@ -104,7 +104,7 @@ def is_taken_back(evidence: Any) -> bool:
     return isinstance(evidence, Mapping) and bool(evidence.get(TAKEN_BACK))
 
 
-# Causes of the time of a run, in their order, with descriptions.
+# What a run's time is spent on: causes in the order of display, with descriptions.
 TIME_CAUSES: Mapping[str, str] = {
     "productive": "steps that moved the run on",
     "start": "starting, until the first step has ended; compiling",
