@@ -1,6 +1,6 @@
 """What the integrations share: argument checks, phases between events, and automatic runs.
 
-There is a module for each framework, which imports it. `trackers` imports none of its trackers.
+Each framework has a module here, which imports the framework. `trackers` imports no tracker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def checked(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class OpenPhase:
-    """At most one phase at a time, which the next one ends: frameworks may skip end events."""
+    """Keeps at most one phase open.
+
+    The next phase ends it, because frameworks may skip end events.
+    """
 
     def __init__(self) -> None:
         self.name: str = ""

@@ -37,7 +37,7 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
     @property
     def experiment(self) -> otel_ddp.Run:
         """The run of this rank. Lightning gets it on every rank, before it trains."""
-        # An exception has ended the run: another trial, for example, is a run of its own.
+        # A run that an exception has ended is not continued: the next trial, say, opens its own.
         if self._run is None or self._run.is_closed:
             self._run = self._instrument(**self._arguments)
         return self._run
@@ -64,7 +64,8 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
 
     @errors.contained()
     def finalize(self, status: str) -> None:
-        # After "success" a test may follow: a run that has not failed ends with its process.
+        # A test may follow after "success", so a run that has not failed stays open until its
+        # process ends.
         if status == "failed":
             _end_failed(sys.exc_info()[1])
 
@@ -94,7 +95,8 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
     @errors.contained()
     def _look_at(self, trainer: Any, run: otel_ddp.Run) -> None:
-        # Lightning has an event before a checkpoint is written, and none afterwards.
+        # Lightning has no event after a checkpoint is written, so the function that writes it is
+        # wrapped.
         trainer.save_checkpoint = _as_checkpoint(trainer.save_checkpoint)
         run.config({"trainer": _settings(trainer)})
 
@@ -128,9 +130,9 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
 @_on_rank_zero  # type: ignore[untyped-decorator]
 def _log(metrics: Mapping[str, Any], step: int | None) -> None:
-    """On rank 0, like other loggers: values that are not averaged over ranks are rank 0's."""
+    """Log on rank 0 only, like other loggers: values not averaged over ranks are rank 0's."""
     numbers = {name: value for name, value in metrics.items() if name != "epoch"}
-    # The step is the Trainer's, or what the program logs as `step`, mostly an epoch.
+    # The step is the Trainer's, or a value that the program logs as `step`, mostly its epoch.
     if (run := otel_ddp.current()) is not None:
         run.log_beside(numbers, step, metrics.get("epoch"))
 
@@ -139,8 +141,8 @@ def _log(metrics: Mapping[str, Any], step: int | None) -> None:
 def _wrapped(trainer: Any, module: Any) -> Any:
     """The model as wrapped by the strategy, or None if it is not wrapped.
 
-    Of an unwrapped module, Lightning calls `training_step`: the models that it calls are
-    discovered. So they are if `training_step` optimizes manually.
+    Lightning calls `training_step` of an unwrapped module, and this calls models, which
+    `instrument` discovers. The same happens if `training_step` optimizes manually.
     """
     model = trainer.strategy.model
     return None if model is module or not module.automatic_optimization else model
@@ -196,7 +198,7 @@ class _AddedCallback(OtelDdpCallback):
 
 
 def add_to_every_trainer() -> None:
-    """Add ours to each Trainer, unless the program does."""
+    """Add our callback and logger to each Trainer, unless the program has added one of them."""
     Called(import_module(_PACKAGE).Trainer, "__init__", _add_to_trainer)
 
 
@@ -204,10 +206,10 @@ def add_to_every_trainer() -> None:
 def _add_to_trainer(trainer: Any, *_: Any, **__: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return
-    # Before the callback that saves: a checkpoint is no part of the evaluation before it.
+    # First, so that it ends the phase `eval` before the callback that saves a checkpoint.
     trainer.callbacks.insert(0, _AddedCallback())
-    # The first logger determines the directory of checkpoints. So add none as the only logger, nor
-    # if Lightning has dropped the program's.
+    # The first logger determines the directory of checkpoints. So ours is never the only logger,
+    # and not added if Lightning has dropped the program's loggers for `fast_dev_run`.
     if trainer.loggers and not trainer.fast_dev_run:
         trainer.loggers.append(_AddedLogger(trainer.loggers[0]))
 

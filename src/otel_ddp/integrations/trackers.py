@@ -22,7 +22,8 @@ _FRAMEWORKS = {
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
-# Modules of these that only pass a caller's values to a tracker. Fabric has no callbacks.
+# Modules of frameworks that only pass a caller's values on to a tracker, so that the caller counts.
+# Fabric is one of them, as it has no callbacks.
 _LOGGERS = (
     "lightning.fabric.",
     "lightning.pytorch.loggers.",
@@ -50,7 +51,7 @@ class Call(NamedTuple):
     is_inner: bool
     """Whether the tracker made the call itself."""
     is_recorded: bool
-    """Whether a framework or another tracker made the call: its values are recorded there."""
+    """Whether a framework or another tracker made the call, and is itself recorded."""
 
 
 _Record = Callable[[Call], None]
@@ -59,7 +60,7 @@ _Record = Callable[[Call], None]
 _wrapped: set[tuple[Any, str]] = set()
 # Runs that the program has opened with `mirror=True`.
 _mirrors: WeakSet[Any] = WeakSet()
-# Runs that were named by a tracker -> the process; a forked child inherits the run object.
+# A run that a tracker has named -> the pid in which it did so: a forked child inherits the object.
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # The tracker's run -> the step of its next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -75,7 +76,7 @@ def listen() -> None:
             owner = sys.modules.get(tracker)
             for each in parents:
                 owner = getattr(owner, each, None)
-            # Another version may lack it.
+            # Another version of the tracker may lack the function.
             function = None if owner is None else getattr(owner, name, None)
             if function is not None and (owner, name) not in _wrapped:
                 _wrapped.add((owner, name))
@@ -96,12 +97,15 @@ def mirror(run: Any) -> None:
         if theirs is not None:
             run.config(dict(theirs.config.items()))
     if wandb is not None and wandb.run is not None:
-        # The module has a bound method of its run.
+        # `wandb.log` is a method that was bound before `Run.log` was wrapped: bind it again.
         vars(wandb).update(log=wandb.run.log)
 
 
 def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: _Record) -> Any:
-    """*names*: of the positional arguments."""
+    """The function, followed by a call of *record*.
+
+    *names*: the names of its positional arguments.
+    """
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -168,7 +172,7 @@ def _begin(call: Call) -> None:
     run = _run_of(call, begins=True)
     if run is None:
         return
-    # MLflow's run has no configuration, and its tags are a mapping.
+    # MLflow's run has no configuration; instead its tags, a mapping, are recorded.
     has_config = hasattr(call.result, "config")
     config = call.result.config if has_config else call.given.pop("tags", None)
     if config and not call.is_recorded:
@@ -182,10 +186,11 @@ def _begin(call: Call) -> None:
         if value and not os.environ.get(VARIABLES[name][0]):
             arguments[name] = value if name == "tags" else str(value)
     if run.identity.world_size != 1 and "group" in arguments:
-        # Mostly rank 0 alone uses a tracker: its group would split it from the other ranks.
+        # Mostly rank 0 alone uses a tracker: with the tracker's group it would leave the other
+        # ranks' run.
         run.config({"group": arguments.pop("group")})
     api.init(**arguments)
-    # The names came from the tracker: the program may still open its run by itself.
+    # Still automatic, as only a tracker has named the run: the program may open its own run later.
     run.was_automatic = True
 
 
@@ -195,7 +200,7 @@ def _end(call: Call) -> None:
     given = call.given
     run = _run_of(call, opens=False)
     mlflow = sys.modules.get("mlflow")
-    # A nested run leaves another one open.
+    # After the end of a nested MLflow run, its parent is still open.
     if run is None or (mlflow is not None and mlflow.active_run() is not None):
         return
     error, state = given.get("error"), given.get("status") or given.get("state")
@@ -206,7 +211,7 @@ def _end(call: Call) -> None:
         reason = f"exit code {given['exit_code']}"
     elif state not in (None, "success", "FINISHED"):
         reason = str(error or state)
-    # Later values belong to this run, until another one begins or the process ends.
+    # The run stays open for later values, until another one begins or the process ends.
     run.tracker_outcome = ("failed", reason) if reason else ("finished", "")
 
 
@@ -287,7 +292,7 @@ def _write(call: Call) -> None:
     given = call.given
     tag, value = given.get("tag"), given.get("scalar_value")
     if (run := _run_of(call)) is not None:
-        # The results of hyperparameters are written by an inner writer in a folder of its own.
+        # `add_hparams` writes results with an inner writer, whose folder is not a split.
         prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
         # A split in the tag takes precedence.
         split = split_in(str(tag)) or split
@@ -356,5 +361,5 @@ TRACKERS: dict[str, dict[str, tuple[str, _Record]]] = {
     "torch.utils.tensorboard": _WRITER,
     "tensorboardX": _WRITER,
 }
-"""For each tracker by its module: the functions to wrap, their positional arguments, and what
-records a call."""
+"""For each tracker's module: the functions to wrap, the names of their positional arguments, and
+our function that records a call."""

@@ -15,9 +15,9 @@ from otel_ddp.torch.hooks.called import Called
 
 # Prefix of the metrics of an evaluation or a prediction -> their split.
 _SPLITS = {"eval_": "val", "test_": "test"}
-# A metric of an evaluation of a single data set; with several, names are longer.
+# Exists after an evaluation of a single data set; with several, the data set's name is part of it.
 _OF_ONE_SET = "eval_runtime"
-# Names of classes rather than settings.
+# Keys of a model's configuration that list its classes.
 _NO_SETTINGS = frozenset({"id2label", "label2id"})
 
 
@@ -43,9 +43,10 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         # A run that the user has opened has a name already.
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
-        # Without the model: callbacks get the one inside of DDP, FSDP or a compiled module.
+        # Without the model: callbacks get the inner one, not the DDP, FSDP or compiled module
+        # around it.
         run = self._instrument(**arguments)
-        # `loss` is the Trainer's mean over ranks and steps, unlike the loss of one rank.
+        # The Trainer logs its own `loss`, a mean over ranks and steps, so no rank's loss is read.
         run.watch(reads_loss=False)
         if model is not None:
             run.describe(model)
@@ -59,7 +60,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     @errors.contained()
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-        # The Trainer's mean over ranks is the same on each rank.
+        # All ranks have the same values, means over the ranks: rank 0 logs them.
         if state.is_world_process_zero:
             self._log(state, logs)
 
@@ -111,12 +112,13 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
 
-    # Another callback may cancel what was announced.
+    # A phase ends at the next step at the latest: another callback may cancel the announced event.
     on_epoch_begin = on_step_begin = on_save
 
 
 def _configuration(args: Any, model: Any) -> dict[str, Any]:
-    """The settings of the Trainer and of the model, first those that are not the default.
+    """The settings of the Trainer and of the model, beginning with those that differ from the
+    default.
 
     Unset ones are left out, as labels have room for a hundred settings.
     """

@@ -27,7 +27,7 @@ def add_to_path(env: MutableMapping[str, str]) -> None:
 
 @errors.contained()
 def imported(name: str, call: str) -> None:
-    """A module was imported: call its function of the integrations."""
+    """Call our function for a module (see `NAMES`) that was imported."""
     if name in _done:
         return
     # A program may remove torch from `sys.modules`, and import it again.
@@ -62,9 +62,9 @@ def _measure() -> None:
     from otel_ddp.torch import discovery
 
     if opening.in_data_worker():
-        # A copy of a process that is about to train; its data set may call models.
+        # A data loader's worker is a copy of the training process; its data set may call models.
         return
     integrations.instrument()
     if opening.in_pool_worker():
-        # A worker of a pool may train again: its next task is the next run.
+        # A worker of a pool may train again in its next task, which is another run.
         discovery.begin_with_next_optimizer(_measure)

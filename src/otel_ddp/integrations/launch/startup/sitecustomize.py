@@ -1,4 +1,4 @@
-"""Imported by Python at its start: waits for the import of torch, and gives way to others.
+"""Imported by Python at its start: waits for the import of torch or of a framework.
 
 Every Python below `otel-ddp run` imports this, so it must work in all versions. It imports otel_ddp
 only once there is something to measure. Without otel_ddp, nothing happens.
@@ -7,7 +7,7 @@ only once there is something to measure. Without otel_ddp, nothing happens.
 import os
 import sys
 
-# Module -> function of the integrations that `launch` calls after its import.
+# A module -> our function that `launch` calls after the import of this module.
 NAMES = {
     "torch": "launch.wait_for_training",
     "torch.utils.tensorboard": "trackers.listen",
@@ -50,7 +50,7 @@ class Finder(object):
         return None
 
     def _watch(self, name, loader):
-        """Wrap the loader of one module, which stays the module's loader."""
+        """Wrap `exec_module` of a module's loader; the loader itself stays the same."""
         execute = getattr(loader, "exec_module", None)
         if execute is None:
             return
@@ -88,7 +88,7 @@ def install(names=NAMES):
 
 
 def give_way():
-    """Import the sitecustomize that Python would have found without this one."""
+    """Import the sitecustomize that Python would have imported instead of this one."""
     here = os.path.dirname(__file__)
     sys.path[:] = [each for each in sys.path if each != here]
     sys.modules.pop("sitecustomize", None)
