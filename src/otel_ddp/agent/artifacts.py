@@ -1,7 +1,7 @@
 """Reads the artifacts of runs, one at a time, for series and log records.
 
-A reader process does it, so that a hanging file server or store blocks nothing else. Its request is
-on stdin, in a file that the answer replaces.
+A reader process reads each artifact, so that a hanging file server or store blocks nothing else.
+Its stdin is a file with the request, which it overwrites with the answer.
 
 The digest of a directory is the SHA-256 of the output of `sha256sum` for its files, sorted by name.
 A link in it counts as its target path. SECURITY.md says what may be read.
@@ -61,7 +61,7 @@ class _Reader:
         return self.process.poll() is None and time.monotonic() > self._late_s
 
     def answer(self) -> dict[str, Any] | None:
-        """The answer; None while it works."""
+        """The answer; None while the process works."""
         status = self.process.poll()
         if status is None:
             return None
@@ -69,7 +69,7 @@ class _Reader:
         return {"problem": f"its reader ended with {status}"} if status else json.load(self._file)
 
     def stop(self) -> None:
-        """Kill it. One that hangs in a system call is left behind."""
+        """Kill the process. If it hangs in a system call, it is left behind."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
@@ -88,7 +88,8 @@ class Artifacts:
     """One per agent. Its loop calls every method; none blocks on a file."""
 
     def __init__(self, conf: Settings, *, of_platform: bool) -> None:
-        """*of_platform*: the agent may read files that the user cannot, so it reads none."""
+        """*of_platform*: the platform started this agent, which may read files that the user may
+        not. So it reads no artifact."""
         self._reads = not of_platform
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
@@ -105,7 +106,8 @@ class Artifacts:
                     self._add(_Artifact(journal, document.content, named))
         if self._reader is not None:
             if self._reader.is_late():
-                # The next ones may be on the same file server, or go to the same store.
+                # All of them, as the next ones may be on the same file server, or go to the same
+                # store.
                 self._give_up(f"a file server or a store did not answer within {LONGEST_S:g} s")
             elif (answer := self._reader.answer()) is not None:
                 self._finish(self._waiting[0], answer)
@@ -114,7 +116,7 @@ class Artifacts:
 
     def _add(self, artifact: _Artifact) -> None:
         for other in [each for each in self._waiting if each.named["uri"] == artifact.named["uri"]]:
-            self._finish(other, {"problem": "the next one was named before it was read"})
+            self._finish(other, {"problem": "it was recorded again before the agent read it"})
         self._waiting.append(artifact)
         artifact.journal.unread_artifacts += 1
         if not (self._reads and artifact.named["uri"].startswith("file:///")):
@@ -194,7 +196,7 @@ CHUNK_BYTES = 1 << 20
 MOST_FILES = 100_000
 _MOST_LINKS = 40
 _LONGEST_NAME = 120
-# Letters that every store takes, and that fsspec takes for no pattern.
+# Characters in names that every store accepts, and that fsspec does not expand as a pattern.
 _SAFE = " +,=@()~"
 _PATH_OF = b"/proc/self/fd/%d"
 _CHANGED = "it was written to while the agent read it"
@@ -256,7 +258,7 @@ class _Tree:
         self.files = self._listed()
 
     def check(self) -> None:
-        """Raises Problem after a change."""
+        """Raise Problem if a file was changed, added or removed since the listing."""
         if self._listed() != self.files:
             raise Problem(_CHANGED)
 
@@ -311,7 +313,7 @@ def _open(path: bytes) -> int:
         if not stat.S_ISLNK(status.st_mode):
             break
         if status.st_uid not in (0, os.geteuid()):
-            # Its owner could have us read and store any of our files.
+            # Otherwise its owner could make us read and store any of our files.
             raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
         path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):

@@ -1,4 +1,4 @@
-"""What an agent shows: its file, its endpoint, its page, and its own state in them."""
+"""Shows the state of an agent: in its file, at its endpoint, and on its page."""
 
 from __future__ import annotations
 
@@ -172,5 +172,5 @@ class Front:
         try:
             files.replace(self._place.agent_file, content)
         except OSError:
-            return  # a full tmpfs: `status` is out of date
+            return  # the tmpfs is full: `status` shows an old state
         self._written = now, content

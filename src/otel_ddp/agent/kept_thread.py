@@ -34,7 +34,7 @@ class KeptThread:
             self._why = f"{error} (ulimit -u, or the pids.max of its cgroup)"
         else:
             self._thread, self._why = thread, "an error ended it"
-        # Last: before the first start is over, a missing thread is no problem.
+        # Last: until the first start was tried, a missing thread is no problem.
         self._wanted = True
 
     def _run(self) -> None:

@@ -10,15 +10,16 @@ from typing import NamedTuple
 from otel_ddp.vocabulary.catalog import Kind, Metric
 from otel_ddp.vocabulary.words import Labels as Labels
 
-# Points of one series between two exports; beyond it the oldest are dropped and counted.
+# Limit of points of one series between two exports; the oldest points beyond it are dropped and
+# counted.
 _MOST_POINTS = 200_000
-# Prometheus has milliseconds, and refuses a second value in one.
+# A millisecond, the unit of Prometheus' time stamps: it refuses a second value with the same one.
 MS = 1_000_000
 # A point may be at most this much later than its value: a burst of values is exported, but values
 # that always come too fast do not drift into the future.
 _MOST_LATE_NS = 60 * 10**9
-# A clock that was set back this far is followed: receivers refuse points so far in the future, so
-# none with a later time was stored.
+# If the clock is set back by more than this, times go back too. Receivers have refused the earlier
+# points, which were this far in the future, so the new ones do not conflict with them.
 _REFUSED_NS = 600 * 10**9
 
 
@@ -98,8 +99,8 @@ class Ledger:
     def log(self, series: Series, value: float, time_ns: int) -> int | None:
         """Add a logged value; the time of its point, or None if it is not exported.
 
-        Times of a series grow by at least a millisecond. A value whose point would be too late is
-        current, but not exported.
+        Times of a series grow by at least a millisecond. A value whose point would be too late
+        becomes the current value, but is not exported.
         """
         series.value = value
         late_ns = series.time_ns + MS - time_ns
@@ -121,7 +122,7 @@ class Ledger:
         return time_ns
 
     def drop(self, labels: Labels, *metrics: Metric) -> None:
-        """Remove all series, or those of some *metrics*, whose attributes begin with these."""
+        """Remove all series, or those of *metrics*, whose attributes begin with these labels."""
         length, names = len(labels), {each.name for each in metrics} or self._families.keys()
         self._remove(lambda key: key[:length] == labels, names)
 

@@ -49,7 +49,8 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self._collector)
-        # Delivered offsets, and the number of batches for histories at that time.
+        # Offsets that are delivered but not committed, and the number of batches fed to histories
+        # by then.
         self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:
@@ -63,7 +64,7 @@ class NodeWatch:
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
         for each in processes:
-            # It may end before its rank is known.
+            # Also before its rank is known, as it may end until then.
             if each.is_at_work and not each.life.gone_ns:
                 each.host.watch()
         here = [each for each in processes if each.labels]
@@ -99,7 +100,8 @@ class NodeWatch:
             self._delivered = None
 
     def forget_ended(self, linger_s: float, keep: Collection[Labels]) -> None:
-        """Drop processes and runs that ended long ago, except runs to *keep* and led ones."""
+        """Drop processes and runs that ended long ago, except runs to *keep* or with ranks
+        elsewhere."""
         self.journals.forget_ended(linger_s)
         keep = {*keep, *self.links.running_remotely()}
         self.judge.retire({*keep, *map(run_labels, self.journals.labels())})

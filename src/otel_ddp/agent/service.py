@@ -26,8 +26,8 @@ from otel_ddp.vocabulary import catalog
 log = logging.getLogger("otel_ddp.agent")
 
 _LOCK_PATIENCE_S = 3.0
-# Ends of processes wake the agent earlier. Each wake-up begins with cold caches: half as many take
-# a fifth less time if there is little to read.
+# Sleep between two rounds; the end of a process wakes the agent earlier. Each wake-up begins with
+# cold caches: half as many save a fifth of the CPU time if there is little to read.
 TICK_S = 0.5
 # Threshold of the garbage collector's youngest generation.
 _MORE_OBJECTS = 10_000
@@ -82,7 +82,7 @@ class Agent:
     # -- life
 
     def run(self) -> None:
-        """Work until a signal ends it, or until no process is left to watch."""
+        """Work until a signal arrives, or until no process is left to watch."""
         self._doorbell = open_doorbell(self._place.doorbell)
         self._stop_at_signals()
         journals = self._watch.journals
@@ -134,7 +134,8 @@ class Agent:
         if self._is_due("connect", _CONNECT_EVERY_S):
             self._exporter.connect()
         if an_end or series or export:
-            # Before the commit: the next agent takes best values from the file.
+            # Before the commit: the next agent takes the best values of committed records from the
+            # file.
             self._write_file()
         if an_end:
             self._exporter.export_at_once()
@@ -158,8 +159,8 @@ class Agent:
         self._delete_done()
         self._front.stop()
         if exporter.connected:
-            # End all series, which a backend would show for minutes more. Those of ended runs stay:
-            # alerts look for them.
+            # Report all series as ended, since backends would show them for minutes more. Not those
+            # of ended runs: alerts look for them.
             with watch.ledger.lock:
                 watch.ledger.end_all(watch.journals.ended_runs())
             exporter.export()
@@ -196,7 +197,7 @@ class Agent:
         """Delete the journals of dead processes once they are exported."""
         journals = self._watch.journals
         if done := journals.done():
-            # Once more, so that series and histories show how they ended.
+            # Once more, so that series and histories show how these processes ended.
             self._watch.update_series()
             journals.close(done)
             # Before deleting: afterwards only the agent's file describes them.
@@ -204,7 +205,7 @@ class Agent:
             journals.delete(done)
 
     def _write_file(self) -> None:
-        # After the place was left, the file belongs to another agent.
+        # Once this agent has left the directory, the file there belongs to another agent.
         if not self._left_place:
             self._front.write_file()
 
@@ -333,10 +334,10 @@ def open_doorbell(path: Path) -> int:
         if not path.is_fifo() or path.is_symlink():
             files.remove(path)
             files.make_fifo(path)
-        # Read and write: without a writer a fifo would always be readable.
+        # Opened for writing too: a fifo without a writer would always be readable.
         return files.open_own(path, os.O_RDWR)
     except OSError as error:
-        log.warning("no doorbell (%s): ends of processes are seen a moment later", error)
+        log.warning("no fifo to wake the agent (%s): it notices ends of processes later", error)
         return -1
 
 

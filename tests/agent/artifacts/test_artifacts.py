@@ -177,7 +177,7 @@ def test_the_next_file_under_the_same_path_is_read_in_place_of_the_one_before(
     here.read()
 
     first, second, other = here.records()
-    assert first["artifact.problem"] == "the next one was named before it was read"
+    assert first["artifact.problem"] == "it was recorded again before the agent read it"
     assert (second["artifact.size"], "artifact.problem" in second) == (7, False)
     assert other["artifact.problem"] == "it is neither a file nor a directory"
 
