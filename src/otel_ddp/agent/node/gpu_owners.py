@@ -1,4 +1,4 @@
-"""Assigns GPUs to ranks: as the rank declares, or else as the driver sees its process."""
+"""Assigns GPUs to ranks: those that a rank reports, or else those that its process uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Process(NamedTuple):
     declared: list[str]
     """UUIDs of the devices that this rank reports, in the driver's spelling."""
     seen: dict[str, int | None]
-    """Bytes by UUID, as the driver sees it."""
+    """Used bytes by UUID, as reported by the driver; None if unknown."""
 
 
 def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) -> Ownership:
@@ -61,7 +61,7 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
         uuid: users[uuid][0] if len(users[uuid]) == 1 else shared_labels(users[uuid], node)
         for uuid in by_uuid
     }
-    # If the driver knows none of our pids, it uses another PID namespace.
+    # If the driver lists none of our pids, it uses another PID namespace.
     ours = {each.pid for each in ranks if each.pid}
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
@@ -103,7 +103,7 @@ def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
 def _used_by_strangers(
     processes: Sequence[_Process], devices: Sequence[DeviceSample]
 ) -> dict[tuple[Labels, str], int]:
-    """For each device that one rank declares and one process uses: its bytes."""
+    """Used bytes by rank and device, if only one rank reports it and only one process uses it."""
     used = {}
     for device, _, users in devices:
         ranks = {each.labels for each in processes if device.uuid in each.declared}

@@ -11,7 +11,7 @@ from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.vocabulary import catalog
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# In the order of /proc/stat; `user` and `nice` include the time of guests.
+# The mode of each column in /proc/stat; `user` and `nice` include the time of guests.
 _MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
 
 SpentS = dict[str, float]
@@ -37,7 +37,7 @@ def _states_of_node(meminfo: str) -> dict[str, float]:
         "buffers": node["Buffers"],
         "cached": cached,
     }
-    # The kernel counts each state separately.
+    # The kernel reads its counters one after the other, so their sum may exceed the total.
     states["used"] = max(node["MemTotal"] - sum(states.values()), 0)
     return states
 
@@ -105,7 +105,7 @@ def _rows(text: str) -> dict[str, tuple[int, int]]:
 
 
 def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]:
-    """Each port, also RoCE: network interfaces do not count RDMA traffic."""
+    """Bytes of each InfiniBand and RoCE port, as network interfaces do not count RDMA traffic."""
     folder = f"{sys}/class/infiniband"
     measurements = []
     for card in sorted(files.names(folder) or ()):
@@ -124,7 +124,7 @@ def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]
 
 
 class Host:
-    """Under a cgroup's memory limit, memory and pressure are the cgroup's."""
+    """Reads the host. If a cgroup limits its memory, memory and pressure are the cgroup's."""
 
     def __init__(
         self,

@@ -27,11 +27,11 @@ from otel_ddp.vocabulary.catalog import Kind
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
 
-# A driver may be loaded later or reloaded, a board added or reset.
+# How often devices are listed: a driver may be loaded later or reloaded, a board added or reset.
 _FIND_EVERY_S = 60.0
 _MOST_USED_BYTES = 1 << 50
 _LINK_COUNT, _MOST_LINKS = Field(91), 72
-# If several lists have a process, each has all of its memory.
+# If a process is in several lists, each has all of its memory: do not add them.
 _PROCESSES = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -118,7 +118,7 @@ class _Watched:
             self._gpm.close()
 
     def read(self, loaded_ns: int, gpm: Callable[[Calls], GpmSamples]) -> DeviceSample:
-        """*loaded_ns*: about when the driver's counters began."""
+        """*loaded_ns*: the approximate start of the driver's counters."""
         found: tuple[Measurement, ...] = ()
         users: tuple[User, ...] = ()
         try:
@@ -136,7 +136,7 @@ class _Watched:
                     raise DeviceLost("the driver answers no question about it")
                 users = self._users()
         except DeviceLost as why:
-            # The other devices continue.
+            # Only this device is lost: the other devices are read as before.
             self.lost = str(why)
         return DeviceSample(self.device, found, users)
 
@@ -163,7 +163,7 @@ class _Watched:
             self._rates = self._attempt("engines", lambda: samples.read(self._engines)) or {}
 
     def _measured(self, loaded_ns: int) -> Iterator[Measurement]:
-        """Each series, by the first way that the device supports."""
+        """The measurement of each series, by the first way that the device supports."""
         for row in ROWS:
             for word, ways in row.series.items():
                 for way in ways:
@@ -291,7 +291,7 @@ class Gpus:
     # -- the driver
 
     def _open(self) -> str:
-        """The driver's version."""
+        """Open NVML; returns the driver's version."""
         # Imported here, so that a node without a GPU does not pay for it.
         import pynvml
 

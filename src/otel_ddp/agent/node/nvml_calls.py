@@ -77,7 +77,7 @@ class Calls:
             raise
 
     def fields(self, fields: Sequence[Field]) -> dict[Field, float | None]:
-        """Read fields in one call; without unsupported ones, None for failed ones."""
+        """Read fields in one call. Unsupported fields are left out; failed ones are None."""
         asked = [(each.number, each.scope) for each in fields]
         found: dict[Field, float | None] = {}
         for field, answer in zip(fields, self.ask("nvmlDeviceGetFieldValues", asked), strict=True):
@@ -91,7 +91,7 @@ class Calls:
             elif not (field.wide and kind == _IN_32_BITS):
                 member, absent = _MEMBERS[kind]
                 value = getattr(answer.value, member)
-                # Infinity is outside the bounds of each metric.
+                # Infinity, which is outside the bounds of each metric, means "not available".
                 found[field] = math.inf if value == absent else float(value)
         return found
 
@@ -108,10 +108,11 @@ class Xids:
 
     def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
-        # By code, from its first fault on.
+        # Faults by Xid code.
         self._codes: Counter[int] = Counter()
         self._lib: Any = None
-        # An event set per board, because NVML's handles cannot be compared.
+        # An event set per board, because the board's handle in an event cannot be compared with
+        # ours.
         self._events: Any = None
 
     def poll(self, calls: Calls) -> None:
@@ -166,7 +167,10 @@ _MIB = 1 << 20
 
 
 class GpmSamples:
-    """Samples of GPM. Each read covers the time since the last one; the first returns nothing."""
+    """Samples of GPM (GPU performance monitoring).
+
+    Each read covers the time since the last one; the first returns nothing.
+    """
 
     def __init__(
         self, calls: Calls, clock: Callable[[], float], wall_ns: Callable[[], int]
@@ -183,7 +187,7 @@ class GpmSamples:
         self.since_ns = wall_ns()
 
     def read(self, wanted: Sequence[Gpm]) -> dict[Gpm, float]:
-        """Read these metrics; rates that count are integrated since `since_ns`."""
+        """Read these metrics. Rates with `counts` are integrated to totals since `since_ns`."""
         if self._spare is None:
             self._spare = self._calls.guarded(self._calls.lib.nvmlGpmSampleAlloc)
         self._calls.ask("nvmlGpmSampleGet", self._spare)

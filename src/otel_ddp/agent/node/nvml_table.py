@@ -48,7 +48,7 @@ class Call(NamedTuple):
     def value(self, answer: Any) -> float:
         """Extract the value from an answer."""
         if self.bit:
-            # A mask with unknown bits is invalid.
+            # A mask above 32 bits is invalid: all ones mean "not available".
             return bool(answer & self.bit) if answer <= U32 else math.nan
         if isinstance(self.part, str):
             return float(getattr(answer, self.part))
@@ -56,12 +56,12 @@ class Call(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A number that is read by its id. *scope*: the link."""
+    """A number that NVML reads by its field id. *scope*: the NVLink."""
 
     number: int
     scope: int = 0
     wide: bool = False
-    """Whether a 32-bit counter is useless, because it overflows within a second."""
+    """Whether a 32-bit counter is ignored, because it would overflow within a second."""
 
 
 class Fields(NamedTuple):
@@ -83,7 +83,7 @@ class Gpm(NamedTuple):
 
 Way = Call | Fields | Gpm
 Ways = Mapping[str, Sequence[Way]]
-"""The ways to each series of a metric, by the value of its last attribute."""
+"""The ways to read each series of a metric, by the value of the metric's last attribute."""
 
 
 class Row(NamedTuple):
@@ -131,13 +131,13 @@ _REASONS = {
 
 
 def _reason(bit: int) -> list[Way]:
-    # The second is the name before driver 535.
+    # The second name is that of drivers before 535.
     names = "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"
     return [_get(name, bit=bit) for name in names]
 
 
-# Field numbers, in nanoseconds. Those from 251 on differ between driver branches, so the finer
-# thermal reasons are not read.
+# Numbers of fields, which count nanoseconds. Numbers from 251 on differ between driver branches, so
+# the finer thermal reasons are not read.
 _DURATIONS = {
     "sw_power": 74,
     "thermal": 75,

@@ -35,7 +35,7 @@ _PLACES = (1, 11, 12, 13, 14, 19, 21)
 
 
 def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | None:
-    """None if there is no such process."""
+    """Read /proc/<pid>/stat; None if there is no such process."""
     return files.read(f"{proc}/{pid}/stat", _stat, "stat")
 
 
@@ -83,7 +83,8 @@ class ProcessTree:
         """The descendants of a process, without the subtrees of *without*."""
         found: list[int] = []
         above = [pid]
-        # Parents that were read at different times may form a cycle.
+        # Excludes the process itself, since parents that were read at different times may form a
+        # cycle.
         apart = {pid, *without}
         while above:
             below = [each for each in self._children.get(above.pop(), ()) if each not in apart]
@@ -143,7 +144,8 @@ class ProcessReader:
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
-        # The agent is a child of a training that is process 1 of a container.
+        # Excluded from the workers: if the training is process 1 of a container, the agent is its
+        # child.
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._tree = ProcessTree(self._files, self._proc)
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -152,7 +154,7 @@ class ProcessReader:
         self.ranks: Sequence[Rank] = ()
         """The ranks to read."""
         self.pids: Collection[int] = ()
-        """All training processes: none counts as a worker of another."""
+        """All training processes, none of which counts as a worker of another."""
 
     def read(self) -> ProcessSample:
         """Read the process of each rank."""

@@ -50,7 +50,8 @@ class Sampling:
             sampler.stop(_STOP_S)
 
     def _rank_pids(self) -> Collection[int | str]:
-        """Processes whose cgroups limit the node: not the agent, which may be in a service's."""
+        """Processes whose cgroups limit the node: the ranks. The agent may be in a service's
+        cgroup."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
 
     # -- series
@@ -153,7 +154,8 @@ class Sampling:
         return described
 
 
-# Keys of shown numbers, by metric and the attribute that differs between a device's series.
+# Keys of a device's numbers in `status`, by metric and by the attribute that differs between the
+# device's series.
 _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_GPU_UTILIZATION, "general"): "busy_ratio",
     (catalog.HW_GPU_MEMORY_USAGE, ""): "used_bytes",

@@ -1,4 +1,4 @@
-"""Parts of a source: measurements, kernel files, a sampling thread."""
+"""What sources are made of: measurements, kernel files, a sampling thread."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class KernelFiles:
     """The kernel files of one source; unreadable ones are logged once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def read(self, path: str, parse: Callable[[str], T], place: str = "") -> T | None:
         """Read and parse a file; None if it is absent or unreadable.
@@ -75,8 +75,8 @@ class KernelFiles:
             why = error.strerror or str(error)
         except (ValueError, LookupError) as error:
             why = f"it makes no sense ({error})"
-        if place not in self._said:
-            self._said.add(place)
+        if place not in self._logged:
+            self._logged.add(place)
             log.info("%s is left out: %s.", place, why)
         return None
 
@@ -124,7 +124,7 @@ class Sampler:
         if self._last is None:
             return None
         value, taken_ns, began_at = self._last
-        # By a monotonic clock.
+        # Its age is measured by the monotonic clock.
         return None if self._is_stale(began_at) else (value, taken_ns)
 
     def hangs(self) -> bool:
