@@ -26,7 +26,7 @@ def checkpoint_event(document: Document) -> Document | None:
     try:
         took_s = (int(span["end"]) - int(span["start"])) / 1e9
     except (KeyError, TypeError, ValueError, OverflowError):
-        return None  # a record of another version
+        return None  # written by another version of otel_ddp
     error = str(span.get("error") or "")
     body = f"checkpoint failed after {took_s:.1f} s: {error}" if error else ""
     content = {
@@ -81,7 +81,8 @@ _WAIT = PHASES["comm_wait"]
 _ENOUGH = 20
 # Steps in the moving average.
 _RECENT = 200
-# In averages. With a log-normal deviation of 15 %, one step in 1,000 is slower.
+# A step is slow if it takes this many times the average. Of log-normal durations with a deviation
+# of 15 %, one in 1,000 does.
 _SLOW = 1.6
 # Rate limit of slow steps with spans.
 _SLOW_EVERY_NS = 3_000_000_000
@@ -108,7 +109,7 @@ class StepSpans:
         is_sampled = self._sample_is_due and step.measured
         if is_sampled:
             self._sample_is_due = False
-        # By the journal's time: an agent that starts late reads many steps at once.
+        # Limited by the journal's time, since an agent that starts late reads many steps at once.
         elif not is_slow or 0 <= step.ended_ns - self._shown_ns < _SLOW_EVERY_NS:
             return []
         else:
@@ -125,8 +126,8 @@ class StepSpans:
 
 def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[dict[str, Any]]:
     by_name = dict(labels)
-    # Deterministic, so that a step that is read twice has the same spans; with the time, because a
-    # resumed run repeats steps.
+    # Ids are deterministic, so that a step that is read twice has the same spans. They depend on
+    # the time, because a resumed run repeats step numbers.
     owner = f"{by_name.get('run')}/{by_name.get('rank')}/{number}/{step.began_ns}"
 
     def span(
@@ -149,11 +150,11 @@ def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[d
         attributes["gc_s"] = step.gc_s
     if step.retries:
         attributes["retries"] = step.retries
-    # Without the sums of further parts.
+    # Parts after these are sums by phase, which have no place in time.
     parts = enumerate(islice(step.parts.each(), MOST_PARTS), 1)
     shown = [(at, part) for at, part in parts if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
-        # Only the longest parts: gaps are true, merged phases would not be.
+        # Keep the longest parts only. The gaps between them show that parts are missing.
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
         shown = sorted(shown[:_MOST_CHILDREN])
     yield span(0, "step", step.began_ns, step.ended_ns, attributes)
@@ -224,7 +225,7 @@ class RunDescription:
 
 
 def _counted(gpus: Any) -> str:
-    """As in `8 x NVIDIA H100 80GB HBM3`."""
+    """The GPUs by name, as in `8 x NVIDIA H100 80GB HBM3`."""
     names = Counter(str(each.get("name")) for each in gpus)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 

@@ -27,11 +27,12 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
-# The name of an exception class, which a user's own reason mostly does not match.
+# The exception class at the beginning of a reason. A user's own words mostly do not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
-# The usual collectives of a step are taken from this many steps in which they were summed up.
+# Collectives per step are averaged over the last steps for which the process recorded their sums.
 _LAST_STEPS = 8
-# Their labels state facts of the newest process of a rank.
+# Metrics whose labels state facts of one process: a newer process of the rank replaces their
+# series.
 _OF_ONE_PROCESS = (
     catalog.TRAINING_RUN_INFO,
     catalog.TRAINING_RUN_SETTING,
@@ -66,7 +67,7 @@ class Exports:
         self._step_times, self._step_spans = StepTimes(), StepSpans()
         self._has_run_span = False
         self._collectives = deque[Mapping[Collective, Sequence[int]]](maxlen=_LAST_STEPS)
-        # By metric whose series change: the labels of the current ones.
+        # The labels of the current series, for each metric whose series come and go.
         self._shown: dict[catalog.Metric, set[Labels]] = {}
 
     @property
@@ -83,7 +84,7 @@ class Exports:
             if self._labels:
                 self._ledger.drop(self._labels)
             self._shown.clear()
-            # An earlier attempt of this rank had its own.
+            # Drop those of an earlier attempt of this rank.
             self._ledger.drop(labels, *_OF_ONE_PROCESS)
             self._values.relabel(labels)
             self._labels, process.extremes = labels, self._values.extremes
@@ -117,7 +118,7 @@ class Exports:
 
     @errors.contained()
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
-        """Update its series.
+        """Update the series of the process.
 
         *is_newest*: false if a newer process has the same labels, such as the next attempt: only
         the newest one writes.
@@ -246,7 +247,7 @@ class Exports:
 # -- the time per step in each phase, over the last two minutes
 
 _WINDOW_NS = 120 * 10**9
-# So the window may be this much longer, and has two dozen readings.
+# A reading is kept this often: a window has two dozen of them, and may be this much longer.
 _KEEP_EVERY_NS = 5 * 10**9
 
 
@@ -258,7 +259,7 @@ class _Reading(NamedTuple):
 
 
 class StepTimes:
-    """The mean step of one process, from its totals now and two minutes ago."""
+    """The mean time per step and phase of one process, from its totals now and two minutes ago."""
 
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque()
@@ -266,11 +267,11 @@ class StepTimes:
     def feed(self, totals: Iterable[Total], now_ns: int) -> dict[str, float]:
         """The seconds per step by phase; {} without a step.
 
-        By the device's clock if it has one: the host only launches, and may run ahead.
+        By the device's clock if there is one: the host only launches the work, and may run ahead.
         """
         now = _reading(totals, now_ns)
         readings = self._readings
-        # Also drops readings after the clock was set back.
+        # Also drops readings that lie in the future, because the clock was set back.
         while readings and not 0 <= now_ns - readings[0].at_ns <= _WINDOW_NS + _KEEP_EVERY_NS:
             readings.popleft()
         before = readings[0] if readings else now

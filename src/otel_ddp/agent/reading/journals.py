@@ -31,7 +31,7 @@ Mark = tuple[int, int, int]
 Marks = dict[Path, Mark]
 
 _MOST_ENDED = 500
-# Ended processes that keep their long texts in the agent's file, which is often rewritten.
+# Limit of ended processes with long texts in the agent's file, which is rewritten often.
 _MOST_LONG_TEXTS = 20
 _NO_TEXTS: dict[str, Any] = {"description": "", "config": {}, "summary": []}
 
@@ -67,8 +67,9 @@ class Journals:
         keeps_found: bool = False,
         devices: Devices = dict,
     ) -> None:
-        """*keeps_found*: whether journals of processes that had ended before are not deleted, since
-        they may be copies. *host*: makes the Host of a process. *devices*: as in Process."""
+        """*keeps_found*: whether not to delete journals of processes that ended before this agent
+        started, since they may be copies. *host*: makes the Host of a process. *devices*: as in
+        Process."""
         self._place = place
         self._ledger = ledger
         self._host = host
@@ -101,7 +102,8 @@ class Journals:
         if not self._has_place:
             return
         unread = dict[Path, str]()
-        # Out of file descriptors, the place cannot be listed: retry known ones too.
+        # Without a free file descriptor the directory cannot be listed: also retry known unreadable
+        # journals.
         for path in dict.fromkeys((*self._place.journals(), *self._unread)):
             if path in self._journals or path in self._kept:
                 continue
@@ -143,7 +145,8 @@ class Journals:
         for journal in self._journals.values():
             self._poll(journal)
         if sum(1 for each in self.processes() if each.life.gone_ns) > before:
-            # Processes that were polled before the dead one and still live did not die first.
+            # Processes that still live did not die first: set that they were seen alive after this
+            # death.
             for journal in self._journals.values():
                 life = journal.process.life
                 if not life.gone_ns and journal.reader.writer_is_alive():
@@ -151,8 +154,8 @@ class Journals:
 
     @errors.contained()
     def _poll(self, journal: Exports) -> None:
-        # In this order: time, lock, journal. So all records of a dead process are read, and it is
-        # not seen alive later than it was.
+        # Read the time, then the lock, then the journal. So all records of a dead process are read,
+        # and it never seems to have lived longer than it did.
         now_ns = time.time_ns()
         process = journal.process.poll(now_ns, journal.reader.writer_is_alive())
         with self._ledger.lock:
@@ -177,7 +180,8 @@ class Journals:
         self._delivered |= {path: mark for path, mark in marks.items() if path in self._journals}
 
     def commit(self, marks: Marks) -> None:
-        """Store these offsets, at which the next agent resumes: histories have the records too."""
+        """Store these offsets, at which the next agent resumes. Histories have the records by
+        now."""
         for path, mark in marks.items():
             journal = self._journals.get(path)
             if journal is not None and self._committed.get(path) != mark:
@@ -328,7 +332,8 @@ class NodeNames:
         own_name: str,
         living: Callable[[], Iterable[Mapping[str, Any]]] = lambda: (),
     ) -> None:
-        """*living*: the identities of all living processes, also the one to name."""
+        """*living*: the identities of all living processes, including the one whose node is to be
+        named."""
         self._file = file
         self._own_name = own_name
         self._living = living
@@ -349,7 +354,10 @@ class NodeNames:
         return names[key]
 
     def _fresh(self, identity: Mapping[str, Any], taken: Collection[str]) -> str:
-        """A new name: the first node of a host gets the host's name, in any order of reading."""
+        """A new name.
+
+        The lowest node rank on a host gets the host's name, in whatever order journals are read.
+        """
         host, rank = self._host(identity), identity["node_rank"]
         before = any(
             each.get("node_rank") is not None and each["node_rank"] < rank
@@ -364,7 +372,7 @@ class NodeNames:
     def _write(self) -> None:
         for run in list(self._runs)[:-_MOST_RUNS]:
             del self._runs[run]
-        # With a full tmpfs, the names are valid until the agent restarts.
+        # If the tmpfs is full, the names are valid until the agent restarts.
         with contextlib.suppress(OSError):
             files.replace(self._file, json.dumps(self._runs))
 

@@ -21,7 +21,7 @@ class Summary:
     """The extremes of one rank over all attempts."""
 
     def __init__(self, extremes: dict[Name, Extremes] | None = None) -> None:
-        """*extremes*: of an earlier agent."""
+        """*extremes*: those that an earlier agent stored."""
         self.extremes = extremes or {}
         """In the order of the names' first values."""
 
@@ -42,7 +42,7 @@ class Summary:
             self.extremes[name] = known._replace(highest=point)
 
 
-# Of all ranks of a node: a restarted rank continues its summary.
+# The summaries of all ranks of a node, by their labels: a restarted rank continues its summary.
 Summaries = dict[Labels, Summary]
 
 
@@ -94,7 +94,7 @@ class LoggedValues:
         self._restored = False
 
     def restore(self, position: int) -> None:
-        """Set the latest values before this offset, which an earlier agent has exported."""
+        """Restore the latest values before this offset, which an earlier agent has exported."""
         if self._restored:
             return
         self._restored = True
@@ -174,8 +174,8 @@ class LoggedValues:
         )
         nonfinite = self._ledger.series(catalog.TRAINING_NONFINITE, labels, start_ns, project)
         if nonfinite.value is None:
-            # Begins at 0 for each name, so that Prometheus' increase() sees the first event: a 0
-            # that is made together with it may never be scraped.
+            # Begins at 0 when the name appears: Prometheus' increase() misses the first event if it
+            # has not scraped a 0 before it.
             nonfinite.value = 0.0
         entry = self._entries[number] = _Entry(value, step, epoch, name)
         return entry

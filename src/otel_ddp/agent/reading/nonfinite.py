@@ -9,8 +9,8 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.journal.parser import Name, Scalars
 
-# A single infinite gradient norm belongs to the search for a loss scale; two in a row do not, nor
-# one that is the last for so long.
+# A single infinite gradient norm is normal while AMP searches for its loss scale. Two in a row are
+# not, nor is one without a next value for this long.
 _WITHOUT_SUCCESSOR_NS = 60 * 10**9
 
 
@@ -21,7 +21,7 @@ class _Lost(NamedTuple):
     record: Scalars
     finite_step: int | None
     seen_ns: int
-    """When it was read; 0 if another one has followed."""
+    """When it was read; 0 if another non-finite value has followed."""
 
 
 class NonfiniteValues:
@@ -50,7 +50,7 @@ class NonfiniteValues:
     def find(
         self, names: Mapping[int, Name], now_ns: int, ended: bool = False
     ) -> list[NonfiniteValue]:
-        """The names whose values are certainly lost."""
+        """The names whose values are certain to have become non-finite for good."""
         return [
             NonfiniteValue(
                 named.text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from otel_ddp.diagnosis.detector import Observation
 
-# The window covers the last one or two of these, or the last two steps of a slower rank.
+# A window covers between one and two of these periods, or the last two steps of a slower rank.
 _WINDOW_NS = 5_000_000_000
 
 
@@ -33,8 +33,9 @@ class Pace:
 
     def feed(self, seen: Observation) -> None:
         """Add an observation."""
-        # The step time is by the host's clock, which each rank has, over all steps. The waits are
-        # by the clock that has them, over measured steps without phases such as compilation.
+        # The step time covers all steps, by the host's clock, which each rank has. The waits cover
+        # measured steps without unusual phases such as compilation, by the clock that measures
+        # waits.
         ended = [each for each in seen.steps if each.number is not None]
         if ended:
             self._steps.add(len(ended), sum([each.ended_ns - each.began_ns for each in ended]))

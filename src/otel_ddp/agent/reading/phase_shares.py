@@ -15,7 +15,7 @@ _LAST = 16
 # Limit of consecutive steps without a device time; beyond it, records were lost.
 _LONGEST_GAP = 1000
 _OTHER = PHASES["other"]
-# Always measured.
+# Steps with these phases are always measured, so estimates leave them out.
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 _ALONE = bytes([UNMEASURED])
 
@@ -44,8 +44,8 @@ class PhaseShares:
     """Estimates the phases of a process's unmeasured steps by one clock; durations are exact."""
 
     def __init__(self, *, on_device: bool = False) -> None:
-        """*on_device*: the clock has only the end of the last of several unmeasured steps, which
-        are assumed to be equally long."""
+        """*on_device*: of several unmeasured steps in a row, the device's clock has only the end of
+        the last one. They are assumed to be equally long."""
         self._on_device = on_device
         self._last: Step | None = None
         self._measured: deque[Step] = deque(maxlen=_LAST)
@@ -75,7 +75,7 @@ class PhaseShares:
             )
         usual, began_ns = self._usual, step.began_ns
         if step.parts.codes == _ALONE:
-            # The usual case.
+            # The usual case: no part of the step was measured.
             parts = Parts(began_ns, usual.codes, usual.spans_ns(step.ended_ns - began_ns))
             return step._replace(parts=parts)
         codes, spans_ns = zip(*_filled(step.spans(), usual), strict=True)

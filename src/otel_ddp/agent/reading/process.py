@@ -1,4 +1,4 @@
-"""One process: its records, state, position and end, for all who look at it."""
+"""One process: its records, state, position and end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
-# A process without a final identity, such as its rank, is not exported for so long.
+# How long a process is not exported if its identity, such as its rank, is not final.
 _UNSETTLED_S = 60.0
 # After a longer time without a poll, the time of a death is unknown.
 _PAUSED_NS = 5_000_000_000
@@ -100,7 +100,7 @@ class Host:
         life.update(self, now_ns, alive)
 
     def nonfinite(self) -> Sequence[NonfiniteValue] | None:
-        """Those that its node has found; None if they have to be found here."""
+        """The non-finite values that its node has found; None if they have to be found here."""
         return None
 
     def watch(self) -> None:
@@ -114,7 +114,7 @@ class Host:
         return Evidence()
 
     def cause(self) -> Mapping[str, Any]:
-        """Evidence of kernel and launcher on its end so far."""
+        """The evidence of kernel and launcher on its end, as far as known by now."""
         return {}
 
     def present_ns(self) -> int:
@@ -136,7 +136,7 @@ class Life:
         """When the process was first found dead; 0 while it lives."""
         self.ended_ns = 0
         """When it ended: as recorded, else when it was found dead, or when it wrote last if no
-        agent ran for a while. 0 before."""
+        agent ran for a while. 0 while it lives."""
         self._has_ended_well: bool | None = None
 
     def update(self, host: Host, now_ns: int, alive: bool) -> None:
@@ -158,7 +158,7 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
-                # Also if no agent ran.
+                # It lived until then, even if no agent ran.
                 self.seen_alive_ns = max(self.seen_alive_ns, self.ended_ns)
             elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
@@ -169,7 +169,7 @@ class Life:
                 self.ended_ns = self.gone_ns
 
     def _was_unseen(self, reader: Journal) -> bool:
-        """Whether no agent has seen it alive, or none for a while."""
+        """Whether no agent has seen it alive, or none did for a while before it was found dead."""
         unseen_ns = self.gone_ns - self.seen_alive_ns
         return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
 
@@ -335,7 +335,7 @@ class Process:
         found, pace = self.describe(), self.pace
         if found.ended:
             return found
-        # Waits inside forward and backward are not in the phase of waits.
+        # Without a ratio if waits are inside forward and backward, not in the phase `comm_wait`.
         known = self.state().waits_known is not False
         return replace(
             found,
@@ -461,7 +461,7 @@ class Process:
     # -- for the judge
 
     def state(self) -> RankState:
-        """The state of its rank, without the world size that the judge finds."""
+        """The state of its rank, without the world size, which the judge sets."""
         reader = self.reader
         # By capability: why it is missing; empty if it is there.
         missing = plain.mapping(reader.facts.get("capability"))
@@ -514,13 +514,14 @@ class Process:
     # -- its end
 
     def end(self) -> EndedProcess:
-        """Its end, as far as known at once."""
+        """Its end, as far as it is known immediately."""
         described = self.describe()
         alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
         progress = self.reader.progress()
         if progress is not None and progress.state in ENDED:
             alive_ns = ended_ns = progress.state_since_ns
-        # Ends on several nodes are ordered by time.
+        # Ends on several nodes are ordered by time, so the uncertainty of the clock widens the
+        # interval.
         uncertain_ns = self.host.clock_uncertainty_ns
         return EndedProcess(
             labels=self.labels,

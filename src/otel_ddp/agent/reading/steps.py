@@ -18,7 +18,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
-# More parts of a step are summed by phase.
+# Limit of parts of a step; further parts are summed by phase.
 MOST_PARTS = 2000
 # Threads may record times out of order. A time that is further back is from another clock.
 _DISORDER_NS = 1_000_000_000
@@ -52,8 +52,8 @@ class StepStream:
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        # Numbers of the step, by code.
-        self._told: dict[int, list[int]] = {}
+        # Numbers about the open step, by code: `STEP_NUMBER`, `STEP_GC`, ...
+        self._numbers: dict[int, list[int]] = {}
 
     def feed(self, record: Steps) -> list[Step]:
         """Decode a record; returns the steps that end in it."""
@@ -94,7 +94,7 @@ class StepStream:
             elif code == layout.STEPS_BEGAN:
                 self._start(value)
             else:
-                self._told.setdefault(code, []).append(value)
+                self._numbers.setdefault(code, []).append(value)
 
     def _spend(self, now_ns: int) -> None:
         """End the current phase at this time."""
@@ -118,33 +118,33 @@ class StepStream:
         self._until_ns = now_ns
 
     def _finished(self, began_ns: int) -> Step:
-        told, began_at_ns = self._told, self.created_ns + began_ns
+        numbers, began_at_ns = self._numbers, self.created_ns + began_ns
         words, self._calls = self._calls, b""
         calls = None
-        # Only if all calls of the step are here.
-        idle, count = divmod(told.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
+        # Decode the calls only if all calls of the step were read.
+        idle, count = divmod(numbers.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
         if 8 * count == len(words):
             calls = self._call_names.read(words, idle & 0xFF, began_at_ns)
         codes = bytes([*self._codes, *self._rest])
         spans_ns = (*map(sub, self._ends, (began_ns, *self._ends)), *self._rest.values())
         return Step(
-            told[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in told else None,
+            numbers[layout.STEP_NUMBER][-1] if layout.STEP_NUMBER in numbers else None,
             began_at_ns,
             self.created_ns + self._until_ns,
             Parts(began_at_ns, codes, spans_ns),
-            gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
-            skipped=layout.STEP_SKIPPED in told,
-            retries=sum(told.get(layout.STEP_RETRIES, ())),
-            work=sum(told.get(layout.STEP_WORK, ())),
-            logged=told[layout.STEP_LOGGED][-1] if layout.STEP_LOGGED in told else None,
-            paced=tuple(told.get(layout.STEP_PACED, ())),
-            lag_ns=told[layout.STEP_LAG][-1] if layout.STEP_LAG in told else None,
-            profiled=layout.STEP_PROFILED in told,
+            gc_s=sum(numbers.get(layout.STEP_GC, ())) / 1e9,
+            skipped=layout.STEP_SKIPPED in numbers,
+            retries=sum(numbers.get(layout.STEP_RETRIES, ())),
+            work=sum(numbers.get(layout.STEP_WORK, ())),
+            logged=numbers[layout.STEP_LOGGED][-1] if layout.STEP_LOGGED in numbers else None,
+            paced=tuple(numbers.get(layout.STEP_PACED, ())),
+            lag_ns=numbers[layout.STEP_LAG][-1] if layout.STEP_LAG in numbers else None,
+            profiled=layout.STEP_PROFILED in numbers,
             calls=calls,
             collectives=self._call_names.sums(
-                told[layout.STEP_CALL_COUNT], told.get(layout.STEP_CALL_BYTES, ())
+                numbers[layout.STEP_CALL_COUNT], numbers.get(layout.STEP_CALL_BYTES, ())
             )
-            if layout.STEP_CALL_COUNT in told
+            if layout.STEP_CALL_COUNT in numbers
             else None,
         )
 
@@ -194,7 +194,7 @@ class CallNames:
             for word in words:
                 number, amount = divmod(word, 1 << layout.CALL_SHIFT)
                 call = _call(self._names.get(number))
-                # An evaluation is no part of a usual step.
+                # Leave out calls in unusual phases, such as an evaluation.
                 if call is not None and call.phase not in UNUSUAL_PHASES:
                     found.setdefault(call.kind, [0] * len(sums))[at] += amount
         return found
