@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.steps import Step
 
 _MOST_ATTEMPTS = 100
-# Limits of held steps, by rank and clock: steps wait until a rank logs the program's step number.
-# Beyond the limits the number counts as unknown.
+# Limits for each rank and clock: after a restart, steps are held until a rank logs the program's
+# number of them. Beyond the limits the number counts as unknown.
 _MOST_HELD, _HELD_NS = 500, 60 * 10**9
 
 
@@ -26,22 +26,22 @@ class Placed(NamedTuple):
 
 
 class _Numbers:
-    """Relates our numbers of one attempt's steps to the program's."""
+    """Relates our numbers of one attempt's steps to the numbers that the program logs."""
 
     def __init__(self) -> None:
-        self.told_until = 0
+        self.known_until = 0
         """Our last step for which a rank has logged the program's number."""
         self.is_silent = False
         """Whether the program seems to log no numbers."""
         self.teller = ""
-        """The rank whose numbers count: others may begin at another one."""
+        """The rank whose logged numbers count: other ranks may begin at another number."""
         self.shift: int | None = None
         """The program's number minus ours, by the last logged one."""
         self.is_even = True
-        """Whether the program counts the same steps. Some count micro-batches or epochs."""
+        """Whether the program counts steps as we do. Some count micro-batches or epochs."""
         self._moved = 0
 
-    def tell(self, number: int, logged: int) -> None:
+    def add(self, number: int, logged: int) -> None:
         """Note the program's number of a step."""
         shift = logged - number
         # One change by 1 is allowed: before the first logged number, a resumed optimizer's count is
@@ -49,7 +49,7 @@ class _Numbers:
         self._moved += 0 if self.shift is None else abs(shift - self.shift)
         self.is_even = self.is_even and self._moved < 2
         self.shift = shift
-        self.told_until = max(self.told_until, number)
+        self.known_until = max(self.known_until, number)
 
     def go_on(self, attempt: Mapping[str, Any]) -> None:
         """Continue an attempt whose beginning an earlier agent has seen."""
@@ -58,7 +58,7 @@ class _Numbers:
 
 
 class Attempts:
-    """The attempts of one run: each launch under its name is one."""
+    """The attempts of one run: its launches, and restarts by a launcher."""
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
         """*kept*: `told` as stored in the history."""
@@ -93,7 +93,7 @@ class Attempts:
         return int(self.told[-1]["attempt"]) if self.told else 1
 
     def of(self, began_ns: int) -> int:
-        """The number of the attempt to which a process that began then belongs."""
+        """The number of the attempt of a process that began at this time."""
         for each, later in pairwise(self.told):
             if began_ns < each.get("ended_ns", later["began_ns"]):
                 return int(each["attempt"])
@@ -119,7 +119,7 @@ class Attempts:
         self.told[-1] |= {"ended_ns": ended_ns, "state": state}
 
     def go_on(self) -> None:
-        """Undo the end: a process of the attempt is left."""
+        """Undo the end of the current attempt: one of its processes still runs."""
         for key in ("ended_ns", "state"):
             self.told[-1].pop(key, None)
 
@@ -133,7 +133,10 @@ class Attempts:
             self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
-        """Set why the attempt of that time ended: the earliest reason, in its latest words."""
+        """Set why the attempt of that time ended.
+
+        The earliest reason counts, in its latest wording.
+        """
         for each in reversed(self.told):
             if each["began_ns"] < time_ns:
                 if time_ns <= each.get("why_ns", time_ns):
@@ -152,8 +155,8 @@ class Attempts:
         """Add steps of a rank; returns those whose places are known by now."""
         numbers, key = self._numbers, (rank, clock)
         steps = [each for each in steps if each.number is not None]
-        if self._listens_to(rank):
-            self._hear(rank, steps)
+        if self._counts_numbers_of(rank):
+            self._note_numbers(rank, steps)
         if self.present == 1:
             placed = [Placed(each, each.number or 0, False) for each in steps]
         else:
@@ -162,10 +165,10 @@ class Attempts:
             waits_ns = held[-1].ended_ns - held[0].ended_ns if held else 0
             if len(held) > _MOST_HELD or waits_ns > _HELD_NS:
                 numbers.is_silent = True
-                self._hear_instead(rank, held)
+                self._note_numbers_instead(rank, held)
             placed = []
-            # Until the number of the first one is known, or will stay unknown.
-            while held and (numbers.is_silent or (held[0].number or 0) <= numbers.told_until):
+            # Place a held step once its number is known, or will stay unknown.
+            while held and (numbers.is_silent or (held[0].number or 0) <= numbers.known_until):
                 placed.append(self._placed(held.popleft()))
         self._note(placed)
         return placed
@@ -179,26 +182,29 @@ class Attempts:
     def release(self, rank: str, clock: str) -> list[Placed]:
         """Place the held steps of an ended or hanging process, without waiting for numbers."""
         held = self._held.pop((rank, clock), ())
-        self._hear_instead(rank, held)
+        self._note_numbers_instead(rank, held)
         placed = [self._placed(each) for each in held]
         self._note(placed)
         return placed
 
-    def _hear(self, rank: str, steps: Iterable[Step]) -> None:
+    def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
         """Note the program's numbers in steps of a rank."""
         for each in steps:
-            # Not of the first step: a program logs its number after it.
+            # Not in the first step: a program logs its number only after it.
             if each.logged is not None and (each.number or 0) > 1:
                 self._numbers.teller = rank
-                self._numbers.tell(each.number or 0, each.logged)
+                self._numbers.add(each.number or 0, each.logged)
 
-    def _hear_instead(self, rank: str, held: Iterable[Step]) -> None:
-        """Note numbers of another rank, if the one whose numbers count has ended or logs none."""
+    def _note_numbers_instead(self, rank: str, held: Iterable[Step]) -> None:
+        """Note numbers of this rank, if the rank whose numbers count has ended or logs none."""
         if self._numbers.shift is None:
-            self._hear(rank, held)
+            self._note_numbers(rank, held)
 
-    def _listens_to(self, rank: str) -> bool:
-        """Whether this rank's numbers count: only one rank's do, if possible the last one's."""
+    def _counts_numbers_of(self, rank: str) -> bool:
+        """Whether this rank's numbers count.
+
+        Only one rank's do, if possible that of the last attempt.
+        """
         numbers = self._numbers
         if numbers.teller:
             return rank == numbers.teller
@@ -222,7 +228,7 @@ class Attempts:
         if numbers.shift is None:
             told["last_step"] = told["last_place"]
         else:
-            furthest = numbers.told_until + numbers.shift
+            furthest = numbers.known_until + numbers.shift
             told["last_step"] = max(told.get("last_step", -1), furthest)
             told |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
             if numbers.is_even or "first_step" not in told:

@@ -92,7 +92,7 @@ class _Disk:
         self._asked: tuple[float, int] | None = None
 
     def attempt(self, ask: Callable[[], None]) -> str:
-        """Run an operation; why it failed, or empty."""
+        """Run an operation; returns why it failed, or an empty text."""
         self._asked = time.monotonic(), time.time_ns()
         try:
             ask()
@@ -108,7 +108,7 @@ class _Disk:
         return asked is not None and time.monotonic() - asked[0] > _HANGS_S
 
     def problem(self) -> tuple[str, int]:
-        """Why and since when nothing is written; empty if it is."""
+        """Why and since when nothing is written; an empty text if writing works."""
         asked = self._asked
         if asked is not None and self.hangs():
             return "the disk does not answer", self._problem_since_ns or asked[1]
@@ -164,7 +164,10 @@ class Histories:
         return self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
-        """The offset up to which the history has each journal; None if it is not open yet."""
+        """By journal: the offset up to which the history has its records.
+
+        None if the history is not open yet.
+        """
         found = self._runs.get(run)
         written = None if found is None else found[0].written
         return {} if written is None and self.remark() else written
@@ -175,7 +178,7 @@ class Histories:
         return {"directory": str(self.directory), "problem": problem, "since_ns": since_ns}
 
     def times(self) -> dict[RunKey, Told]:
-        """The time of each run's ranks here, as last written."""
+        """The time of each run's ranks on this node, by cause, as last written."""
         found = {key: run.time.told for key, (run, _) in [*self._runs.items()]}
         return {key: told for key, told in found.items() if told is not None}
 
@@ -322,9 +325,9 @@ class Collector:
                 self._histories.feed(batch)
 
     def _told(self, processes: Iterable[Process]) -> list[Process]:
-        """The processes whose history is written here, older ones first.
+        """The processes whose history this agent writes, older ones first.
 
-        A rank that is alive here has no records from another node.
+        If a rank is alive on this node, its processes on other nodes are left out.
         """
         told = [each for each in processes if each.labels and each.is_kept]
         told.sort(key=lambda each: each.began_ns)
@@ -352,12 +355,14 @@ class Collector:
         is_shown = {each.labels for each in shown}
         for run, told in self._histories.times().items():
             labels = tuple(zip(NODE_LABELS, (*run, self._node), strict=True))
-            # The final times arrive after the journals are closed; ignored if the run was dropped.
+            # The final times arrive after the journals are closed. Ignore them if the run was
+            # dropped.
             if run not in present and labels not in is_shown:
                 continue
             many = float(told.attempts)
             self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, told.began_ns)
-            # All causes, also 0: a series that begins above 0 has no rate.
+            # Export causes at 0 too: Prometheus ignores the first value of a series that begins
+            # above 0.
             for cause in TIME_CAUSES:
                 where, spent_s = (*labels, ("cause", cause)), told.seconds.get(cause, 0.0)
                 self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
@@ -366,7 +371,7 @@ class Collector:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
         run, job_type = self._runs[key], labels["job_type"]
-        # An evaluator may have come first.
+        # The first process may be an evaluator, so `train` replaces its job type.
         run.job_type = job_type if job_type == "train" else run.job_type or job_type
         return key, rank_key(labels["rank"], job_type, run.job_type)
 
@@ -394,7 +399,7 @@ class Collector:
         named = [(each, each["who"]) for each in verdicts]
         own = [each for each, who in named if (who.get("group"), who.get("run")) == key]
         alive = any(each.ended_at is None for each in processes)
-        # An agent that starts later has not seen a run that has ended until now.
+        # An ended run was last seen at its end, even if this agent started later.
         ended_ns = max(each.life.ended_ns for each in processes)
         about["seen_ns"] = time.time_ns() if alive else ended_ns
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
@@ -423,7 +428,7 @@ class Collector:
 
 
 def _node(process: Process) -> str:
-    """Its node; empty for this one."""
+    """The node of a process; empty for this node."""
     return "" if process.is_here else dict(process.labels)["node"]
 
 

@@ -34,7 +34,7 @@ _LONGEST_STEP_NS, _MOST_WORK = 1 << 50, 1 << 50
 
 
 class Sample(NamedTuple):
-    """One reading. Without a run it is the node's, and belongs to each run there."""
+    """One reading. A reading without a run is about the node, and belongs to each run on it."""
 
     run: RunKey | None
     key: SeriesKey
@@ -108,11 +108,11 @@ class KeptRun:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.written: Mapping[str, int] | None = None
-        """The offset up to which the file has each journal; None before it is opened."""
+        """By journal: the offset up to which the file has its records. None before `open`."""
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
-        # The first known beginnings of each journal, and of the processes of each other node: later
-        # ones differ with the measured clock offset.
+        # The first known beginning of each journal, and of the processes of each other node. Later
+        # reports differ, as the measured clock offset changes.
         self._began: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._counts: dict[SeriesKey, int] = {}
@@ -122,7 +122,7 @@ class KeptRun:
         self._gaps: list[dict[str, Any]] = []
         self._began_ns = 0
         self.failing = (0, "")
-        """Since when writing fails, and why; 0 if it does not."""
+        """Since when writing fails, and why; 0 while it works."""
         self._new = _Unwritten()
         self.time = RunTime()
 
@@ -159,7 +159,7 @@ class KeptRun:
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 
     def close(self) -> None:
-        """Close the file, which can be copied then."""
+        """Close the file, so that it can be copied."""
         file, self._file = self._file, None
         # The gaps are read again when the file is reopened.
         self._gaps = []
@@ -173,7 +173,7 @@ class KeptRun:
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:
-        """Add records after the written offsets: a new agent reads some a second time."""
+        """Add records after the written offsets, as a new agent reads some records twice."""
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)
@@ -294,7 +294,10 @@ class KeptRun:
     # -- writing
 
     def write(self, now_ns: int) -> None:
-        """Write everything, or bound what waits; raises sqlite3.Error, OSError or Unusable."""
+        """Write everything.
+
+        If that fails, drop rows above a limit; raises sqlite3.Error, OSError or Unusable.
+        """
         try:
             self.open()
             assert self._file is not None
@@ -302,10 +305,10 @@ class KeptRun:
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
             if not self.failing[0]:
                 self.failing = now_ns, getattr(why, "strerror", None) or str(why)
-            # A number of a damaged journal that fits no column would block all later writes.
+            # A number that fits no column, from a damaged journal, would block all later writes.
             if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
                 self.leave_out(self.failing[0], now_ns, self.failing[1])
-                # The offsets stay: what is dropped is not read again.
+                # Keep the offsets, so that the dropped rows are not read again.
                 positions, self._new = self._new.positions, _Unwritten()
                 self._new.positions = positions
             raise
@@ -318,7 +321,7 @@ class KeptRun:
         if self._nodes:
             about["nodes"] = {**self._nodes}
         if self._began_ns and "began_ns" in about:
-            # After a restart, the first processes of the run are gone.
+            # After a restart of the agent, the first processes of the run may be gone.
             about["began_ns"] = min(self._began_ns, about["began_ns"])
         self._began_ns = about.get("began_ns", self._began_ns)
         changed = {key: v for key, v in about.items() if before.about.get(key, ...) != v}
@@ -345,7 +348,7 @@ class KeptRun:
     def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
         """Record a gap: data of this time is missing."""
         gap = {"since_ns": since_ns, "until_ns": until_ns, "why": why}
-        # Repeated gaps become one.
+        # Merge this gap with a recent one of the same cause.
         if self._gaps and self._gaps[-1]["why"] == why:
             last = self._gaps[-1]
             if since_ns - last["until_ns"] < _ONE_GAP_NS:

@@ -19,19 +19,19 @@ from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, ph
 
 _S = 1_000_000_000
 _LATE = frozenset({"straggler", "imbalance"})
-# The causes of phases; all other phases are productive if the step is.
+# The causes to which phases are counted; the time in all other phases is productive if the step is.
 _OF_PHASE = {"data": "data", "checkpoint": "checkpoint", "eval": "evaluation", "compile": "start"}
 
 
 # Cached: called for every step, and the steps of one training are alike.
 @lru_cache(256)
 def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
-    """The indices of phases that are lost, with their causes."""
+    """The indices of the phases whose time is lost, with the causes."""
     words = [phase_word(code & PHASE_CODE) for code in codes]
     at_work = [at for at, word in enumerate(words) if word not in ("other", "data")]
     for one, next_one in pairwise(at_work):
         if words[one] == words[next_one] == "eval":
-            # Between two batches of an evaluation.
+            # Count the time between two batches of an evaluation as evaluation.
             for at in range(one + 1, next_one):
                 words[at] = "eval" if words[at] == "other" else words[at]
     return tuple((at, _OF_PHASE[word]) for at, word in enumerate(words) if word in _OF_PHASE)
@@ -115,7 +115,7 @@ class _Rank:
     has_trained: bool = False
     has_ended: bool = False
     clock: str = "host"
-    """Whose steps count: the device's if it has a clock."""
+    """The clock whose steps count: `device` if the device has one."""
 
 
 class RunTime:
@@ -125,12 +125,12 @@ class RunTime:
         self.attempts = Attempts()
         self.told: Told | None = None
         """As of the last call of `to_json`."""
-        # By node; empty: this one.
+        # By node; the empty name means this node.
         self._spent = {"": _Spent()}
         self._ranks: dict[str, _Rank] = {}
         # By rank and start: current processes, and ended ones with uncounted steps.
         self._processes: dict[tuple[str, int], ProcessTime] = {}
-        # By verdict: the late ranks. And since when all ranks hang.
+        # The late ranks by verdict, and since when all ranks hang.
         self._late_nodes: dict[str, frozenset[str]] = {}
         self._hangs_since_ns = 0
         self._released: list[tuple[str, str, list[Placed]]] = []
@@ -158,7 +158,8 @@ class RunTime:
         if any(any(each.ns.values()) for each in self._spent.values()):
             seconds = dict(here["seconds"])
             if self.told is not None:
-                # A counter must not fall: time that turns out to be lost is subtracted from later.
+                # A counter must not fall: if counted time turns out to be lost, it stands still for
+                # as long.
                 before_s = self.told.seconds.get("productive", 0.0)
                 seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
             self.told = Told(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
@@ -182,7 +183,7 @@ class RunTime:
         before = None if known is None else self._processes.get((rank, known.began_ns))
         is_at_work = before is not None and not before.ended_ns
         if known is not None and not known.has_trained and is_at_work:
-            # A process that opened the run has started the one that trains.
+            # The known process has only opened the run, and has started the one that trains.
             if trains:
                 known.began_ns = began_ns
             return
@@ -209,7 +210,8 @@ class RunTime:
         self._ranks[rank] = _Rank(rank, attempt, began_ns, until_ns, by, process.node)
 
     def _last_end(self, *, is_over: bool = False) -> tuple[str, int]:
-        """State and time of the end of the current attempt; ("", 0) while a process is left.
+        """State and time of the end of the current attempt; ("", 0) while one of its processes
+        runs.
 
         *is_over*: the next attempt has begun, so ranks of a lost node are no longer waited for.
         """
@@ -218,7 +220,8 @@ class RunTime:
             return last["state"], last["ended_ns"]
         of_it = [e for e in self._ranks.values() if e.attempt == last["attempt"]]
         found = [(each, self._processes.get((each.rank, each.began_ns))) for each in of_it]
-        # Without those whose end an earlier agent saw, or that had another rank at first.
+        # Without ranks whose process is not known here: an earlier agent saw its end, or it has
+        # changed its rank.
         known = [p for e, p in found if p is not None or (e.has_trained and not e.has_ended)]
         ended = [each for each in known if each is not None and each.ended_ns]
         if not ended or (len(ended) < len(known) and not is_over):
@@ -285,7 +288,7 @@ class RunTime:
 
     def _count_phases(self, rank: _Rank, step: Step) -> None:
         """Count the phases of a step that moved the run on."""
-        # Part of it may be counted already, as a hang.
+        # Part of the step may be counted already, as a hang.
         spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
         for at, cause in _causes(step.parts.codes):
@@ -330,7 +333,7 @@ class RunTime:
         return released
 
     def _release(self, rank: str) -> None:
-        """Count the steps of a rank that wait for their numbers."""
+        """Count the steps of a rank that were held until their numbers are known."""
         for clock in ("device", "host"):
             placed = self.attempts.release(rank, clock)
             self._count(rank, clock, placed)
@@ -370,7 +373,7 @@ class RunTime:
         for since_ns in {each["since_ns"] for each in taken_back} - explained:
             self.attempts.take_back(since_ns)
         for each in sorted(standing, key=lambda each: each["since_ns"]):
-            # A closed verdict means that the run was restarted.
+            # Only open verdicts: once the run is restarted, its verdicts on deaths are closed.
             if each in is_open:
                 self.attempts.explain(each["since_ns"], each["sentence"])
 
