@@ -43,7 +43,7 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "nonfinite": ("error", "has a value that is not finite", 0.0),
     "straggler": ("warn", "keeps the others waiting", _STOOD_S),
 }
-# Least share of the step that a late rank or node must cost.
+# Share of the step that a late rank or node must cost for a message.
 _COSTS = 0.05
 # No message on a shorter run that ends well: tests, and sweeps of thousands.
 _SHORTEST_S = 10.0
@@ -82,7 +82,7 @@ class Rules:
         *,
         leaving: bool = False,
     ) -> Iterator[Message]:
-        """The messages to send now. *leaving*: the agent ends, so it does not wait for ends."""
+        """The messages to send now. *leaving*: the agent ends, so it does not wait for restarts."""
         self._runs = {case.run: self._runs.get(case.run) or _Run() for case in cases}
         self._carded &= set(feeds)
         for feed in feeds:
@@ -203,7 +203,7 @@ def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
         duration_s=lasted_s,
         reason=reason,
         sentences=sentences,
-        # The page of this agent ends with it.
+        # A command instead of the page's address, which ends with this agent.
         look=[f"otel-ddp open {shlex.quote(f'{group}/{name}' if group else name)}"],
     )
     key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
@@ -254,7 +254,7 @@ class Notifier:
     """One per agent, called by its loop. Without an address it does nothing."""
 
     def __init__(self, conf: Settings, folder: Path) -> None:
-        """*folder*: that of the queue."""
+        """*folder*: the folder of the queue."""
         self._outbox: Outbox | None = None
         self._why_none = "off: OTEL_DDP_NOTIFY names no address"
         if conf.notify and conf.offline:
@@ -285,7 +285,7 @@ class Notifier:
         return self._rules.ending
 
     def threads(self) -> list[KeptThread]:
-        """One for each address."""
+        """One thread for each address."""
         return [] if self._outbox is None else self._outbox.delivery.threads()
 
     def busy(self) -> bool:

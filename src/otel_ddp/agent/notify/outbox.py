@@ -146,7 +146,7 @@ MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
 # Queue length of each address.
 _MOST_WAITING = 100
 _DAY_S = 86400.0
-# After the end of the training, the agent stays so long for undelivered messages.
+# How long the agent stays for undelivered messages after the end of the training.
 _STAY_S = 3600.0
 _PAUSES_S = (5.0, 300.0)
 
@@ -197,7 +197,7 @@ class Outbox:
         try:
             message = Message.from_json(files.parse_json(body))
         except (KeyError, TypeError, ValueError):
-            return Outcome("refused", "what waited is no message of this version")
+            return Outcome("refused", "the queued message is of another version")
         return self._addresses[key].send(message)
 
     def _waited_s(self, request: Request) -> float:
