@@ -22,7 +22,7 @@ failures: dict[str, int] = {}
 # Set by our tests, so that containment never hides a bug.
 raise_failures = False
 
-# Set by the run, to count failures in its series.
+# Set by the open run, to count failures in the run's series.
 count_failure: Callable[[], None] | None = None
 
 # For `except` clauses where the decorator `contained` does not fit, as on a hot path.

@@ -32,13 +32,16 @@ _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
     """Open a file without following links or waiting for fifos; new files are private."""
-    # Evaluated here: Windows imports this module but lacks these flags.
+    # No constant of the module, since Windows imports the module but lacks these flags.
     carefully = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Like `open_private`, for our own file in our own directory. Raises OSError for others."""
+    """Like `open_private`, for our own file in our own directory.
+
+    Raises OSError if it is not ours.
+    """
     with own_directory(path.parent) as folder:
         handle = open_private(path.name, flags, folder)
     try:
@@ -354,7 +357,7 @@ def raise_file_limit() -> None:
 
 
 def holder(fd: int) -> int | None:
-    """The process that holds a lock on this file; 0 if it is in another PID namespace."""
+    """The pid that locks this file; 0 if it is in another PID namespace, None if there is none."""
     import fcntl
 
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))

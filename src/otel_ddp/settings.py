@@ -313,7 +313,10 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
 
 
 def value(variable: str, env: Mapping[str, str]) -> Any:
-    """The value of a variable; None if it is unset, or standard and invalid."""
+    """The value of a variable.
+
+    None if it is unset, or a standard variable with an invalid value.
+    """
     # An empty variable counts as unset, by the specification.
     if not (text := env.get(variable, "").strip()):
         return None

@@ -15,8 +15,8 @@ _DURATIONS = (
     (0.9995e-6, 1e-6, "us"),
     (1e-12, 1e-9, "ns"),
 )
-# Two units for longer ones: the smallest value, the number of small units in a large one, the
-# length of the small unit, and the names of both.
+# For longer durations, which are shown in two units: the smallest value, the number of small units
+# in a large one, the length of the small unit, and the names of both.
 _LONG = (
     (86_370.0, 24, 3600.0, "d", "h"),
     (3599.5, 60, 60.0, "h", "min"),

@@ -107,7 +107,7 @@ class Identity:
         return f"p{self.pid}" if self.global_rank is None else str(self.global_rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, in a form for JSON."""
         return {**dataclasses.asdict(self), "given": sorted(self.given)}
 
 
@@ -129,7 +129,7 @@ def resolve(
     a pool's task, and each task is a run of its own. *arguments*: the arguments of `init` that
     describe the process.
     """
-    # Read.
+    # Read arguments, variables and facts of the process.
     parent = launchers.multiprocessing_parent()
     if host is None:
         # Windows lacks os.uname, but nothing is recorded there.
@@ -158,7 +158,7 @@ def resolve(
     }
     facts = launchers.LauncherFacts("pool") if in_task else launchers.read(process)
 
-    # Decide.
+    # Decide on the ranks.
     rank = _first(numbers["global_rank"], facts.global_rank)
     world = _first(numbers["world_size"], facts.world_size)
     may_be_alone = world in (None, 1)
@@ -178,7 +178,7 @@ def resolve(
         master = env.get("MASTER_ADDR", "")
         local = _local_rank(rank, world, facts.node_rank, facts.nodes, master, process.host)
 
-    # Name.
+    # Decide on the names.
     found = run_names.find(given_run or "", process, facts, world, make_id)
     group = texts["group"]
     if in_task:

@@ -158,7 +158,7 @@ def slurm_tasks(env: Mapping[str, str]) -> int | None:
 
 def multiprocessing_parent() -> int | None:
     """The process that started this one by multiprocessing; None if there is none."""
-    # A multiprocessing child has imported it.
+    # In a multiprocessing child, the module is always imported.
     module = sys.modules.get("multiprocessing")
     parent = None if module is None else module.parent_process()
     # Not os.getppid(), which may be the fork server.

@@ -38,7 +38,7 @@ class Lead(NamedTuple):
     """Candidates: the lead listens on the first free one."""
 
     def __repr__(self) -> str:
-        # Without the secret, as it may be logged.
+        # Without the secret, as this text may be logged.
         return f"Lead(hosts={self.hosts}, ports={self.ports})"
 
     def with_hosts(self, hosts: Iterable[str]) -> Lead:
@@ -47,11 +47,11 @@ class Lead(NamedTuple):
         return self._replace(hosts=tuple(fit)[:_MOST_HOSTS])
 
     def as_json(self) -> dict[str, Any]:
-        """For a journal."""
+        """The lead as JSON, for a journal."""
         return {"secret": self.secret, "hosts": list(self.hosts), "ports": list(self.ports)}
 
     def as_text(self) -> str:
-        """For a store, in one line."""
+        """The lead in one line, for the store of the process group."""
         return json.dumps(self.as_json(), separators=(",", ":"))
 
 

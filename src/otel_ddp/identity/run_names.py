@@ -142,7 +142,7 @@ def _digest(*parts: str) -> bytes:
 
 
 def of_parent(process: ProcessFacts, facts: LauncherFacts, world: int | None) -> Names:
-    """Run and group of an ancestor, if the process belongs to its run."""
+    """Run and group of an ancestor, if this process belongs to the ancestor's run."""
     found = _handed_down(process)
     if found.by == str(process.pid):
         return Names()

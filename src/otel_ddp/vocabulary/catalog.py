@@ -64,13 +64,13 @@ def prometheus_name(name: str, kind: Kind, unit: str) -> str:
     tokens = re.split(r"[._]+", name)
     main, _, per = unit.partition("/")
     for suffix in ("" if main.startswith("{") else _UNITS[main], _PER_UNITS[per]):
-        # Not again if the name contains the word anywhere.
+        # A unit that is already a word of the name is not added.
         if suffix and suffix not in tokens:
             tokens.append(suffix)
 
     if kind is Kind.COUNTER:
         tokens = [token for token in tokens if token != "total"] + ["total"]
-    # Not for up-down counters, although they arrive as gauges.
+    # Up-down counters get no `ratio`, although they arrive as gauges.
     if kind is Kind.GAUGE and unit == "1":
         tokens = [token for token in tokens if token != "ratio"] + ["ratio"]
     return "_".join(tokens)
@@ -91,7 +91,7 @@ def prometheus_label(attribute: str) -> str:
     # Unlike in metric names, Prometheus' OTLP receiver keeps consecutive underscores.
     label = re.sub(r"[^A-Za-z0-9_]", "_", attribute)
     if not label.strip("_"):
-        # Prometheus' OTLP receiver rejects such a name with its point, but a scrape needs a name.
+        # Prometheus' OTLP receiver rejects a point with such a name; a scrape needs a valid one.
         return "key_"
     if label[0].isdigit():
         return f"key_{label}"

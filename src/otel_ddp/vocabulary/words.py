@@ -48,7 +48,7 @@ PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
 PHASE_CODE = 0x3F
 _OF_CODE = {each.code: each.word for each in _PHASES}
 
-# In the order of tables.
+# The phases in which ranks work, in the order of tables.
 WORK_PHASES = ("data", "forward", "backward", "optimizer", "graph", "other")
 # Python's garbage collections: not a phase, they occur in any phase.
 GARBAGE = "garbage"
