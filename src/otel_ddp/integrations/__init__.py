@@ -59,7 +59,7 @@ def instrument(model: Any = None, **arguments: Any) -> otel_ddp.Run:
 def init(*, again: bool = False) -> otel_ddp.Run:
     """Like `otel_ddp.init`, for a program that uses another tracker.
 
-    *again*: open another run although one was finished.
+    *again*: open a run even if the program has finished one before.
     """
     from otel_ddp.run import opening
 

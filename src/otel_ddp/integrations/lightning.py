@@ -36,7 +36,7 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
 
     @property
     def experiment(self) -> otel_ddp.Run:
-        """The run of this rank. Lightning gets it on every rank, before it trains."""
+        """The run of this rank. Lightning reads it on every rank, before the training."""
         # A run that an exception has ended is not continued: the next trial, say, opens its own.
         if self._run is None or self._run.is_closed:
             self._run = self._instrument(**self._arguments)
@@ -102,7 +102,7 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
     @errors.contained()
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # A checkpoint is restored by now, with its number of steps.
+        # By now Lightning has restored a checkpoint, and with it the number of steps.
         if (run := otel_ddp.current()) is not None:
             run.resume_from(trainer.global_step)
 

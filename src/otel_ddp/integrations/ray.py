@@ -13,7 +13,7 @@ from otel_ddp.torch.hooks.called import Called
 def end_with_the_function() -> None:
     """End a worker's run with its training function, with its exception if it raised one.
 
-    Called by `otel-ddp run`. Ray ends workers by a signal, which looks like a death.
+    Called by `otel-ddp run`. Ray ends workers by a signal, which would look like a death.
     """
     # Ray calls the function inside this context, in each worker.
     context = import_module("ray.train.torch").TorchConfig().train_func_context

@@ -22,8 +22,8 @@ _FRAMEWORKS = {
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
-# Modules of frameworks that only pass a caller's values on to a tracker, so that the caller counts.
-# Fabric is one of them, as it has no callbacks.
+# Framework modules that only pass values on to a tracker: the code that calls them counts as the
+# caller. Fabric is included because it has no callbacks.
 _LOGGERS = (
     "lightning.fabric.",
     "lightning.pytorch.loggers.",
@@ -91,7 +91,7 @@ def mirror(run: Any) -> None:
     _mirrors.add(run)
     listen()
     sitecustomize.install(set(TRACKERS))
-    # A tracker's run may be open already.
+    # Record the configuration of a tracker's run that is already open.
     wandb, swanlab = sys.modules.get("wandb"), sys.modules.get("swanlab")
     for theirs in (getattr(wandb, "run", None), getattr(swanlab, "run", None)):
         if theirs is not None:
@@ -102,7 +102,7 @@ def mirror(run: Any) -> None:
 
 
 def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: _Record) -> Any:
-    """The function, followed by a call of *record*.
+    """Wrap a function: each call is then recorded by *record*.
 
     *names*: the names of its positional arguments.
     """
@@ -277,7 +277,7 @@ def _config(call: Call) -> None:
 
 
 def _config_changed(call: Call) -> None:
-    # Before a tracker's run begins, and between two of them, the settings belong to no run.
+    # Before a tracker's first run, and between two of its runs, the settings belong to no run.
     run = _run_of(call, opens=False)
     if run is not None and run.tracker_outcome is None:
         run.config(dict(call.given["config"].items()))
@@ -292,7 +292,7 @@ def _write(call: Call) -> None:
     given = call.given
     tag, value = given.get("tag"), given.get("scalar_value")
     if (run := _run_of(call)) is not None:
-        # `add_hparams` writes results with an inner writer, whose folder is not a split.
+        # `add_hparams` writes results with an inner writer, whose folder is no prefix and no split.
         prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
         # A split in the tag takes precedence.
         split = split_in(str(tag)) or split

@@ -32,7 +32,7 @@ class Finder(object):
         self._imported = imported
 
     def add(self, names):
-        """Also wait for these, unless they are imported already."""
+        """Also wait for these modules, unless they are imported already."""
         self._names.update(set(names).difference(sys.modules))
 
     def find_spec(self, name, path=None, target=None):
