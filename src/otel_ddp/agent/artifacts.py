@@ -4,7 +4,7 @@ A reader process reads each artifact, so that a hanging file server or store blo
 Its stdin is a file with the request, which it overwrites with the answer.
 
 The digest of a directory is the SHA-256 of the output of `sha256sum` for its files, sorted by name.
-A link in it counts as its target path. SECURITY.md says what may be read.
+A link counts as a file that contains the path of its target. SECURITY.md says what may be read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Reader:
     """A process that reads one artifact. Raises OSError if it cannot be started."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        # Not an argument: the address of a store may contain a password.
+        # Not in the command line: the address of a store may contain a password.
         self._file = open(os.memfd_create("artifact"), "w+")  # noqa: SIM115
         json.dump(request, self._file)
         self._file.seek(0)
@@ -85,7 +85,7 @@ class _Artifact(NamedTuple):
 
 
 class Artifacts:
-    """One per agent. Its loop calls every method; none blocks on a file."""
+    """The artifacts of an agent, whose loop calls every method. None blocks on a file."""
 
     def __init__(self, conf: Settings, *, of_platform: bool) -> None:
         """*of_platform*: the platform started this agent, which may read files that the user may
@@ -93,7 +93,7 @@ class Artifacts:
         self._reads = not of_platform
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
-        # The reader works on the first one.
+        # The queue. The reader works on its first artifact.
         self._waiting: list[_Artifact] = []
         self._reader: _Reader | None = None
 
@@ -106,8 +106,8 @@ class Artifacts:
                     self._add(_Artifact(journal, document.content, named))
         if self._reader is not None:
             if self._reader.is_late():
-                # All of them, as the next ones may be on the same file server, or go to the same
-                # store.
+                # Give up the whole queue: the next artifact may be on the same file server, or go
+                # to the same store.
                 self._give_up(f"a file server or a store did not answer within {LONGEST_S:g} s")
             elif (answer := self._reader.answer()) is not None:
                 self._finish(self._waiting[0], answer)
@@ -242,7 +242,7 @@ def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
         try:
             answer["uri"] = _copy(tree, listing, store, (run, name, digest[:16]))
         except errors.ANY_ERROR as error:
-            # Without a password in an address.
+            # Remove passwords from addresses.
             why = re.sub(r"//[^/\s]*@", "//", f"{type(error).__name__}: {error}")[:200]
             answer["problem"] = f"it is not stored: {why}"
     return answer
@@ -337,7 +337,8 @@ def _line(name: bytes, digest: str) -> bytes:
 
 
 def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
-    """Upload the files to a folder named by *words*, then their list; the address of the copy."""
+    """Upload the files to a folder named by *words*, then their list; returns the copy's
+    address."""
     # Imported here: few agents store anything.
     from fsspec.core import url_to_fs
 

@@ -97,7 +97,7 @@ class Ledger:
         found.start_ns = start_ns
 
     def log(self, series: Series, value: float, time_ns: int) -> int | None:
-        """Add a logged value; the time of its point, or None if it is not exported.
+        """Add a logged value; returns the time of its point, or None if it is not exported.
 
         Times of a series grow by at least a millisecond. A value whose point would be too late
         becomes the current value, but is not exported.
@@ -157,7 +157,7 @@ class Ledger:
         return found is not None and found.value is not None and found.project == series.project
 
     def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
-        """These metrics with their series."""
+        """These metrics, each with its series."""
         for metric in metrics:
             yield metric, list(self._families.get(metric.name, {}).values())
 

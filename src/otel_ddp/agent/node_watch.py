@@ -21,7 +21,7 @@ from otel_ddp.settings import Settings
 
 
 class NodeWatch:
-    """One per place. The agent's loop calls it."""
+    """The node as seen from one journal directory. The agent's loop calls every method."""
 
     def __init__(
         self, place: Place, conf: Settings, node: str, *, of_platform: bool, keeps_found: bool
@@ -64,7 +64,7 @@ class NodeWatch:
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
         for each in processes:
-            # Also before its rank is known, as it may end until then.
+            # Also if its rank is unknown, as the process may end before its rank is known.
             if each.is_at_work and not each.life.gone_ns:
                 each.host.watch()
         here = [each for each in processes if each.labels]
@@ -92,7 +92,7 @@ class NodeWatch:
         return [*self.judge.flush_documents(), *self.journals.flush_documents()]
 
     def commit(self, marks: Marks) -> None:
-        """Commit these delivered offsets once the histories have their records too."""
+        """Commit the offsets of delivered records once the histories have these records too."""
         self.journals.deliver(marks)
         delivered, fed = self._delivered = self._delivered or (marks, self.histories.fed)
         if self.histories.has(fed):

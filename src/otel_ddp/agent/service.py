@@ -38,7 +38,7 @@ _ENDS_WITHIN_S = 2.0
 
 
 class Agent:
-    """One per place. `run` is its whole life."""
+    """The agent of one journal directory. `run` is its whole life."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
 
 
 def lock_place(place: Place) -> int | None:
-    """Lock the place; None if it has an agent. Closing the descriptor unlocks it."""
+    """Lock the directory for this agent; None if it has one. Closing the descriptor unlocks it."""
     fd = files.open_own(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while time.monotonic() < deadline:
@@ -355,7 +355,7 @@ def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
 
 
 def main(directory: str = "", foreground: bool = False) -> int:
-    """Run the agent of a place; the exit status."""
+    """Run the agent of a journal directory; returns the exit status."""
     log_to_stderr()
     try:
         conf = settings.read(directory=directory or None)

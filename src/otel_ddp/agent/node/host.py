@@ -50,7 +50,7 @@ def _states_of_group(files: KernelFiles, limit_bytes: int, folder: str) -> dict[
     states: dict[str, float] = {"free": max(limit_bytes - charged, 0)}
     found = files.read(f"{folder}/memory.stat", numbers) or {}
     if "inactive_file" in found:
-        # The kernel updates the two numbers separately, every two seconds.
+        # The kernel updates the two numbers separately, every two seconds, so they may disagree.
         states["cached"] = min(found["inactive_file"], charged)
         states["used"] = charged - states["cached"]
     return states

@@ -123,7 +123,7 @@ class _Watched:
         users: tuple[User, ...] = ()
         try:
             if not self.lost:
-                # First: a fault may be the reason why the other calls fail.
+                # Read faults first: a fault may be the reason why the other calls fail.
                 self._attempt("Xid", lambda: self._xids.poll(self._calls))
                 self._answers.clear()
                 self._read_engines(gpm)

@@ -123,7 +123,7 @@ class Xids:
         calls.guarded(self._drain)
 
     def measurements(self, pci: str) -> list[Measurement]:
-        """The counts by code. *pci*: the board's."""
+        """The counts by code. *pci*: the PCI address of the board."""
         return [
             Measurement(
                 OTEL_DDP_GPU_XID_ERRORS, times, (("pci", pci), ("code", str(code))), self._since_ns

@@ -145,8 +145,8 @@ _DURATIONS = {
     "board_limit": 77,
     "reliability": 79,
 }
-# The volatile counter, since the driver was loaded: the aggregate one covers years, and is stored
-# late and incompletely.
+# Selects the volatile counter, which begins when the driver is loaded. The aggregate counter covers
+# years, and is stored late and incompletely.
 _SINCE_LOADED = 0
 _CORRECTED, _UNCORRECTED = 0, 1
 _ENGINES = {"sm": 2, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12, "fp16": 13}

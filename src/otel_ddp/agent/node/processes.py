@@ -161,7 +161,7 @@ class ProcessReader:
         ranks, uses, missed = self.ranks, {}, []
         if ranks:
             self._tree.poll()
-        # Of two processes with equal labels, the one that started last.
+        # Of two processes with equal labels, read the one that started last.
         newest = {each.labels: each for each in sorted(ranks, key=lambda each: each.start_ticks)}
         for labels, rank in newest.items():
             use = self._read(rank.pid, rank.start_ticks) if rank.pid else None
@@ -174,7 +174,7 @@ class ProcessReader:
         return ProcessSample(uses, missed)
 
     def _read(self, pid: int, start_ticks: int) -> ProcessUse | None:
-        """None if the process has ended, or its pid was reused."""
+        """Read one process; None if it has ended, or its pid was reused."""
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None

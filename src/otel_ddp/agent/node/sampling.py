@@ -112,7 +112,7 @@ class Sampling:
     # -- for `status`
 
     def describe(self) -> dict[str, Any]:
-        """The node's devices."""
+        """The node's devices, and the ranks whose processes cannot be read."""
         sample, _ = self._fresh("gpu")
         processes, _ = self._fresh("process")
         remarks: list[str] = []

@@ -33,7 +33,7 @@ def boot_ns() -> int:
     Rounded to seconds: a small correction of the clock must not move the start of counters.
     """
     boottime = time.CLOCK_BOOTTIME
-    # The latest of three, since a pause between the two readings makes it earlier.
+    # The latest of three results: a pause between the two clock readings makes a result earlier.
     found_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(3))
     return round(found_ns / _NS_PER_S) * _NS_PER_S
 
