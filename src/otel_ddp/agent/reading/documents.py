@@ -81,10 +81,10 @@ _WAIT = PHASES["comm_wait"]
 _ENOUGH = 20
 # Steps in the moving average.
 _RECENT = 200
-# A step is slow if it takes this many times the average. Of log-normal durations with a deviation
-# of 15 %, one in 1,000 does.
+# A step is slow if it takes this many times the average. If durations are log-normal with a
+# deviation of 15 %, one step in 1,000 is slow.
 _SLOW = 1.6
-# Rate limit of slow steps with spans.
+# Rate limit: one slow step in this time gets spans.
 _SLOW_EVERY_NS = 3_000_000_000
 
 _MOST_CHILDREN = 64
@@ -176,7 +176,7 @@ _INFO_OF_IDENTITY = (*TEXTS, "world_size", "nodes", "strategy")
 _OF_PROGRAM = ("script", "model", "backend", "precision", "torch", "device_runtime", "git_sha")
 _OF_NODE = ("python", "container_image", "slurm_job_id", "slurm_job_name", "slurm_partition")
 
-# Describes the node's devices.
+# A function that describes the node's devices.
 Devices = Callable[[], Mapping[str, Any]]
 
 
@@ -188,7 +188,7 @@ class RunDescription:
         self._devices = devices
 
     def texts(self) -> dict[str, Any]:
-        """The user's texts."""
+        """The texts in which the user describes the run."""
         identity = self._reader.identity
         return {key: text for key in TEXTS if (text := identity.get(key))}
 

@@ -54,7 +54,7 @@ class Exports:
         ledger: Ledger,
         summaries: Summaries | None = None,
     ) -> None:
-        """*summaries*: of all ranks of the node."""
+        """*summaries*: the summaries of all ranks of the node."""
         self.reader, self.process = reader, process
         self.documents: list[Document] = []
         """Spans and events that wait for the export."""
@@ -84,7 +84,7 @@ class Exports:
             if self._labels:
                 self._ledger.drop(self._labels)
             self._shown.clear()
-            # Drop those of an earlier attempt of this rank.
+            # Drop the series of an earlier attempt of this rank.
             self._ledger.drop(labels, *_OF_ONE_PROCESS)
             self._values.relabel(labels)
             self._labels, process.extremes = labels, self._values.extremes
@@ -224,7 +224,7 @@ class Exports:
         self._put_all(catalog.TRAINING_RUN_SETTING, now, now_ns)
 
     def _put_all(self, metric: catalog.Metric, values: Mapping[Labels, float], now_ns: int) -> None:
-        """Set all series of a metric, and remove its others."""
+        """Set these series of a metric, and remove all its other series."""
         for more in self._shown.get(metric, set()) - values.keys():
             self._ledger.forget(self._ledger.series(metric, (*self._labels, *more)))
         self._shown[metric] = set(values)

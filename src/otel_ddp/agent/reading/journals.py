@@ -55,7 +55,10 @@ class Ended(NamedTuple):
 
 
 class Journals:
-    """One per node. Only the agent's loop calls it, except for `processes` and descriptions."""
+    """The journals of a node.
+
+    Only the agent's loop calls it, except for `processes` and the descriptions.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,8 @@ class Journals:
         self._host = host
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
-        # From the file of the previous agent, whose committed records are not read again.
+        # From the file of the previous agent, since the records that it committed are not read
+        # again.
         self._summaries = summaries_of(told_by_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
@@ -88,7 +92,7 @@ class Journals:
         self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
-        # The lock is current, the last poll may be a tick old.
+        # Each lock is checked now, since the state of the last poll may be a tick old.
         return (
             each.process.identity
             for each in list(self._journals.values())
@@ -127,7 +131,7 @@ class Journals:
         return any(each.reader.was_removed() for each in self._journals.values())
 
     def leave_place(self) -> None:
-        """Keep only removed journals: those in the place belong to another agent."""
+        """Keep only removed journals: the journals in the directory belong to another agent now."""
         self._has_place = self._ledger.reports_ends = False
         for path, journal in list(self._journals.items()):
             reader = journal.reader
@@ -145,7 +149,7 @@ class Journals:
         for journal in self._journals.values():
             self._poll(journal)
         if sum(1 for each in self.processes() if each.life.gone_ns) > before:
-            # Processes that still live did not die first: set that they were seen alive after this
+            # Processes that still live did not die first: note that they were seen alive after this
             # death.
             for journal in self._journals.values():
                 life = journal.process.life
@@ -354,7 +358,7 @@ class NodeNames:
         return names[key]
 
     def _fresh(self, identity: Mapping[str, Any], taken: Collection[str]) -> str:
-        """A new name.
+        """A new name for the node of a process.
 
         The lowest node rank on a host gets the host's name, in whatever order journals are read.
         """

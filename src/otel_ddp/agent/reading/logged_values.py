@@ -28,7 +28,7 @@ class Summary:
     def feed(self, name: Name, value: float, step: int | None, time_ns: int) -> None:
         """Update with a value; idempotent."""
         known = self.extremes.get(name)
-        # The usual case, also for NaN if the name is known.
+        # The usual case: no new extreme. NaN ends here too, if the name is known.
         if known is not None and not (value < known.lowest.value or value > known.highest.value):
             return
         if not isfinite(value) or (known is None and len(self.extremes) >= MOST_NAMES):
@@ -65,7 +65,7 @@ class _Entry(NamedTuple):
 
 
 class LoggedValues:
-    """One per process. Callers hold the ledger's lock."""
+    """The logged values of one process. Callers hold the ledger's lock."""
 
     def __init__(self, reader: Journal, ledger: Ledger, summaries: Summaries) -> None:
         self.too_fast = 0
@@ -77,7 +77,7 @@ class LoggedValues:
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
-        # By number of the name.
+        # By the number of the name in the journal.
         self._entries: dict[int, _Entry] = {}
         self._restored = False
 

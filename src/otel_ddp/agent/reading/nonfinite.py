@@ -28,7 +28,7 @@ class NonfiniteValues:
     """The names of one process whose values are no longer finite."""
 
     def __init__(self) -> None:
-        # By name: the step of the last finite value.
+        # By the number of a name: the step of its last finite value.
         self._finite: dict[int, int | None] = {}
         self._lost: dict[int, _Lost] = {}
 

@@ -26,7 +26,7 @@ class _Window:
 
 
 class Pace:
-    """Fed by the judge; other threads may read it."""
+    """The pace of one rank. The judge feeds it; other threads may read it."""
 
     def __init__(self) -> None:
         self._steps, self._waits = _Window(), _Window()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES
 
-# Measured steps that are averaged.
+# The number of measured steps that are averaged.
 _LAST = 16
 # Limit of consecutive steps without a device time; beyond it, records were lost.
 _LONGEST_GAP = 1000
@@ -34,7 +34,7 @@ class _Shares(NamedTuple):
         return cls(bytes(spent_ns), [ns / whole_ns for ns in spent_ns.values()])
 
     def spans_ns(self, ns: int) -> list[int]:
-        """Divide a time by phase, exactly."""
+        """Divide a time among the phases; the parts add up exactly."""
         found = [int(ns * share) for share in self.shares]
         found[-1] += ns - sum(found)
         return found
@@ -49,7 +49,7 @@ class PhaseShares:
         self._on_device = on_device
         self._last: Step | None = None
         self._measured: deque[Step] = deque(maxlen=_LAST)
-        # Computed when needed.
+        # None after a measured step, until an estimate needs it.
         self._usual: _Shares | None = _Shares()
 
     def fill(self, steps: Iterable[Step]) -> list[Step]:

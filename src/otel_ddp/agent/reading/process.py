@@ -75,7 +75,7 @@ class Host:
     clock_uncertainty_ns = 0
     """The largest error of its clock offset."""
     logged_step: int | None = None
-    """The last step of logged values that only its node reads."""
+    """The last step of its logged values, if its node has reported it."""
     reader: Journal
 
     def __init__(self, reader: JournalReader) -> None:
@@ -96,7 +96,7 @@ class Host:
         return ended_by_parent(self.reader)
 
     def update(self, life: Life, now_ns: int, alive: bool) -> None:
-        """Update its state."""
+        """Update the state of the process."""
         life.update(self, now_ns, alive)
 
     def nonfinite(self) -> Sequence[NonfiniteValue] | None:
@@ -118,7 +118,7 @@ class Host:
         return {}
 
     def present_ns(self) -> int:
-        """When it certainly still existed, even after it reported its end; 0 if unknown."""
+        """When it was last known to exist, even after it reported its end; 0 if unknown."""
         return 0
 
     def forget(self) -> None:
@@ -158,7 +158,7 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
-                # It lived until then, even if no agent ran.
+                # It lived until its recorded end, even if no agent ran.
                 self.seen_alive_ns = max(self.seen_alive_ns, self.ended_ns)
             elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
@@ -175,7 +175,10 @@ class Life:
 
 
 class Process:
-    """A process of any node. One per journal and labels: new labels make it another process."""
+    """A process of any node, read from its journal.
+
+    If its labels change, a new object continues.
+    """
 
     has_news = True
     """Whether the last poll may have read records."""
@@ -204,7 +207,7 @@ class Process:
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
         self._logged_step: int | None = None
-        # By the host's clock, and by the device's.
+        # Steps by the host's clock, and by the device's.
         created_ns = self.reader.created_ns
         self._streams = StepStream(created_ns, self.reader.names), StepStream(created_ns)
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
@@ -391,7 +394,7 @@ class Process:
             if record.step is not None:
                 self._logged_step = record.step
         self._nonfinite = NonfiniteValues()
-        # Names whose last value was finite.
+        # Learn which names had a finite value last.
         self._nonfinite.feed(before, 0)
         if self.is_at_work:
             self.host.watch()
@@ -406,7 +409,7 @@ class Process:
             elif isinstance(record, Steps):
                 self._read_steps(record)
             elif record.kind == END:
-                # It may have ended after its state was updated.
+                # The process may have ended after its state was updated.
                 self.host.update(self.life, now_ns, alive)
             elif self.exported:
                 (new.events if record.kind == EVENT else new.spans).append(record)

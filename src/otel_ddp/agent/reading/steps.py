@@ -20,7 +20,8 @@ from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
 # Limit of parts of a step; further parts are summed by phase.
 MOST_PARTS = 2000
-# Threads may record times out of order. A time that is further back is from another clock.
+# Threads may record times out of order. A time that lies back by more than this is from another
+# clock.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
 _CALL = bytes([layout.STEP_CALL])
@@ -30,7 +31,7 @@ class StepStream:
     """The steps of one process by one clock. Damaged records never raise."""
 
     def __init__(self, created_ns: int, names: Mapping[int, Name] = MappingProxyType({})) -> None:
-        """*names*: the journal's, by number."""
+        """*names*: the names in the journal, by number."""
         self.created_ns = created_ns
         """When the journal was created; changes with its clock offset."""
         self._call_names = CallNames(names)
@@ -72,7 +73,7 @@ class StepStream:
             call = codes.find(_CALL, first)
             end = count if call < 0 else call
             self._feed_words(codes[first:end], values[first:end], steps)
-            # Calls are consecutive. There may be hundreds, in many orders.
+            # Find the end of consecutive calls. There may be hundreds, in many orders.
             first = count - len(codes[end:].lstrip(_CALL))
             self._calls += record.words[8 * end : 8 * first]
         return steps
@@ -165,7 +166,7 @@ class CallNames:
 
     def __init__(self, names: Mapping[int, Name]) -> None:
         self._names = names
-        # By sequence of name numbers: low bytes, then high bytes.
+        # Decoded calls, by the sequence of their names' numbers: low bytes, then high bytes.
         self._sequences: dict[bytes, tuple[Call, ...]] = {}
 
     def read(self, words: bytes, rest_idle: int, began_ns: int) -> Calls | None:
@@ -188,7 +189,10 @@ class CallNames:
         return Calls(each, array("q", at_ns), idle)
 
     def sums(self, *sums: Sequence[int]) -> dict[Collective, list[int]]:
-        """Calls and bytes in a step, by collective. *sums*: words of calls, and of bytes."""
+        """Calls and bytes in a step, by collective.
+
+        *sums*: the words with the numbers of calls, and the words with their bytes.
+        """
         found: dict[Collective, list[int]] = {}
         for at, words in enumerate(sums):
             for word in words:
