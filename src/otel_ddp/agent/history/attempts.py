@@ -20,9 +20,9 @@ class Placed(NamedTuple):
 
     step: Step
     number: int
-    """Its place on the axis of steps; a repeated step has the place of the first."""
+    """Its place on the axis of steps. A repeated step has the place of its first execution."""
     is_repeated: bool | None
-    """Whether an earlier attempt had done it; None if unknown."""
+    """Whether an earlier attempt has done the same step; None if unknown."""
 
 
 class _Numbers:
@@ -61,7 +61,7 @@ class Attempts:
     """The attempts of one run: its launches, and restarts by a launcher."""
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
-        """*kept*: `told` as stored in the history."""
+        """*kept*: the attempts as stored in the history."""
         self.told: list[dict[str, Any]] = [dict(each) for each in kept]
         """All attempts, as JSON."""
         self._numbers = _Numbers()
@@ -78,7 +78,7 @@ class Attempts:
             self._numbers.go_on(self.told[-1])
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
-        """Note the facts of an ended attempt that later ones are compared with."""
+        """Note the facts of an ended attempt with which later attempts are compared."""
         self._teller = attempt.get("teller", self._teller)
         if self._first_shift is None and "last_place" in attempt:
             # A program without numbers is assumed to count as we do.
@@ -128,7 +128,7 @@ class Attempts:
 
         Its recorded steps may lack the last quarter of a second before a sudden end.
         """
-        # Other ranks know only our number.
+        # The step of another rank is our number, not the program's.
         if self._numbers.shift is None or rank == self._numbers.teller:
             self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
 
@@ -190,7 +190,7 @@ class Attempts:
     def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
         """Note the program's numbers in steps of a rank."""
         for each in steps:
-            # Not in the first step: a program logs its number only after it.
+            # Skip the first step: a program logs its number only after it.
             if each.logged is not None and (each.number or 0) > 1:
                 self._numbers.teller = rank
                 self._numbers.add(each.number or 0, each.logged)
@@ -203,7 +203,7 @@ class Attempts:
     def _counts_numbers_of(self, rank: str) -> bool:
         """Whether this rank's numbers count.
 
-        Only one rank's do, if possible that of the last attempt.
+        Only those of one rank do, if possible the same rank as in the last attempt.
         """
         numbers = self._numbers
         if numbers.teller:
@@ -214,7 +214,7 @@ class Attempts:
         numbers, ours = self._numbers, step.number or 0
         shift = numbers.shift
         if shift is None or not (numbers.is_even and self._is_even):
-            # Without step numbers from the program, a restart and a resume look alike.
+            # Without step numbers from the program, a restart from step 0 and a resume look alike.
             return Placed(step, ours, None if ours <= self._last_place else False)
         number = ours + shift
         return Placed(step, number - (self._first_shift or 0), number <= self._before)

@@ -40,12 +40,12 @@ _STOP_S = 5.0
 _HANGS_S = 4.0
 # Limit of records and steps that wait for a hanging disk; more are dropped.
 _MOST_QUEUED = 300_000
-# Limit of samples of another node, until the next update.
+# Limit of samples of another node that wait for the next update.
 _MOST_SAMPLES = 10_000
 
 
 class _Waiting:
-    """A queue from the agent's loop to the thread."""
+    """A queue from the agent's loop to the history thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class _Waiting:
                 self._states[key] = state if before is None else state.after(before)
 
     def take(self) -> tuple[list[Batch], dict[RunKey, State], int, int]:
-        """Batches, states, the time of the first dropped batch (0 if none), and `added`."""
+        """Take batches and states, with the time of the first dropped batch (or 0), and `added`."""
         with self._lock:
             taken = self._batches, self._states, self._left_out_since_ns, self.added
             self._batches, self._states, self._left_out_since_ns = [], {}, 0
@@ -88,7 +88,7 @@ class _Disk:
         self._folder = folder
         self._problem = ""
         self._problem_since_ns = 0
-        # When the unfinished operation began, by two clocks.
+        # When the unfinished operation began, by the monotonic and by the wall clock.
         self._asked: tuple[float, int] | None = None
 
     def attempt(self, ask: Callable[[], None]) -> str:
@@ -115,7 +115,7 @@ class _Disk:
         return self._problem, self._problem_since_ns
 
     def note(self, failed: str, now_ns: int) -> None:
-        """Note the result of a round."""
+        """Note the result of a round of writing."""
         if failed and not self._problem:
             self._problem_since_ns = now_ns
             log.warning("no history is kept in %s: %s", self._folder, failed)
@@ -126,7 +126,7 @@ class _Disk:
 
 
 class Histories:
-    """One per node. The agent's loop feeds it; only its thread touches files."""
+    """The histories of a node. The agent's loop feeds them; only their thread touches files."""
 
     def __init__(self, named: str, most_bytes: int, node: str) -> None:
         """*named*: the configured directory, or empty."""
@@ -137,7 +137,7 @@ class Histories:
         self.disk = _Disk(self.directory)
         self._wake = threading.Event()
         self._stopping = False
-        # By run, with the time at which it was last fed.
+        # The open histories by run, with the time at which each was last fed.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
         self._clean_at = self._write_at = 0.0
         self._written = 0
@@ -160,7 +160,7 @@ class Histories:
         return self._waiting.added
 
     def has(self, fed: int) -> bool:
-        """Whether so many batches are on disk; also true while the disk fails."""
+        """Whether the first *fed* batches are on disk; also true while the disk fails."""
         return self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
@@ -248,7 +248,7 @@ class Histories:
 # -- collecting
 
 
-# Metrics of the node that the page shows; all others are on /metrics only.
+# Sampled metrics that histories keep for the page; all others are on /metrics only.
 _METRICS = (
     catalog.HW_GPU_UTILIZATION,
     catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION,
@@ -278,7 +278,7 @@ class _Run:
         self.job_type = ""
         """`train` if a process has it, else the job type of the first process."""
         self.led_by = ""
-        """The node of the lead, if another one leads the run."""
+        """The lead's node, if another agent leads the run."""
         self.samples: Sequence[Sample] = ()
         """The newest sample of each series."""
         self.nodes: dict[str, list[Sample]] = {}
@@ -361,8 +361,7 @@ class Collector:
                 continue
             many = float(told.attempts)
             self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, told.began_ns)
-            # Export causes at 0 too: Prometheus ignores the first value of a series that begins
-            # above 0.
+            # Export causes at 0 too: Prometheus' increase() misses the first value of a series.
             for cause in TIME_CAUSES:
                 where, spent_s = (*labels, ("cause", cause)), told.seconds.get(cause, 0.0)
                 self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
@@ -387,7 +386,7 @@ class Collector:
         about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": run.job_type}
         times: list[ProcessTime] = []
         since_ns: dict[str, int] = {}
-        # The newest process of a rank describes it.
+        # A rank is described by its newest process.
         for each in processes:
             rank = self._key_and_rank(each)[1]
             told = each.describe().to_json()

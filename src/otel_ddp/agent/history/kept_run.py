@@ -132,7 +132,7 @@ class KeptRun:
         if self._file is not None:
             if self.path.exists():
                 return
-            # A removed file is lost when it is closed.
+            # The content of a removed file is lost when the file is closed.
             self._file.put_back()
             self.close()
             log.warning("the history %s was removed, and is made again", self.path)
@@ -207,7 +207,7 @@ class KeptRun:
         )
 
     def feed_state(self, state: State) -> None:
-        """Take a snapshot of the run."""
+        """Take over a snapshot of the run."""
         state = self._with_beginnings(state)
         for node, since_ns in state.about.get("nodes", {}).items():
             self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
@@ -256,7 +256,7 @@ class KeptRun:
                 rows.append(value_row(step, time_ns, value, epoch))
 
     def _count(self, key: SeriesKey) -> int:
-        """The number of the last value of a series, also of an earlier agent."""
+        """The number of the last value of a series, which an earlier agent may have written."""
         found = self._counts.get(key)
         if found is None:
             found = -1 if self._file is None else self._file.last(key)
@@ -265,7 +265,7 @@ class KeptRun:
     def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
         rows: list[Row] = []
         for step, number, _ in steps:
-            # Another node may send anything, and sums have to fit into a column.
+            # Another node may send any number, but sums have to fit into a column.
             if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
             _, codes, spans_ns = step.parts

@@ -75,7 +75,7 @@ class _Spent:
         self.late_ns = _ns(kept.get("late", {}))
         """The part `late_rank`, by the rank or node that others waited for."""
         self.charged_ns = _ns(kept.get("charged", {}))
-        """The same part by verdict."""
+        """The part `late_rank`, by verdict."""
 
     def charge(self, verdict: str, name: str, lost_ns: int) -> None:
         """Move the lost time of a verdict from `productive` to `late_rank`.
@@ -119,12 +119,12 @@ class _Rank:
 
 
 class RunTime:
-    """Accounts for one run. Only the history thread calls it."""
+    """Accounts for the time of one run. Only the history thread calls it."""
 
     def __init__(self) -> None:
         self.attempts = Attempts()
         self.told: Told | None = None
-        """As of the last call of `to_json`."""
+        """The snapshot of the last call of `to_json`."""
         # By node; the empty name means this node.
         self._spent = {"": _Spent()}
         self._ranks: dict[str, _Rank] = {}
@@ -148,7 +148,7 @@ class RunTime:
         self._ranks = {rank: _Rank(rank, *told) for rank, told in kept["ranks"].items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The keys for `about`; none before the first process."""
+        """The counts, as keys of the history's `about`; empty before the first process."""
         if not self.attempts.told:
             return {}
         ranks = {rank: astuple(each)[1:-1] for rank, each in self._ranks.items()}
@@ -169,13 +169,16 @@ class RunTime:
 
     def learn(self, processes: Iterable[ProcessTime]) -> None:
         """Learn which processes have ended, before `feed` adds the steps of the next ones."""
-        # The journal of an ended process is closed soon.
+        # Keep current processes: the journal of an ended one is closed soon.
         kept = {(rank, each.began_ns) for rank, each in self._ranks.items()}
         self._processes = {key: each for key, each in self._processes.items() if key in kept}
         self._processes |= {(each.rank, each.began_ns): each for each in processes}
 
     def begin(self, process: ProcessTime, *, trains: bool) -> None:
-        """Note a start. Processes beside the training, such as evaluators, are ignored."""
+        """Note the start of a process.
+
+        Processes beside the training, such as evaluators, are ignored.
+        """
         rank, began_ns, started_ns = process.rank, process.began_ns, process.started_ns
         known, told = self._ranks.get(rank), self.attempts.told
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
@@ -248,10 +251,10 @@ class RunTime:
     def feed(self, rank: str, clock: str, steps: Iterable[Step], attempt: int = 0) -> list[Placed]:
         """Count steps by one clock; returns those whose places are known by now.
 
-        *attempt*: its number; 0 for the current one.
+        *attempt*: the number of the attempt; 0 for the current one.
         """
         if rank not in self._ranks:
-            # A process beside the training has its own steps.
+            # A process beside the training, such as an evaluator, has steps of its own.
             return [Placed(each, each.number, False) for each in steps if each.number is not None]
         if attempt in (0, self.attempts.present):
             placed = self.attempts.place(rank, clock, steps)
@@ -279,7 +282,7 @@ class RunTime:
             rank.has_trained = True
             self._spend(rank, "start", ended_ns)
             return
-        # The gap, if records were lost.
+        # The time since the last counted step, if records were lost in between.
         self._spend(rank, "unknown", step.began_ns)
         if placed.is_repeated is not False:
             self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)
@@ -299,7 +302,7 @@ class RunTime:
         rank.until_ns = step.ended_ns
 
     def _spend(self, rank: _Rank, cause: str, until_ns: int) -> None:
-        """Count the time of a rank up to here for one cause."""
+        """Count the time of a rank up to *until_ns* for one cause."""
         if until_ns > rank.until_ns:
             self._of(rank).ns[cause] += until_ns - rank.until_ns
             rank.until_ns = until_ns
@@ -354,7 +357,7 @@ class RunTime:
         if rank.has_trained:
             if process.step is not None and rank.attempt == self.attempts.told[-1]["attempt"]:
                 self.attempts.reach(process.rank, process.step)
-            # Its unfinished step is lost.
+            # The time of its unfinished step is lost.
             cause = "end" if process.state == "finished" else "unknown"
             self._spend(rank, cause, process.ended_ns)
         elif process.state != "finished":

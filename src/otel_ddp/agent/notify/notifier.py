@@ -33,7 +33,7 @@ from otel_ddp.vocabulary.words import (
 )
 
 _STOOD_S = 30.0
-# The cause of a death takes a moment.
+# Delay of a message on a death, because finding the cause takes a moment.
 _DEATH_S = 2.0
 # By kind of verdict: level, title, and how long the verdict must have been open.
 _KINDS: Mapping[Kind, tuple[str, str, float]] = {
@@ -45,7 +45,7 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
 }
 # Share of the step that a late rank or node must cost for a message.
 _COSTS = 0.05
-# No message on a shorter run that ends well: tests, and sweeps of thousands.
+# A shorter run that ends well sends no message: it may be a test, or one of thousands in a sweep.
 _SHORTEST_S = 10.0
 
 
@@ -59,13 +59,13 @@ class _Run:
         self.card: Card | None = None
         self.over_since: float | None = None
         self.began_ns = 0
-        """When the first attempt after the last finished one began; 0 before one has ended."""
+        """When the first attempt since the last success began; 0 until an attempt has ended."""
         self.lasted_s = 0.0
         self.end_is_sent = False
 
 
 class Rules:
-    """The rules. One per agent; its loop calls it after the judge."""
+    """The rules of an agent, whose loop calls `poll` after the judge."""
 
     def __init__(self) -> None:
         self._runs: dict[Labels, _Run] = {}
@@ -92,7 +92,7 @@ class Rules:
             run = self._runs[case.run]
             over = bool(case.reports.ended) and not any(each.is_at_work for each in case.sources)
             if case.judgement is not None:
-                # The agent that leads the run notifies.
+                # Another agent leads the run, and sends its messages.
                 run.end_is_sent, run.since = over, {}
                 continue
             yield from self._verdicts(case, run, page, now, leaving)
@@ -161,7 +161,7 @@ class Rules:
             each["world_size"] or 1 for each in newest.ranks.values()
         )
         ended_well = newest.state == "finished" and is_whole
-        # A launcher may restart failed ranks, and others may not have begun.
+        # A launcher may restart failed ranks, and other ranks may not have started yet.
         stands = ended_well or leaving or now - run.over_since >= _STOOD_S
         if run.end_is_sent or not stands:
             return
@@ -272,7 +272,10 @@ class Notifier:
         *,
         leaving: bool = False,
     ) -> None:
-        """Called after the judge. *page*: the address of the agent's page."""
+        """Queue the messages that are due; called after the judge.
+
+        *page*: the address of the page.
+        """
         if self._outbox is not None:
             now = time.monotonic()
             for message in self._rules.poll(cases, feeds, page, now, leaving=leaving):

@@ -63,7 +63,7 @@ class Message(NamedTuple):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Message:
-        """Raises KeyError."""
+        """The inverse of `to_json`; raises KeyError."""
         return cls(*(str(content[name]) for name in cls._fields))
 
 
@@ -73,11 +73,11 @@ class Address:
     def __init__(self, url: str) -> None:
         self._url = url
         self.key = blake2s(url.encode("utf-8", "replace"), digest_size=8).hexdigest()
-        """Its name on disk."""
+        """The name of its messages on disk."""
         scheme, _, rest = url.partition("://")
         self._scheme = scheme.lower()
         first = re.split("[/?#]", rest, maxsplit=1)[0]
-        # The part before a `/` in a password would look like a host.
+        # A password may contain `/`; the part before it is no host, although it looks like one.
         is_host = self._scheme in _WITH_HOST and ("@" in first or "@" not in rest)
         self.shown = f"{self._scheme}://{first.rpartition('@')[2] if is_host else '...'}"
         """The address without parts that may be secret."""
@@ -112,7 +112,7 @@ class Address:
         said = _Codes()
         log = logging.getLogger("apprise")
         log.propagate, log.handlers = False, [said]
-        # Its own timeout would use threads, for which an ending agent would wait.
+        # Without apprise's own timeout: that uses threads, for which an ending agent would wait.
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
             return Outcome("refused", "apprise does not know this form of address")
