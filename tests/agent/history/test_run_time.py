@@ -310,7 +310,7 @@ def test_steps_stay_in_their_places_where_the_optimizer_counts_from_1_and_the_lo
     for each in placed.values():
         assert [of.number for of in each][:139] == list(range(61, 200))
         assert [of.is_repeated for of in each][:139] == [True] * 40 + [False] * 99
-    second = attempts.told[1]
+    second = attempts.entries[1]
     assert (second["first_step"], second["last_step"], second["repeated_steps"]) == (60, 199, 40)
 
 
@@ -323,7 +323,7 @@ def test_a_rank_that_is_left_tells_its_numbers_itself(many: int) -> None:
     placed = attempts.place("0", "host", steps) + attempts.release("0", "host")
     assert [each.number for each in placed] == list(range(61, many + 61))
     assert sum(bool(each.is_repeated) for each in placed) == 40
-    second = attempts.told[1]
+    second = attempts.entries[1]
     assert (second["first_step"], second["last_step"]) == (60, many + 59)
 
 
@@ -488,6 +488,6 @@ def test_the_time_of_each_node_is_counted_by_itself_and_goes_on_with_the_next_ag
 
     assert sum(kept["time"]["seconds"].values()) == pytest.approx(11)
     assert sum(kept["time"]["nodes"]["b"]["seconds"].values()) == pytest.approx(12)
-    assert played.time.told is not None
-    assert played.time.told.seconds == kept["time"]["seconds"]
+    assert played.time.snapshot is not None
+    assert played.time.snapshot.seconds == kept["time"]["seconds"]
     assert Played(json.loads(json.dumps(kept))).time.to_json()["time"] == kept["time"]

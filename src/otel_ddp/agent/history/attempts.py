@@ -62,7 +62,7 @@ class Attempts:
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
         """*kept*: the attempts as stored in the history."""
-        self.told: list[dict[str, Any]] = [dict(each) for each in kept]
+        self.entries: list[dict[str, Any]] = [dict(each) for each in kept]
         """All attempts, as JSON."""
         self._numbers = _Numbers()
         # The rank whose numbers counted last, and the shift of the first attempt with a step.
@@ -72,10 +72,10 @@ class Attempts:
         # The furthest step of earlier attempts, by the program's number and by place.
         self._before, self._last_place = -1, 0
         self._held: dict[tuple[str, str], deque[Step]] = {}
-        for each in self.told[:-1]:
+        for each in self.entries[:-1]:
             self._remember(each)
-        if self.told:
-            self._numbers.go_on(self.told[-1])
+        if self.entries:
+            self._numbers.go_on(self.entries[-1])
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
         """Note the facts of an ended attempt with which later attempts are compared."""
@@ -90,11 +90,11 @@ class Attempts:
     @property
     def present(self) -> int:
         """The number of the current attempt."""
-        return int(self.told[-1]["attempt"]) if self.told else 1
+        return int(self.entries[-1]["attempt"]) if self.entries else 1
 
     def of(self, began_ns: int) -> int:
         """The number of the attempt of a process that began at this time."""
-        for each, later in pairwise(self.told):
+        for each, later in pairwise(self.entries):
             if began_ns < each.get("ended_ns", later["began_ns"]):
                 return int(each["attempt"])
         return self.present
@@ -102,26 +102,26 @@ class Attempts:
     @property
     def began_ns(self) -> int:
         """When the current attempt began; 0 for the first."""
-        return int(self.told[-1]["began_ns"]) if len(self.told) > 1 else 0
+        return int(self.entries[-1]["began_ns"]) if len(self.entries) > 1 else 0
 
     def begin(self, began_ns: int) -> None:
         """Begin another attempt."""
-        if self.told:
-            self._remember(self.told[-1])
-        number = self.told[-1]["attempt"] + 1 if self.told else 1
-        self.told.append({"attempt": number, "began_ns": began_ns})
-        del self.told[:-_MOST_ATTEMPTS]
+        if self.entries:
+            self._remember(self.entries[-1])
+        number = self.entries[-1]["attempt"] + 1 if self.entries else 1
+        self.entries.append({"attempt": number, "began_ns": began_ns})
+        del self.entries[:-_MOST_ATTEMPTS]
         self._numbers = _Numbers()
         self._held.clear()
 
     def end(self, ended_ns: int, state: str) -> None:
         """End the current attempt."""
-        self.told[-1] |= {"ended_ns": ended_ns, "state": state}
+        self.entries[-1] |= {"ended_ns": ended_ns, "state": state}
 
     def go_on(self) -> None:
         """Undo the end of the current attempt: one of its processes still runs."""
         for key in ("ended_ns", "state"):
-            self.told[-1].pop(key, None)
+            self.entries[-1].pop(key, None)
 
     def reach(self, rank: str, step: int) -> None:
         """Note the last step of a process that has ended.
@@ -130,14 +130,14 @@ class Attempts:
         """
         # The step of another rank is our number, not the program's.
         if self._numbers.shift is None or rank == self._numbers.teller:
-            self.told[-1]["last_step"] = max(self.told[-1].get("last_step", -1), step)
+            self.entries[-1]["last_step"] = max(self.entries[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
         """Set why the attempt of that time ended.
 
         The earliest reason counts, in its latest wording.
         """
-        for each in reversed(self.told):
+        for each in reversed(self.entries):
             if each["began_ns"] < time_ns:
                 if time_ns <= each.get("why_ns", time_ns):
                     each |= {"why": why, "why_ns": time_ns}
@@ -145,7 +145,7 @@ class Attempts:
 
     def take_back(self, time_ns: int) -> None:
         """Withdraw the reason with this time."""
-        for each in self.told:
+        for each in self.entries:
             if each.get("why_ns") == time_ns:
                 del each["why"], each["why_ns"]
 
@@ -175,7 +175,7 @@ class Attempts:
 
     def place_late(self, number: int, steps: Iterable[Step]) -> list[Placed]:
         """Place steps of an earlier attempt that are read late."""
-        attempt = next((each for each in self.told if each["attempt"] == number), self.told[0])
+        attempt = next((e for e in self.entries if e["attempt"] == number), self.entries[0])
         shift = attempt.get("shift", 0) - (self._first_shift or 0)
         return [Placed(each, each.number + shift, None) for each in steps if each.number]
 
@@ -220,23 +220,23 @@ class Attempts:
         return Placed(step, number - (self._first_shift or 0), number <= self._before)
 
     def _note(self, placed: Sequence[Placed]) -> None:
-        if not placed or not self.told:
+        if not placed or not self.entries:
             return
-        numbers, told = self._numbers, self.told[-1]
+        numbers, entry = self._numbers, self.entries[-1]
         last_place = max(each.number for each in placed)
-        told["last_place"] = max(told.get("last_place", 0), last_place)
+        entry["last_place"] = max(entry.get("last_place", 0), last_place)
         if numbers.shift is None:
-            told["last_step"] = told["last_place"]
+            entry["last_step"] = entry["last_place"]
         else:
             furthest = numbers.known_until + numbers.shift
-            told["last_step"] = max(told.get("last_step", -1), furthest)
-            told |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
-            if numbers.is_even or "first_step" not in told:
-                told["first_step"] = 1 + numbers.shift
+            entry["last_step"] = max(entry.get("last_step", -1), furthest)
+            entry |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
+            if numbers.is_even or "first_step" not in entry:
+                entry["first_step"] = 1 + numbers.shift
         new = [each.step.began_ns for each in placed if each.is_repeated is False]
         if new:
-            told["new_ns"] = min(new[0], told.get("new_ns", new[0]))
+            entry["new_ns"] = min(new[0], entry.get("new_ns", new[0]))
         # All ranks repeat the same steps: count them once.
         repeated = [each.step.number or 0 for each in placed if each.is_repeated]
         if repeated:
-            told["repeated_steps"] = max(told.get("repeated_steps", 0), *repeated)
+            entry["repeated_steps"] = max(entry.get("repeated_steps", 0), *repeated)

@@ -14,7 +14,7 @@ from typing import Any
 
 from otel_ddp import __version__, errors, files
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
-from otel_ddp.agent.history.run_time import ProcessTime, Told
+from otel_ddp.agent.history.run_time import ProcessTime, TimeSnapshot
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.process import Process
@@ -177,10 +177,10 @@ class Histories:
         problem, since_ns = self.disk.problem()
         return {"directory": str(self.directory), "problem": problem, "since_ns": since_ns}
 
-    def times(self) -> dict[RunKey, Told]:
+    def times(self) -> dict[RunKey, TimeSnapshot]:
         """The time of each run's ranks on this node, by cause, as last written."""
-        found = {key: run.time.told for key, (run, _) in [*self._runs.items()]}
-        return {key: told for key, told in found.items() if told is not None}
+        found = {key: run.time.snapshot for key, (run, _) in [*self._runs.items()]}
+        return {key: spent for key, spent in found.items() if spent is not None}
 
     def remark(self) -> str:
         """Why no history is written, in a line; else empty."""
@@ -315,7 +315,7 @@ class Collector:
 
     def feed(self, processes: Iterable[Process]) -> None:
         """Queue the records of the last poll, older processes first."""
-        for each in self._told(processes):
+        for each in self._kept_here(processes):
             new = each.new if each.exported else each.new._replace(scalars=[])
             if any(new) or each.reader.bookmark() != each.mark_before:
                 key, rank = self._key_and_rank(each)
@@ -324,23 +324,23 @@ class Collector:
                 batch = Batch(key, process, reader.position, reader.names, new, since)
                 self._histories.feed(batch)
 
-    def _told(self, processes: Iterable[Process]) -> list[Process]:
+    def _kept_here(self, processes: Iterable[Process]) -> list[Process]:
         """The processes whose history this agent writes, older ones first.
 
         If a rank is alive on this node, its processes on other nodes are left out.
         """
-        told = [each for each in processes if each.labels and each.is_kept]
-        told.sort(key=lambda each: each.began_ns)
-        here = {self._key_and_rank(each) for each in told if each.is_here and each.is_at_work}
-        return [each for each in told if each.is_here or self._key_and_rank(each) not in here]
+        kept = [each for each in processes if each.labels and each.is_kept]
+        kept.sort(key=lambda each: each.began_ns)
+        here = {self._key_and_rank(each) for each in kept if each.is_here and each.is_at_work}
+        return [each for each in kept if each.is_here or self._key_and_rank(each) not in here]
 
     def feed_states(
         self, processes: Iterable[Process], verdicts: Sequence[Mapping[str, Any]]
     ) -> None:
         """Queue snapshots of all runs. The caller holds the ledger's lock."""
-        told = self._told(processes)
+        kept = self._kept_here(processes)
         by_run: dict[RunKey, list[Process]] = {}
-        for each in told:
+        for each in kept:
             by_run.setdefault(self._key_and_rank(each)[0], []).append(each)
         taken = list(_samples(self._ledger, self._node))
         states = {key: self._state(key, each, verdicts, taken) for key, each in by_run.items()}
@@ -353,18 +353,18 @@ class Collector:
         now_ns = time.time_ns()
         ((_, shown),) = self._ledger.of((catalog.OTEL_DDP_RUN_ATTEMPTS,))
         is_shown = {each.labels for each in shown}
-        for run, told in self._histories.times().items():
+        for run, spent in self._histories.times().items():
             labels = tuple(zip(NODE_LABELS, (*run, self._node), strict=True))
             # The final times arrive after the journals are closed. Ignore them if the run was
             # dropped.
             if run not in present and labels not in is_shown:
                 continue
-            many = float(told.attempts)
-            self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, told.began_ns)
+            many = float(spent.attempts)
+            self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, spent.began_ns)
             # Export causes at 0 too: Prometheus' increase() misses the first value of a series.
             for cause in TIME_CAUSES:
-                where, spent_s = (*labels, ("cause", cause)), told.seconds.get(cause, 0.0)
-                self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, told.began_ns)
+                where, spent_s = (*labels, ("cause", cause)), spent.seconds.get(cause, 0.0)
+                self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, spent.began_ns)
 
     def _key_and_rank(self, feed: Process) -> tuple[RunKey, str]:
         labels = dict(feed.labels)
@@ -389,8 +389,8 @@ class Collector:
         # A rank is described by its newest process.
         for each in processes:
             rank = self._key_and_rank(each)[1]
-            told = each.describe().to_json()
-            ranks[rank] = {**told, "totals": _totals(each)}
+            described = each.describe().to_json()
+            ranks[rank] = {**described, "totals": _totals(each)}
             if each.is_here and each.identity.get("global_rank") == 0:
                 about |= self._about(each)
             since_ns.setdefault(_node(each), each.began_ns)

@@ -173,7 +173,7 @@ class KeptRun:
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:
-        """Add records after the written offsets, as a new agent reads some records twice."""
+        """Add only records after the written offsets, as a new agent reads some records twice."""
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)
@@ -294,7 +294,7 @@ class KeptRun:
     # -- writing
 
     def write(self, now_ns: int) -> None:
-        """Write everything.
+        """Write everything that waits.
 
         If that fails, drop rows above a limit; raises sqlite3.Error, OSError or Unusable.
         """

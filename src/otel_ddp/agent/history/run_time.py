@@ -26,7 +26,7 @@ _OF_PHASE = {"data": "data", "checkpoint": "checkpoint", "eval": "evaluation", "
 # Cached: called for every step, and the steps of one training are alike.
 @lru_cache(256)
 def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
-    """The indices of the phases whose time is lost, with the causes."""
+    """The indices of a step's phases whose time is lost, with the causes."""
     words = [phase_word(code & PHASE_CODE) for code in codes]
     at_work = [at for at, word in enumerate(words) if word not in ("other", "data")]
     for one, next_one in pairwise(at_work):
@@ -57,7 +57,7 @@ class ProcessTime(NamedTuple):
     journal: str = ""
 
 
-class Told(NamedTuple):
+class TimeSnapshot(NamedTuple):
     """A snapshot of a run's time, for other threads."""
 
     seconds: Mapping[str, float]
@@ -91,9 +91,9 @@ class _Spent:
 
     def to_json(self) -> dict[str, Any]:
         seconds = {each: ns for each, ns in self.ns.items() if ns}
-        told = {"seconds": seconds, "late": self.late_ns, "charged": self.charged_ns}
+        parts = {"seconds": seconds, "late": self.late_ns, "charged": self.charged_ns}
         return {
-            key: {each: round(ns / _S, 3) for each, ns in of.items()} for key, of in told.items()
+            key: {each: round(ns / _S, 3) for each, ns in of.items()} for key, of in parts.items()
         }
 
 
@@ -123,7 +123,7 @@ class RunTime:
 
     def __init__(self) -> None:
         self.attempts = Attempts()
-        self.told: Told | None = None
+        self.snapshot: TimeSnapshot | None = None
         """The snapshot of the last call of `to_json`."""
         # By node; the empty name means this node.
         self._spent = {"": _Spent()}
@@ -145,24 +145,24 @@ class RunTime:
         self.attempts = Attempts(attempts)
         spent = {"": kept, **kept.get("nodes", {})}
         self._spent = {node: _Spent(each) for node, each in spent.items()}
-        self._ranks = {rank: _Rank(rank, *told) for rank, told in kept["ranks"].items()}
+        self._ranks = {rank: _Rank(rank, *values) for rank, values in kept["ranks"].items()}
 
     def to_json(self) -> dict[str, Any]:
         """The counts, as keys of the history's `about`; empty before the first process."""
-        if not self.attempts.told:
+        if not self.attempts.entries:
             return {}
         ranks = {rank: astuple(each)[1:-1] for rank, each in self._ranks.items()}
         nodes = {node: each.to_json() for node, each in self._spent.items()}
         here = nodes.pop("")
-        attempts = [dict(each) for each in self.attempts.told]
+        attempts = [dict(each) for each in self.attempts.entries]
         if any(any(each.ns.values()) for each in self._spent.values()):
             seconds = dict(here["seconds"])
-            if self.told is not None:
+            if self.snapshot is not None:
                 # A counter must not fall: if counted time turns out to be lost, it stands still for
                 # as long.
-                before_s = self.told.seconds.get("productive", 0.0)
+                before_s = self.snapshot.seconds.get("productive", 0.0)
                 seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
-            self.told = Told(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
+            self.snapshot = TimeSnapshot(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
         return {"time": {**here, "ranks": ranks, "nodes": nodes}, "attempts": attempts}
 
     # -- input
@@ -180,7 +180,7 @@ class RunTime:
         Processes beside the training, such as evaluators, are ignored.
         """
         rank, began_ns, started_ns = process.rank, process.began_ns, process.started_ns
-        known, told = self._ranks.get(rank), self.attempts.told
+        known, entries = self._ranks.get(rank), self.attempts.entries
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
             return
         before = None if known is None else self._processes.get((rank, known.began_ns))
@@ -192,8 +192,8 @@ class RunTime:
             return
         is_late = self.attempts.of(began_ns) != self.attempts.present
         is_next = known is not None and known.attempt == self.attempts.present and not is_late
-        state, ended_ns = self._last_end(is_over=is_next) if told and not is_late else ("", 0)
-        if not told or is_next or 0 < ended_ns < began_ns:
+        state, ended_ns = self._last_end(is_over=is_next) if entries and not is_late else ("", 0)
+        if not entries or is_next or 0 < ended_ns < began_ns:
             if state == "finished" and not trains and (known is None or known.has_trained):
                 # It may be an evaluation after the training.
                 return
@@ -218,7 +218,7 @@ class RunTime:
 
         *is_over*: the next attempt has begun, so ranks of a lost node are no longer waited for.
         """
-        last = self.attempts.told[-1]
+        last = self.attempts.entries[-1]
         if "ended_ns" in last:
             return last["state"], last["ended_ns"]
         of_it = [e for e in self._ranks.values() if e.attempt == last["attempt"]]
@@ -236,12 +236,12 @@ class RunTime:
         process = self._processes.get((before.rank, before.began_ns))
         if not before.has_ended and process is not None and process.ended_ns:
             self._end(before, process)
-        attempts = [each for each in self.attempts.told if each["attempt"] == before.attempt]
+        attempts = [each for each in self.attempts.entries if each["attempt"] == before.attempt]
         # A launcher that restarts its ranks keeps the node; between two launches, such as over a
         # weekend, its GPUs may have been free.
         is_kept = after.launched_by and after.launched_by == before.launched_by
         # The run continued without this rank.
-        was_gone = not is_kept and before.attempt < self.attempts.told[-1]["attempt"] - 1
+        was_gone = not is_kept and before.attempt < self.attempts.entries[-1]["attempt"] - 1
         # A finished run loses no time until another launch resumes it.
         if not was_gone and (not attempts or attempts[0].get("state") != "finished"):
             self._spend(
@@ -328,7 +328,7 @@ class RunTime:
             elif known.has_trained:
                 self._spend(known, "productive", min(self._hangs_since_ns, now_ns))
                 self._spend(known, "hang", now_ns)
-        if self._ranks and "ended_ns" not in self.attempts.told[-1]:
+        if self._ranks and "ended_ns" not in self.attempts.entries[-1]:
             state, ended_ns = self._last_end()
             if ended_ns:
                 self.attempts.end(ended_ns, state)
@@ -355,7 +355,7 @@ class RunTime:
         """Count the time up to the end of a rank's process."""
         rank.has_ended = True
         if rank.has_trained:
-            if process.step is not None and rank.attempt == self.attempts.told[-1]["attempt"]:
+            if process.step is not None and rank.attempt == self.attempts.entries[-1]["attempt"]:
                 self.attempts.reach(process.rank, process.step)
             # The time of its unfinished step is lost.
             cause = "end" if process.state == "finished" else "unknown"
