@@ -117,8 +117,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _configuration(args: Any, model: Any) -> dict[str, Any]:
-    """The settings of the Trainer and of the model, beginning with those that differ from the
-    default.
+    """The settings of Trainer and model, beginning with those that differ from the default.
 
     Unset ones are left out, as labels have room for a hundred settings.
     """

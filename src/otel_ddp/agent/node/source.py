@@ -88,7 +88,7 @@ def numbers(text: str) -> dict[str, int]:
 
 
 class Sampler:
-    """Reads a source periodically in a thread. If a read hangs, as in a driver, the age grows.
+    """Reads a source periodically in a thread. If a read hangs, as in a driver, `age_s` grows.
 
     Any thread may call the methods; none blocks.
     """

@@ -217,8 +217,8 @@ class RunDescription:
 
     def settings(self) -> dict[str, str]:
         """Each setting with its value, bounded like `info_labels`."""
-        told = {**self.texts(), **self.environment()}
-        found = {key: label_text(value) for key, value in told.items()}
+        known = {**self.texts(), **self.environment()}
+        found = {key: label_text(value) for key, value in known.items()}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
             found[f"config.{key}"[:100]] = "None" if value is None else label_text(value)
         return found

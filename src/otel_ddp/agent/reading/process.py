@@ -509,9 +509,9 @@ class Process:
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
         """Its logged values that were finite, and no longer are."""
-        told = self.host.nonfinite()
-        if told is not None:
-            return told
+        reported = self.host.nonfinite()
+        if reported is not None:
+            return reported
         return self._nonfinite.find(self.reader.names, now_ns, ended=not self.is_at_work)
 
     # -- its end
