@@ -530,7 +530,7 @@ def test_a_training_that_was_started_for_an_agent_starts_none_and_has_none_start
     assert not agent_start.ensure_agent(place)
 
     assert place.start_not_before() - time.monotonic() > 30
-    assert "runs this program, whatever it is asked" in caplog.text
+    assert "runs this program, whatever its arguments" in caplog.text
     assert not place.agent_log.exists()
 
 

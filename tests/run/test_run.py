@@ -78,7 +78,7 @@ def test_what_is_said_for_ever_leaves_room_for_names(
 
     assert len(place.only().values) == 100
     assert caplog.messages == [
-        "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES).",
+        "facts about this program did not fit into the journal (OTEL_DDP_JOURNAL_BYTES).",
         "settings found no room: 1, from 'text' on (OTEL_DDP_JOURNAL_BYTES).",
     ]
 

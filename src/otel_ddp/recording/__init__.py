@@ -1,1 +1,1 @@
-"""What a training process records, and how that gets into its journal."""
+"""Records steps, phases, values and spans of a training process into its journal."""

@@ -14,18 +14,20 @@ from otel_ddp import errors, files
 from otel_ddp.journal.place import LOG_FORM, Place
 from otel_ddp.journal.writer import JournalWriter
 
-# How long an agent may take to get its lock before another process starts one; how often ranks
-# check for the agent; how long a run waits for it at its end.
+# How long a started agent may take to lock `agent.lock`; until then no process starts another one.
 START_GRACE_S = 5.0
+# How often a rank checks that the agent is alive.
 CHECK_EVERY_NS = 4_000_000_000
+# How long a run waits at its end until the agent has read the last records.
 WAIT_FOR_AGENT_S = 0.25
 
-# CPython, PyPy and GraalPy in any version, and the interpreters of conda and of venvs.
+# Matches the executable names of CPython, PyPy, GraalPy and Pyston in any version.
 _PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
-# An internal variable of the agent and of the processes that it starts. It is no setting.
+# Internal environment variable of the agent and the processes that it starts; not a user setting.
 _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
-# The log is in shared memory: if it is larger, the next agent truncates it.
+# The agent's log lies in shared memory. If it is larger than this, we truncate it before the next
+# agent starts.
 _LOG_BYTES = 256 * 1024
 # The directories for which this process has started an agent.
 _started: set[Path] = set()
@@ -35,10 +37,10 @@ _started: set[Path] = set()
 def ensure_agent(place: Place) -> bool:
     """Start the node's agent unless one is alive or starting; True if this call started one."""
     if _MARK in os.environ:
-        # The executable that we started as Python is the training itself, which now runs twice.
-        # While this process lives, no process of this node starts another one.
+        # We started `sys.executable` as Python, but it is the training program itself, and now runs
+        # a second time. Postpone further starts on this node, as each would run another copy.
         place.delay_start(_MARKED_HOLD_S)
-        _warn_no_agent(f"{sys.executable} runs this program, whatever it is asked")
+        _warn_no_agent(f"{sys.executable} runs this program, whatever its arguments")
         return False
     if place.agent_is_alive():
         return False
@@ -59,17 +61,18 @@ def _start_once(place: Place) -> bool:
             files.lock(fd)
         except OSError:
             errors.reraise_foreign()
-            return False  # another rank starts one
+            return False  # another rank is starting the agent
         if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
         place.delay_start(START_GRACE_S)
         line = place.last_line()
-        # An agent's own lines have a known form, unlike Python's traceback.
+        # Each line that an agent logs contains LOG_FORM. Any other last line comes from Python's
+        # traceback, so the agent crashed.
         if place.directory in _started and line and LOG_FORM not in line:
             errors.warn_once(
                 "agent",
-                "the node agent was ended by an error and is started again (%s; %s): what is "
-                "logged waits in the journal. It lives under the limits of this process (ulimit).",
+                "the node agent was ended by an error and is started again (%s; %s): logged values "
+                "wait in the journal. The agent inherits the limits of this process (ulimit).",
                 line,
                 place.agent_log,
             )
@@ -84,19 +87,20 @@ def _start(place: Place) -> bool:
         _warn_no_agent(why)
         return False
     root = str(Path(__file__).parents[2])
-    # Appended: our parent directory must not shadow the agent's other modules.
+    # Append to sys.path, not insert: packages in our parent directory must not shadow the modules
+    # that the agent imports.
     code = (
         f"import sys; sys.path.append({root!r}); "
         f"from otel_ddp.agent.service import main; main({str(place.directory)!r})"
     )
     command = shlex.join([sys.executable, *_flags(), "-c", code])
-    # The shell ends at once, so that init adopts the agent, and it never becomes a zombie. With
-    # another working directory it imports no local json.py, and blocks no unmount.
+    # The shell exits at once, so init adopts and reaps the agent, which never becomes a zombie.
+    # `cd /` keeps the agent from importing a local json.py, and from blocking an unmount.
     script = f"cd / && {command} &"
-    # Opened here, as the shell would report an error on the training's terminal.
+    # If the shell opened the log, it would print errors on the training's terminal.
     log = files.open_own(place.agent_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        # Here rather than in the agent, which may fail at its start.
+        # Truncate the log here, as an agent that crashes at startup would never do so.
         if os.fstat(log).st_size > _LOG_BYTES:
             os.ftruncate(log, 0)
         # close_fds is essential: torch's FileStore holds a flock on a descriptor that exec would
@@ -119,8 +123,9 @@ def _start(place: Place) -> bool:
 def _no_python() -> str:
     """Why this program's executable cannot run an agent; empty if it can."""
     path = sys.executable or "sys.executable"
-    # It may be a link with another name. PyInstaller, cx_Freeze and similar set `frozen`: the
-    # executable is the training itself, and would start again, whatever its arguments.
+    # The executable may be a symlink with any name, so check its target, too. PyInstaller and
+    # cx_Freeze set `sys.frozen`: the executable is then the training program, which would run a
+    # second time, whatever its arguments.
     names = [os.path.basename(each) for each in (path, os.path.realpath(path))]
     is_python = any(map(_PYTHON.search, names)) and not getattr(sys, "frozen", False)
     return "" if is_python else f"{path} is no Python"
@@ -136,22 +141,22 @@ def _warn_no_agent(why: str) -> None:
 
 
 def _flags() -> list[str]:
-    """The flags that keep foreign modules out of the training process, for the agent too."""
+    """This interpreter's isolation flags (-I, -E, -S), which the agent inherits."""
     flags = sys.flags
     asked = {"-I": flags.isolated, "-E": flags.ignore_environment, "-S": flags.no_site}
     return [flag for flag, given in asked.items() if given]
 
 
 def _environment() -> dict[str, str]:
-    # Profilers and launchers preload for a training process, not for the agent.
+    # Profilers and launchers set these variables for the training process, not for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
     kept = {key: value for key, value in os.environ.items() if key not in left_out}
-    # Its threads take turns: an arena for each would hold 5 MB more.
+    # The agent's threads take turns, so one malloc arena is enough; one per thread would cost 5 MB.
     return {"MALLOC_ARENA_MAX": "1", **kept, _MARK: "1"}
 
 
 def wait_for_agent(place: Place, journal: JournalWriter) -> bool:
-    """Waits briefly until the agent has read the last record; True if it has."""
+    """Wait briefly until the agent has read the last record; True if it has."""
     place.wake_agent()
     deadline = time.monotonic() + WAIT_FOR_AGENT_S
     while journal.agent_position() < journal.position:

@@ -1,4 +1,4 @@
-"""Scalars on a device: copied asynchronously, and recorded once they have arrived."""
+"""Copies scalar tensors from a device asynchronously, and records each when its copy arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DRAIN_S = 0.2
 
 
 class _Copy(NamedTuple):
-    arrived: Any  # an event of the device's stream
+    arrived: Any  # the device event recorded after the copy
     device: torch.device
     slot: int
     number: int
@@ -27,13 +27,16 @@ class _Copy(NamedTuple):
 
 
 def module_of(device: torch.device) -> Any:
-    """torch.cuda and similar; None without one. Older torch lacks get_device_module."""
+    """The torch module of a device, such as torch.cuda; None if there is none with events.
+
+    Older versions of torch lack `torch.get_device_module`.
+    """
     found = getattr(torch, device.type, None)
     return found if hasattr(found, "Event") else None
 
 
 class DeviceScalars:
-    """Copies scalars from devices without waiting: it only queries whether a copy is done."""
+    """Copies scalars from devices asynchronously, and polls for completed copies."""
 
     def __init__(
         self,
@@ -56,20 +59,21 @@ class DeviceScalars:
         self._has_tried = False
 
     def start_copy(self, number: int, tensor: torch.Tensor, when: When) -> str:
-        """Start to copy a scalar; returns why if that is not possible."""
+        """Start copying a scalar; returns the reason if that is impossible, else an empty text."""
         if why := values.no_scalar(tensor):
             return why
         if tensor.is_complex():
             return values.COMPLEX
         if hasattr(tensor, "placements"):
-            # A DTensor that is complete on this rank: this is no collective.
+            # The DTensor is replicated (`no_scalar` refuses any other), so this is no collective.
             tensor = tensor.to_local()
         module = self._module(tensor.device)
         if module is None:
             return f"a tensor on {tensor.device} cannot be copied without waiting for it"
         if captures(module):
             return "a graph is being captured; log outside of it"
-        # Other threads may log, too. A signal handler must not interrupt this.
+        # The lock excludes other threads that log. It is reentrant, so `_busy` excludes a signal
+        # handler that interrupts this thread.
         with self._lock:
             if self._busy:
                 return "a signal handler logged it in the middle of another"
@@ -86,10 +90,11 @@ class DeviceScalars:
     def _send(self, module: Any, number: int, tensor: torch.Tensor, when: When) -> str:
         if not self._free:
             return f"{_SLOTS} tensors are still on their way from the device"
-        # A tensor created in inference mode can be written in that mode only.
+        # A slab created in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             if self._slab is None:
-                # Only once: each attempt takes the driver's time, and may wait for the device.
+                # Try this only once: each allocation calls the driver, and may synchronize the
+                # device.
                 if self._has_tried:
                     return "page-locked memory is lacking; log its .item()"
                 self._has_tried = True
@@ -151,14 +156,14 @@ class DeviceScalars:
 
 
 def _page_locked() -> torch.Tensor:
-    # Once per process: only copies to page-locked memory are asynchronous. The device is explicit,
-    # as the user may have set another default.
+    # Called once per process. Only copies to page-locked memory are asynchronous. The device is
+    # explicit, as the user may have changed torch's default device.
     return torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
 
 
 def captures(module: Any) -> bool:
     """Whether a graph is being captured on this kind of device, so that queries are forbidden."""
     asks = getattr(module, "is_current_stream_capturing", None)
-    # torch.cuda raises without a driver, as with fake tensors.
+    # Without a driver, `is_current_stream_capturing` raises; fake tensors exist without a driver.
     begun = getattr(module, "is_initialized", None)
     return asks is not None and (begun is None or begun()) and bool(asks())

@@ -1,4 +1,4 @@
-"""The documents of a process (identity, facts, configuration), and the names of its values."""
+"""Writes a process's documents (identity, facts, configuration) and the names of its values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.recording.totals import Totals
 
 _LONGEST_REASON = 4000
-# Words in one record; the smallest ring accepts records of 18 kB.
+# The most words in one record, which then takes 8 kB: the smallest ring accepts 18 kB.
 _MOST_WORDS = 1000
-# Each is a series per rank: 1,000 names on 10,000 ranks are 30 million series.
+# Each name becomes several time series per rank: 1,000 names on 10,000 ranks are 30 million series.
 _MOST_NAMES = 1000
 
 
@@ -31,19 +31,22 @@ class Documents:
         self._facts: dict[str, Any] = {}
 
     def identity(self, content: Mapping[str, Any]) -> bool | None:
-        """Write the identity; False if there is no room, None if this call interrupted a write."""
+        """Write the identity, unless it is unchanged; False if there is no room.
+
+        None if this call interrupts another write, or if the journal is closed.
+        """
         written: bool | None = self._gate.write(partial(self._identify, content), None)
         return written
 
     def _identify(self, content: Mapping[str, Any]) -> bool:
-        # Several threads may learn it at once.
+        # Several threads may detect the same identity at the same time: write it once.
         if content != self._identity and not self._writer.document(layout.IDENTITY, content):
             return False
         self._identity = content
         return True
 
     def facts(self, content: Mapping[str, Any]) -> None:
-        """Add facts about this program."""
+        """Write those facts about this program that are new or have changed."""
         new = {key: value for key, value in content.items() if self._facts.get(key) != value}
         if not new:
             return
@@ -51,7 +54,7 @@ class Documents:
         if written:
             self._facts.update(new)
         elif written is not None:
-            text = "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)"
+            text = "facts about this program did not fit into the journal (OTEL_DDP_JOURNAL_BYTES)"
             self._totals.refuse("value", "facts", text)
 
     def config(self, content: Mapping[str, Any]) -> list[str]:
@@ -59,7 +62,7 @@ class Documents:
         known, none = self._config, object()
         new = {key: value for key, value in content.items() if known.get(key, none) != value}
         left, size = list(new), len(new)
-        # As many as fit, in order.
+        # If a part does not fit, try half as many settings, so that as many as possible fit.
         while left and size:
             part = {key: new[key] for key in left[:size]}
             if self._gate.write(partial(self._writer.document, layout.CONFIG, part), False):
@@ -77,9 +80,9 @@ class Documents:
             self._totals.refuse("value", "record", f"{shown} was not recorded: it is too large")
 
     def append_words(self, kind: int, before: int, words: Sequence[int]) -> None:
-        """Append words to a stream; *before*: the number of earlier words."""
+        """Append words to a stream. *before*: how many words the stream has already."""
         for at in range(0, len(words), _MOST_WORDS):
-            # Not `struct`, which would parse a format for each number of words.
+            # `array` is faster than `struct`, which parses a new format for each number of words.
             payload = array("Q", [before + at, *words[at : at + _MOST_WORDS]]).tobytes()
             self._gate.write(partial(self._writer.append, kind, payload), False)
 
@@ -93,13 +96,14 @@ class Documents:
 
 
 class Names:
-    """Numbers of names, from 1 on; 0 means none."""
+    """Assigns numbers to names, from 1 on; 0 means that a name has no number."""
 
     def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals
         self._numbers: dict[tuple[str, str], int] = {}
         self._named: dict[int, tuple[str, str]] = {}
-        # The names of our own readings. A name that the user logs as well becomes the user's.
+        # The names of values that we measure ourselves ("readings"). If the user logs a value with
+        # the same name, the name belongs to the user from then on.
         self._of_readings: dict[str, int] = {}
         self._texts: dict[str, int] = {}
 
@@ -110,7 +114,8 @@ class Names:
     def number(self, name: Any, split: str | None = None, *, of_user: bool = True) -> int:
         """The number of a name; 0 if it is invalid or there is no room.
 
-        *of_user*: False for our own readings, which get 0 if the user logs that name.
+        *of_user*: False for values that we measure ourselves; they get 0 if the user logs a value
+        with that name.
         """
         if not of_user and (known := self._of_readings.get(name)) is not None:
             return known
@@ -143,7 +148,7 @@ class Names:
         return max(known, 0)
 
     def of_text(self, text: str) -> int:
-        """The number of any other text, as of a user's phase or a call; 0 if there is no room."""
+        """The number of a text such as the name of a user's phase; 0 if there is no room."""
         return self._gate.write(lambda: self._text(text), 0)
 
     def _text(self, text: str) -> int:
@@ -152,7 +157,7 @@ class Names:
         return self._texts.get(text, 0)
 
     def _new(self, key: tuple[str, str]) -> int:
-        # Another thread may have added it meanwhile.
+        # Another thread may have added the name meanwhile.
         known = self._numbers.get(key)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""The progress of the process: its state, phase and step, and the words of its steps."""
+"""Records a process's state, phase and step, and a stream of 64-bit words about its steps."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
 _SKIPPED, _WORK = layout.STEP_SKIPPED << _SHIFT | 1, layout.STEP_WORK << _SHIFT
 _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 
-# Flush interval: a flush with its readings takes as long as the hooks of three or four steps, and a
-# killed rank lacks what was not flushed. State, phase and step are written immediately.
+# Flush interval. A flush costs as much as the hooks of three or four steps, but a killed rank loses
+# the words since its last flush. State, phase and step are written immediately.
 _FLUSH_EVERY_NS = 250_000_000
-# If flushes take too much of the budget.
+# The longer flush interval, used if flushes take too much of the overhead budget.
 _FLUSH_RARELY_NS = 1_000_000_000
-# Flush earlier after very many phases, to bound the memory.
+# With more pending words than this, flush earlier, to bound the memory.
 _MOST_WORDS = 20_000
 
 
@@ -43,8 +43,10 @@ class DevicePosition(NamedTuple):
 
 
 class Phase:
-    """A phase that may be open. Two phases of one name are distinct: threads may leave them in any
-    order."""
+    """A phase that can be entered and left.
+
+    Phases are compared by identity: several threads may leave phases of one name in any order.
+    """
 
     __slots__ = ("base", "code", "expect_ms", "name", "of_hooks", "word")
 
@@ -53,38 +55,39 @@ class Phase:
     ) -> None:
         self.name = name
         self.code = code
-        self.of_hooks = False  # entered and left within one step
+        self.of_hooks = False  # whether hooks enter and leave it, within one step
         self.expect_ms = expect_ms
-        self.word = word  # the number of the user's own name for it
-        # Adding the clock gives the journal's word for "in this phase since now".
+        self.word = word  # the number of a name chosen by the user; 0 without one
+        # `base + clock()` is the journal's phase word for a phase that begins now: the code in the
+        # high byte, below it the time since the journal's creation.
         self.base = (code << _SHIFT) - origin_ns
 
 
 class OpenPhases:
-    """The open phases, the word of the innermost one, and the words that wait for a flush.
+    """The stack of open phases, and the words that wait for a flush.
 
-    Hooks enter and leave phases on the training thread, ten times a step. The word is written
-    immediately.
+    Hooks enter and leave phases on the training thread, about ten times per step. Each change is
+    written to the journal's phase word immediately.
     """
 
     __slots__ = ("_bases", "clock", "device_clock", "opened", "origin_ns", "pending", "words")
 
     def __init__(self, writer: JournalWriter, clock: Callable[[], int] = monotonic_ns) -> None:
-        """*clock*: in nanoseconds, like the journal's creation time."""
+        """*clock*: the monotonic clock in nanoseconds, as in `created_monotonic_ns`."""
         self.clock = clock
         self.origin_ns = writer.created_monotonic_ns
         self.words = writer.words
-        # The outermost phase, of unmeasured and of measured steps.
+        # The outermost phase: index 0 for unmeasured steps, index 1 for measured steps.
         names = ("unmeasured", "other")
         self._bases = [Phase(name, PHASES[name], self.origin_ns) for name in names]
         self.opened = [self._bases[True]]
         self.pending: list[int] = []
-        # Gets each change on the training thread. It is a `DeviceClock` of torch/, which this
-        # package does not import.
+        # A `DeviceClock` of torch/, which this package does not import. It is notified of each
+        # phase change on the training thread.
         self.device_clock: Any = None
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase inside the open one."""
+        """Enter a phase, nested in the current one."""
         self.opened.append(phase)
         self._change(phase)
 
@@ -96,7 +99,7 @@ class OpenPhases:
             self._change(opened[-1])
 
     def _change(self, phase: Phase) -> None:
-        """Time counts for this phase from now on."""
+        """Attribute time to this phase from now on."""
         self.words[PHASE_WORD] = word = phase.base + self.clock()
         self.pending.append(word)
         if self.device_clock is not None:
@@ -122,12 +125,12 @@ class OpenPhases:
         return self.clock() - self.origin_ns
 
     def close(self) -> None:
-        """The journal is about to close: later words are discarded."""
+        """Discard later words, as the journal is about to close."""
         self.words = scratch_words()
 
 
 class DeviceTimes:
-    """The results of the device's clock, until the next flush."""
+    """Collects times and words from the `DeviceClock` until the next flush."""
 
     def __init__(self, phases: OpenPhases) -> None:
         self.phases = phases
@@ -137,7 +140,7 @@ class DeviceTimes:
 
     @property
     def present_words(self) -> memoryview[int]:
-        """The journal's words, with the current phase."""
+        """The words at the start of the journal, which include the current phase."""
         return self.phases.words
 
     def add_device_time(self, code: int, seconds: float) -> None:
@@ -149,9 +152,9 @@ class DeviceTimes:
         self.words += words
 
     def flush(self, documents: Documents) -> dict[int, float]:
-        """Append the words to the ring; returns the time by phase since the last call."""
+        """Append the words to the ring; returns the device time by phase since the last call."""
         by_phase, self.by_phase = self.by_phase, {}
-        # Hooks may append meanwhile.
+        # Copy the words first, as hooks may append more during the flush.
         words = self.words[:]
         if words:
             del self.words[: len(words)]
@@ -164,15 +167,15 @@ class DeviceTimes:
 
 
 class Progress:
-    """Writes each change to the journal, where the agent can read it after the process has died.
+    """Writes progress to the journal, where the agent can read it after the process has died.
 
-    The word of the phase is written immediately, and the number of steps at the end of each. The
-    words of steps (one per change, and some at the end of a step) wait for at most a quarter of a
-    second. Then they are added to the totals, and appended to the ring. Time counts for the
+    The current phase is written at each change, and the number of steps at the end of each step.
+    Step words (one per phase change, and some at the end of a step) are buffered until the next
+    flush, which adds them to the totals and appends them to the ring. Time is attributed to the
     innermost phase only, so that the phases of a step add up to its duration.
 
-    Hooks enter and leave phases on the training thread, ten times a step. Users call `begin` and
-    `end` in any thread.
+    Hooks enter and leave phases on the training thread, about ten times per step. Users may call
+    `begin` and `end` in any thread.
     """
 
     def __init__(self, recorder: Recorder, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -183,7 +186,7 @@ class Progress:
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
         self.work = self.steps.work
-        # The training thread; 0: none yet. A phase opened in another thread does not count.
+        # Identifier of the training thread; 0 until a step begins. Only its phases get time.
         self.thread = 0
         self.device_times = DeviceTimes(self.phases)
         self._flushing = self._over = False
@@ -191,21 +194,21 @@ class Progress:
         self._flushed_words = 0
         self._flush_every_ns = _FLUSH_EVERY_NS
         self._device_timed = True
-        # When the words of steps are to be flushed, at the end of a step.
+        # When the next flush is due; checked at the end of each step.
         self.flush_due_ns = 0
         self._account = TimeAccount()
         self._totals = StepTotals(recorder.totals, recorder.writer)
-        # The phase first: readers check the state before they read it.
+        # Write the phase before the state: readers use the phase only once there is a state.
         recorder.writer.phase(PHASES["other"], 0, self.phases.now_ns())
         self._set_state("starting")
 
     # -- users
 
     def begin(self, name: str, expect_s: float = 0.0) -> Phase:
-        """Enter a phase inside the open one; `end` leaves it.
+        """Enter a phase, nested in the current one; `end` leaves it.
 
-        Beside the training thread it is only a span: steps go on meanwhile, and no time counts for
-        it.
+        In a thread beside the training thread, the phase is only a span: it gets no time, as steps
+        continue meanwhile.
         """
         code, word = PHASES.get(name), 0
         if code is None:
@@ -221,13 +224,13 @@ class Progress:
         return phase
 
     def end(self, phase: Phase, took_s: float) -> None:
-        """Leave a phase: the innermost one, unless several threads have opened phases."""
+        """Leave a phase: the innermost one, unless several threads have entered phases."""
         with self.recorder.gate.lock:
             opened = self.phases.opened
             was_open = phase in opened
             if was_open:
                 self.go_on_uncounted()
-            # In place, as hooks hold this list.
+            # Change the list in place, as hooks hold references to it.
             opened[:] = [each for each in opened if each is not phase]
             if phase.name == "checkpoint":
                 totals = self.recorder.totals
@@ -241,8 +244,8 @@ class Progress:
         phases, writer = self.phases, self.recorder.writer
         innermost = phases.opened[-1]
         since = phases.clock()
-        # Single words, so a signal handler may interrupt this. The lock keeps other threads from
-        # closing the journal meanwhile.
+        # Each store writes a single word, so an interrupting signal handler does no harm. The lock
+        # keeps other threads from closing the journal meanwhile.
         if self.recorder.gate.closed:
             return
         self._write_logged_step()
@@ -255,7 +258,7 @@ class Progress:
         self.flush()
 
     def _write_logged_step(self) -> None:
-        # If hooks count steps, they also write them.
+        # Without hooks, the last logged step is the current one. Hooks write their own count.
         if not self.steps.began:
             self.recorder.writer.step(self.steps.last)
 
@@ -299,10 +302,10 @@ class Progress:
                 self._write_logged_step()
                 self.recorder.writer.state(STATES[state], time.time_ns() // 1000)
 
-    # -- hooks: called often in the training thread, so few and short
+    # -- called by hooks, often and on the training thread: these methods must be short
 
     def begin_steps(self) -> None:
-        """The first step begins: from now on, time outside of phases belongs to a step."""
+        """The first step begins: from now on, time outside of phases counts for a step."""
         self.steps.begin_step()
         if not self.thread:
             self.thread = threading.get_ident()
@@ -326,7 +329,7 @@ class Progress:
         if phase is not None and opened[-1] is phase:
             opened.pop()
         if len(opened) > 1:
-            # Phases stay open after Ctrl-C in a hook, or if several threads train.
+            # Ctrl-C in a hook, or several training threads, can leave phases of hooks open.
             opened[:] = [each for each in opened if not each.of_hooks]
         word = opened[-1].base + now
         if phase is not None:
@@ -347,7 +350,7 @@ class Progress:
         return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
 
     def _end_step(self, now: int, skipped: bool = False) -> None:
-        """Write the words of a step's end, and number the step."""
+        """Assign a number to the step that ends, and append the words for its end."""
         steps, work, phases = self.steps, self.work, self.phases
         write = phases.pending.append
         logged = steps.last
@@ -361,7 +364,7 @@ class Progress:
             write(_LOGGED | number)
         done = work.tokens or work.samples
         if done != work.written:
-            # It is smaller if the first tokens came after samples.
+            # `done` decreases when it changes from samples to the first tokens.
             write(_WORK | max(0, done - work.written))
             work.written = done
         if skipped:
@@ -369,7 +372,7 @@ class Progress:
         write(_ENDED + now - phases.origin_ns)
 
     def count_missed(self, steps: int) -> None:
-        """So many earlier steps turn out to be steps: their time counts for this one."""
+        """Count earlier steps that were detected only now; their time counts for this step."""
         self.steps.count += steps
         self.steps.logged_number += steps
         self._totals.steps += steps
@@ -381,10 +384,10 @@ class Progress:
         longest_ns: int,
         add_work: Callable[[], None],
     ) -> None:
-        """A step has ended; only count the next ones, up to *steps*, of this optimizer.
+        """After the end of a step: count up to *steps* next steps without measuring them.
 
-        *optimizer*: returns it while it is alive. A counted step takes at most *longest_ns*, and
-        *add_work* adds its work.
+        *optimizer*: a weak reference to the optimizer whose steps count. A step longer than
+        *longest_ns* is not counted. *add_work* adds the work of one counted step.
         """
         counted, totals = self.counted, self._totals
         if totals.place < 0:
@@ -396,10 +399,11 @@ class Progress:
         counted.begin(steps, optimizer, longest_ns)
 
     def settle(self) -> None:
-        """Write the rest of the words of counted steps. May be called in any thread."""
+        """Append the words of steps that were only counted so far. May be called in any thread."""
         counted = self.counted
         with self.recorder.gate.lock:
-            # A single statement, which no signal handler or thread interrupts.
+            # CPython interrupts no statement without calls, so neither a signal handler nor another
+            # thread can come in between.
             ends, counted.ends = counted.ends, []
             for now in ends:
                 self._add_work()
@@ -408,12 +412,12 @@ class Progress:
             self._totals.steps += len(ends)
 
     def go_on_uncounted(self) -> None:
-        """Stop counting: the next step may be unlike those before it."""
+        """Stop counting without measuring, as the next step may differ from the previous ones."""
         self.counted.stop()
         self.settle()
 
     def _time_device(self, word: int, measures: bool) -> None:
-        """A step ends at this word: start or stop timing on the device."""
+        """Start or stop timing on the device at the end of a step, which *word* marks."""
         clock = self.phases.device_clock
         if clock is not None and measures is not self._device_timed:
             if measures:
@@ -423,11 +427,11 @@ class Progress:
         self._device_timed = measures
 
     def mark_profiled(self) -> None:
-        """Mark the current step as profiled, and so as unusual."""
+        """Mark the current step as profiled, as its duration is not typical."""
         self.phases.pending.append(_PROFILED)
 
     def device_position(self) -> DevicePosition | None:
-        """Where the device is, if known. May be called in any thread."""
+        """The phase and step that the device executes, if known. May be called in any thread."""
         clock = self.phases.device_clock
         return None if clock is None else clock.position()
 
@@ -440,20 +444,20 @@ class Progress:
     # -- flushing
 
     def flush_rarely(self, rarely: bool) -> None:
-        """Choose how often words are flushed from now on."""
+        """Use the longer flush interval if *rarely*, else the normal one."""
         self._flush_every_ns = _FLUSH_RARELY_NS if rarely else _FLUSH_EVERY_NS
 
     def flush_if_due(self) -> None:
-        """Flush if it is due or much is pending, also if no step ever ends."""
+        """Flush if a flush is due or many words are pending; works even if no step ever ends."""
         phases = self.phases
         if len(phases.pending) > _MOST_WORDS or phases.clock() >= self.flush_due_ns:
-            # A process that only evaluates is running, too.
+            # A process that only evaluates counts as running, too.
             self.mark_running()
             self.flush()
             self.check_agent_if_due()
 
     def check_agent_if_due(self) -> None:
-        """Check the agent every few seconds, as `log` does: a program may never log."""
+        """Check the agent every few seconds, like `log`, which a program may never call."""
         now = time.time_ns()
         if now > self.recorder.gate.check_due_ns:
             self.recorder.check_agent(now)
@@ -479,7 +483,7 @@ class Progress:
         now = phases.clock()
         self.flush_due_ns = now + self._flush_every_ns
         pending = phases.pending
-        # Hooks may append while another thread flushes.
+        # Copy a fixed number of words, as hooks may append more while another thread flushes.
         count = len(pending)
         words = pending[:count]
         del pending[:count]

@@ -50,7 +50,7 @@ class Recorder:
         self.device_scalars: Any = None
         # In a forked child: called instead of `log`.
         self._successor: Callable[..., None] | None = None
-        # The hot path.
+        # The hot path: a closure, which is faster than a method.
         self.log = quick_log(
             writer, self.gate, self._shapes, self.steps, self._log_slowly, check_agent
         )
@@ -73,7 +73,7 @@ class Recorder:
     # -- values
 
     def log_beside(self, metrics: Any, step: Any, epoch: Any, split: Any) -> None:
-        """Record numbers that a tracker gets: its steps do not number training steps."""
+        """Record values that the user logs to a tracker, whose steps need not be training steps."""
         self._log_slowly(metrics, step, epoch, split, time_ns(), leads=False)
 
     @errors.contained()
@@ -85,7 +85,7 @@ class Recorder:
                 self._successor(metrics, step=step, epoch=epoch, split=split)
             return
         refuse, names, steps = self.totals.refuse, self.names, self.steps
-        # A mapping may raise, too.
+        # A user's mapping may raise anything when it is iterated.
         pairs = errors.attempt(lambda: _items(metrics), None)
         if pairs is None:
             kind = type(metrics).__name__
@@ -99,7 +99,7 @@ class Recorder:
         epochs = (pair for pair in pairs if type(pair[0]) is str and pair[0].lower() in _EPOCHS)
         epoch_name, epoch_value = next(epochs, ("", None))
         if epoch is None and epoch_name:
-            # A value that is no number is refused later, once.
+            # The loop below refuses an epoch that is not a number, so do not warn here as well.
             found = errors.attempt(partial(values.number, epoch_value), _NO_EPOCH)
             clean_epoch = found if found - found == 0.0 else None
         logged = clean_step = self._clean("step", step, _whole_number)
@@ -119,7 +119,7 @@ class Recorder:
                 refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
             ids.append(number)
-        # All names fit into one record, but several keys may map to one name.
+        # All distinct names fit into one record, but several keys may map to the same name.
         for at in range(0, len(ids), layout.MOST_VALUES):
             some = slice(at, at + layout.MOST_VALUES)
             self._write(tuple(ids[some]), numbers[some], when)
@@ -147,7 +147,7 @@ class Recorder:
                 self.totals.count(catalog.TRAINING_NONFINITE, name=name, split=split)
 
     def _clean(self, what: str, given: Any, clean: Callable[[Any], _T]) -> _T | None:
-        """The cleaned value of another argument; None if it is invalid."""
+        """The validated step, epoch or split of a call; None if it is missing or invalid."""
         if given is None:
             return None
         try:
@@ -158,9 +158,9 @@ class Recorder:
             return None
 
     def record_reading(self, found: Mapping[str, Any], step: int, at_ns: int = 0) -> None:
-        """Record values that we read ourselves, unless the user logs a value of that name.
+        """Record values that we measure ourselves, unless the user logs a value of that name.
 
-        *at_ns*: when they were read, if not now.
+        *at_ns*: when they were measured; 0 means now.
         """
         when = When(step, None, at_ns or time_ns())
         known = {self.names.number(name, of_user=False): value for name, value in found.items()}
@@ -181,7 +181,8 @@ class Recorder:
             from otel_ddp.recording.device_scalars import DeviceScalars
 
             self.device_scalars = DeviceScalars(self._copy_arrived)
-        # With a full launch queue, starting the copy blocks.
+        # Starting a copy blocks while the device's launch queue is full; IN_MARK lets the agent
+        # recognize this.
         words = self.writer.words
         words[_IN_MARK] = 1
         try:
@@ -197,10 +198,10 @@ class Recorder:
 
     @errors.contained()
     def poll_copies(self, *, wait: bool = False) -> None:
-        """Record the tensors whose copies have arrived; *wait*: wait a moment for the others."""
+        """Record the tensors whose copies have arrived. *wait*: wait briefly for the others."""
         lost, self.gate.interrupted = self.gate.interrupted, 0
         if lost:
-            text = "a value logged by a signal handler was lost: it came in the middle of another"
+            text = "a value logged by a signal handler was lost: it interrupted another log call"
             self.totals.refuse("reentered", "reentered", text, lost)
         if (copies := self.device_scalars) is None:
             return
@@ -236,7 +237,7 @@ def _whole(step: Any) -> int:
     """A step as a plain int; -1 if it is none. May run user code."""
     if values.is_device_tensor(step) or values.is_spread(step):
         return -1
-    # Not through a float, which cannot hold a large step.
+    # Try an integer first, as a float cannot represent large steps exactly.
     whole = errors.attempt(lambda: index(step), None)
     if whole is not None:
         return int(whole)
@@ -246,31 +247,31 @@ def _whole(step: Any) -> int:
 
 # -- the hot path: known names with plain finite numbers are written directly
 
-# Other numbers, such as NumPy's, take the slow path.
+# Numbers of other types, such as NumPy's, take the slow path.
 _PLAIN = frozenset({float, int, bool})
 
-# A limit for all sets together: names that change in every call must not fill the memory.
+# The most names in all cached sets together, which bounds the memory if every call has new names.
 _MOST_SHAPED_NAMES = 200_000
-# A set takes as much as so many names.
+# The fixed memory cost of a set, expressed as a number of names.
 _NAMES_OF_SET = 40
 
 
-# How the hot path writes a set of names: the names, their split, the record; whether all values
-# were floats (other plain numbers are checked one by one); whether one of the names belongs to
-# training, so that its step is the run's step; the name whose value is the epoch. A plain tuple, as
-# unpacking a subclass is slower.
+# How the hot path writes a set of names: the names; their split; the layout of the record; whether
+# all values were floats (if not, the type of each value is checked); whether one of the names is in
+# the train split, so that the call's step is a training step; the name whose value is the epoch.
+# This is a plain tuple, as unpacking a NamedTuple is slower.
 KnownNames = tuple[list[str], str | None, Shape, bool, bool, str]
 
-# Unequal to any split.
+# Compares unequal to any split.
 _NO_SPLIT: Any = object()
 _NO_NAMES: KnownNames = ([], _NO_SPLIT, Shape([]), False, False, "")
 
 
 class Shapes:
-    """The sets of names that were logged, each prepared once."""
+    """Caches the record layout of each set of names that was logged."""
 
     def __init__(self) -> None:
-        # `known` is keyed by split and names; `last` are those of the last call.
+        # `known` maps split and names to a prepared set; `last` is the set of the last call.
         self.known: dict[tuple[str | None, ...], KnownNames] = {}
         self.last = _NO_NAMES
         self._by_ids: dict[tuple[int, ...], Shape] = {}
@@ -282,7 +283,7 @@ class Shapes:
         self.last = _NO_NAMES
 
     def of(self, ids: tuple[int, ...]) -> Shape:
-        """The record of calls with these name numbers."""
+        """The record layout of calls with these name numbers."""
         shape = self._by_ids.get(ids)
         if shape is None:
             self._make_room(len(ids))
@@ -290,7 +291,7 @@ class Shapes:
         return shape
 
     def _make_room(self, more: int) -> None:
-        # If names change in every call, start over instead of growing.
+        # If names change in every call, clear the cache instead of letting it grow.
         if self._names >= _MOST_SHAPED_NAMES:
             self._by_ids.clear()
             self.known.clear()
@@ -306,7 +307,7 @@ class Shapes:
         trains: bool,
         epoch_name: str,
     ) -> None:
-        """Let the hot path write this set of names from now on, if it would write the same."""
+        """Let the hot path write this set of names, if it would write the same as the slow path."""
         is_plain = split is None or (type(split) is str and 0 < len(split) <= values.LONGEST_NAME)
         if type(metrics) is not dict or not is_plain:
             return
@@ -327,11 +328,11 @@ class Shapes:
 def _without_tensors(given: Iterable[Any]) -> list[float]:
     """The numbers, with scalar CPU tensors replaced by their values."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    # A subclass may run any code, and a device tensor would synchronize. `item` raises for tensors
-    # of several elements.
+    # Leave out subclasses of Tensor, whose `item` may run user code, and device tensors, whose
+    # `item` would synchronize. `item` raises for a tensor of several elements.
     numbers = [each.item() if type(each) is tensor and each.is_cpu else each for each in given]
     if not _PLAIN.issuperset(map(type, numbers)):
-        raise TypeError("a value that only the slow path can tell")
+        raise TypeError("a value that only the slow path can convert")
     return numbers
 
 
@@ -345,24 +346,24 @@ def quick_log(
 ) -> Callable[..., None]:
     """Build the `log` of a recorder.
 
-    A closure with everything in local variables, as attribute lookups take a noticeable part of its
-    time. Unusual calls go to *slowly*, which starts over and contains errors. *check* is called
-    every few seconds.
+    It is a closure over local variables, as attribute lookups would take a noticeable part of its
+    time. Unusual calls are passed to *slowly*, which never raises. *check* is called every few
+    seconds.
     """
     gate_write, known, write = gate.write, shapes.known, writer.scalars
     clock, any_error, no_epoch = time_ns, errors.ANY_ERROR, _NO_EPOCH
-    # This method of float accepts floats only. `sum` alone would synchronize a device tensor, and
-    # warn about overflows of NumPy scalars.
+    # `float.conjugate` raises for anything but a float. Without it, `sum` would synchronize device
+    # tensors, and warn about overflows of NumPy scalars.
     as_float = float.conjugate
 
     def log(metrics: Any, *, step: Any = None, epoch: Any = None, split: Any = None) -> None:
         """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
         now = clock()
         try:
-            # Iterating over another mapping could run user code.
+            # Iterating over a mapping other than a dict could run user code.
             if type(metrics) is not dict:
                 return slowly(metrics, step, epoch, split, now)
-            # Most calls have the names of the previous call.
+            # Most calls have the same names as the previous call.
             names, known_split, shape, floats, trains, epoch_name = shapes.last
             if [*metrics] != names or split != known_split:
                 key = (split, *metrics)
@@ -392,7 +393,7 @@ def quick_log(
                 return None
             if step is not None and trains:
                 steps.train(step)
-        # Usually names that are logged for the first time.
+        # Usually a KeyError, for names that are logged for the first time.
         except any_error:
             errors.reraise_foreign()
             return slowly(metrics, step, epoch, split, now)

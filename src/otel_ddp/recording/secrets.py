@@ -1,6 +1,6 @@
 """Finds secrets in users' texts and settings by name and form, so that none gets into the journal.
 
-SECURITY.md says what is found, and what is not.
+SECURITY.md describes which secrets are found, and which are not.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ _OPENS = (
     r"api|access|secret|private|ssh|auth|account|encryption|signing|license|hub|hf|huggingface"
     r"|openai|anthropic|wandb|swanlab|neptune|comet|mlflow|clearml|kaggle|aws|azure|gcp"
 )
-# Matches within a name, after removing separators: passWord, aws_access_key_id.
+# Matched against names without their separators: passWord, aws_access_key_id.
 _SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
-# The same for addresses and headers of exporters: whoever has one may write there.
+# The same for webhook addresses and exporter headers: whoever has one can send data there.
 _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
-# Words in a name that hide its value, and the values of all names below it.
+# A name with one of these words hides its value, and all values nested below it.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
-# Without quotes, values of these names continue after white space and commas.
+# Unquoted values of these names extend to the end of the line (`Authorization: Bearer x`).
 _LINES = _HEADERS | {"headers", "notify"}
-# Before `pass` at the end of a name.
+# A name that ends with one of these words and `pass` is a password: db_pass.
 _ACCOUNTS = frozenset({"db", "smtp", "user", "mail", "email", "mysql", "postgres", "redis", "ftp"})
+# `pad.token` and similar are special tokens of a tokenizer, not secrets.
 _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
-# At the start or end of a name: it is a count, or the path of a file.
+# A name that starts or ends with a word of _COUNTS is a number, and one that ends with a word of
+# _PLACES is a path. Neither is a secret.
 _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
-# A random token: letters and digits, at most one separator. Names of columns have more.
+# At least 20 characters with letters and digits, and at most one separator: a random token. Column
+# names have more separators.
 _RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
-# The longest prefix checked of a name, and of a value that decides whether it is secret.
+# At most so many characters of a name, or of a value, are examined to decide if it is secret.
 _LONGEST = 200
 
 
@@ -51,10 +54,10 @@ def is_secret(name: str, value: Any) -> bool:
     return hides(value) if callable(hides) else hides
 
 
-# A text has few names, which it repeats.
+# Cached, as a text usually repeats a few names.
 @lru_cache(maxsize=512)
 def _hides(name: str) -> bool | Callable[[Any], bool]:
-    """True if this name hides every value, False if none; else a predicate of hidden values."""
+    """True if this name hides every value, False if none; else a function that tests a value."""
     words = [_words(part) for part in name.split(".")]
     last = words[-1]
     if not last or last[0] in _COUNTS or last[-1] in _COUNTS | _PLACES:
@@ -67,7 +70,7 @@ def _hides(name: str) -> bool | Callable[[Any], bool]:
     if word == "pwd":
         return lambda value: isinstance(value, str) and not value.startswith("/")
     plainly = (word == "pass" and (not before or before[-1] in _ACCOUNTS)) or (
-        # X-Token is a header, pad.token a part of a vocabulary.
+        # X-Token is a header with a secret; pad.token belongs to a tokenizer's vocabulary.
         word == "token"
         and before in ([], ["x"])
         and _OF_VOCABULARY.isdisjoint(words[-2] if len(words) > 1 else ())
@@ -89,19 +92,19 @@ def _says_so(words: list[str]) -> bool:
     return bool(_compiled(_SECRET).search("".join(words)))
 
 
-# A name in a text, up to its value. Texts may be anything, so each search is linear: a name begins
-# at few places, and no repetition is nested in another.
+# Matches a name in a text, up to its value. Texts are arbitrary, so the search must take linear
+# time: a match can begin at few places, and no repetition is nested in another.
 _NAMED = r"""(?x)
     (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
     (?:
         (?P<quote>\\*["'])?\]?\s*
-        # A type, in a line of source.
+        # A type annotation, in a line of Python source.
         (?::\s*(?:str|bytes|Optional\[str\])(?:\s*\|\s*None)?\s*(?==))?
         (?P<sign>=>|:=|[=!]?=|:|\((?=["'])|(?(quote),|(?!)))
         | (?(option)(?=\s)|(?!))
     )\s*
 """
-# The value: within quotes, which may be escaped, or up to white space or punctuation.
+# Matches a value: within quotes, which may be escaped, or up to white space or punctuation.
 _VALUE = r"""(?xs)
     (?:(?:[bBrRfFuU]{1,2}|[\w.]*[(\[{]+)?(?:
         "(?:"")?(?P<double>[^"\\]*(?:\\.[^"\\]*)*)
@@ -111,19 +114,19 @@ _VALUE = r"""(?xs)
     | (?P<plain>[^\s"',;&)\]}\\]+)
 """
 _REST_OF_LINE = r"[^\"'\n]*"
-# The start of a (name, value) pair.
+# How a tuple of a name and its value begins.
 _TUPLES = ("('", '("', "(b'", '(b"')
-# Placeholders that are no secret: null, or the type of a parameter.
+# Values that are no secrets: null and booleans, and types in annotations of parameters.
 _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", "bool"})
 
-# The rest of an address.
+# A character of a URL.
 _REST = r"[^\s\"'<>]"
-# The start of a secret in the path of a webhook: Feishu and Teams, Discord, Mattermost.
+# How the secret in the path of a webhook begins: for Feishu and Teams, Discord, Mattermost.
 _IN_PATH = r"[0-9a-f]{8}-[0-9a-f]{4}-|\d{17}|(?=[a-z]{0,15}\d)[a-z0-9]{16}"
-# Secrets by form alone: a substring of each such text (a cheap check), the pattern, and the
-# replacement.
+# Secrets that are recognized by their form alone. For each: a substring, searched first as that is
+# cheap; the pattern; and the replacement.
 _FORMS = (
-    # User and password in an address, or for curl.
+    # User and password in a URL, or in an option of curl.
     ("@", r"//[^\s/\"'<>]*@", "//"),
     (
         ":",
@@ -131,7 +134,7 @@ _FORMS = (
         r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+",
         rf"\1{HIDDEN}",
     ),
-    # The address of a webhook, or only its path, as in an error of urllib3.
+    # The URL of a webhook, or only its path, as in error messages of urllib3.
     (
         "://",
         rf"(?i)(https?://(?:hooks\.|{_REST}{{0,200}}?webhook)[^\s/?\"'<>]{{0,100}}[/?]){_REST}+",
@@ -144,7 +147,7 @@ _FORMS = (
         rf"\1{HIDDEN}",
     ),
     ("/bot", rf"(/bot)\d{{6,}}:{_REST}+", rf"\1{HIDDEN}"),
-    # Parameters of a signed address.
+    # Query parameters of a signed URL.
     ("=", r"(?i)([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", rf"\1{HIDDEN}"),
     ("", r"(?i)\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", rf"\1{HIDDEN}"),
     # Tokens with a known prefix; private keys.
@@ -184,7 +187,7 @@ def without_secrets(text: str) -> str:
 
 
 def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> bool:
-    """Whether this value belongs to a name that hides it."""
+    """Whether the name before this value hides it."""
     name, sign, plain = named["name"][-_LONGEST:], named["sign"], value["plain"]
     found = value[value.lastgroup or 0]
     if found.startswith(HIDDEN[:-1]) or (plain and plain.lower() in _NO_VALUES):
@@ -192,7 +195,8 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
     if sign is None:
         return not found.startswith("-") and is_secret(name, found)
     if sign == ",":
-        # Not any list of words: ["--token", "x"] and ("token", "x").
+        # After a comma, only ["--token", "x"] and ("token", "x") pair a name with a value; other
+        # lists are just lists of words.
         opened = named["option"] or text.endswith(_TUPLES, 0, named.start())
         return bool(opened) and plain is None and is_secret(name, found)
     if not is_secret(name, int(found) if plain and plain.isdecimal() else found):

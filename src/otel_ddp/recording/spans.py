@@ -24,11 +24,11 @@ from otel_ddp.vocabulary import catalog
 
 DIRECTIONS = ("output", "input")
 _LONGEST_URI = 4000
-# All of them fit in one record of the smallest ring.
+# With these limits, the metadata of an artifact fits in one record of the smallest ring.
 _MOST_METADATA, _LONGEST_METADATA = 32, 200
 
 
-# -- the user's spans, if the program uses OpenTelemetry; read without importing it
+# -- the user's spans, if the program uses OpenTelemetry, which we never import ourselves
 
 
 class SpanContext(NamedTuple):
@@ -47,7 +47,7 @@ def _read_current() -> SpanContext | None:
 
 
 def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
-    """The span in the launcher's TRACEPARENT."""
+    """The span that the launcher set in the environment variable TRACEPARENT."""
     found = settings.value("TRACEPARENT", env)
     if found is None:
         return None
@@ -57,7 +57,7 @@ def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
 
 
 def _attached(ours: SpanContext) -> Callable[[], None]:
-    """Make this span the parent of the user's next spans; returns a function that ends that."""
+    """Make this span the parent of the user's next spans; returns a function that undoes this."""
     trace: Any = sys.modules["opentelemetry.trace"]
     context: Any = sys.modules["opentelemetry.context"]
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -71,13 +71,13 @@ def _attached(ours: SpanContext) -> Callable[[], None]:
 
 
 class _Open(NamedTuple):
-    """The span of ours that is open in a context."""
+    """Our innermost open span in a context."""
 
     journal: bytes
     span_id: str
     trace: str
     of_user: SpanContext | None
-    """The user's span around it: any other user's span is inside it."""
+    """The user's span that encloses ours; any other user's span is inside ours."""
 
 
 _NONE = _Open(b"", "", "", None)
@@ -85,7 +85,7 @@ _open_here: contextvars.ContextVar[_Open] = contextvars.ContextVar("otel_ddp_spa
 
 
 def _users_span() -> SpanContext | None:
-    """The user's span that is open here, unless it stands for our innermost one."""
+    """The user's current span; None if OpenTelemetry's current span is our own innermost one."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     found = errors.attempt(_read_current, None)
@@ -94,7 +94,7 @@ def _users_span() -> SpanContext | None:
 
 
 def run_facts(env: Mapping[str, str]) -> dict[str, str]:
-    """The span of the run in one process. The agent exports it at its end, from these facts."""
+    """The ids of the run's span in this process; the agent exports that span when the run ends."""
     around = _users_span() or _of_environment(env)
     trace_id = os.urandom(16).hex() if around is None else around.trace_id
     return {
@@ -123,7 +123,7 @@ def moment(recorder: Recorder) -> dict[str, Any]:
 
 
 class OpenSpan:
-    """A span, from its start to its end, with its phase if it is one."""
+    """A span from its start to its end; it may be a phase as well."""
 
     def __init__(
         self, progress: Progress, name: Any, run: str, *, phase: bool, expect_s: Any
@@ -144,7 +144,7 @@ class OpenSpan:
         if run and "opentelemetry.trace" in sys.modules:
             ours = SpanContext(layout.trace_id(run, trace).hex(), self._span_id)
             self._detach = errors.attempt(lambda: _attached(ours), None)
-        # If ours is not attached, the user's open span stays around it.
+        # If our span is not attached, the user's current span is still the one that encloses ours.
         here = _Open(recorder.writer.journal_id, self._span_id, trace, beside)
         self._token = _open_here.set(here)
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
@@ -216,9 +216,10 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
 
 # -- the exception that ends a run
 
-# In characters of JSON, so that a record fits into the smallest journal in any script.
+# Measured in characters of JSON, where non-Latin scripts take more: each record must fit into the
+# smallest journal.
 _LONGEST_TRACE, _LONGEST_MESSAGE = 8000, 1000
-# A longer traceback is an endless recursion.
+# A traceback with more frames comes from endless recursion.
 _MOST_FRAMES = 40
 
 
@@ -241,9 +242,9 @@ def record_exception(recorder: Recorder, error: BaseException) -> None:
 
 
 def _bounded(text: str, longest: int) -> str:
-    """The text without secrets; only the start and the end of a long one."""
+    """The text without secrets; of a long text, only the start and the end."""
     if len(text) > 4 * longest:
-        # Cut first, as searching megabytes takes time.
+        # Shorten the text first, as searching megabytes for secrets takes time.
         text = f"{text[: 2 * longest]}\n[...]\n{text[-2 * longest :]}"
     text = without_secrets(text.encode("utf-8", "replace").decode())
     size = len(json.dumps(text))
@@ -260,7 +261,7 @@ def _bounded(text: str, longest: int) -> str:
 def record_artifact(
     recorder: Recorder, path: Any, name: Any, kind: Any, direction: Any, metadata: Any
 ) -> None:
-    """Record the location only: reading a file on a server may take long."""
+    """Record an artifact's location; its file is not read, as it may be large or remote."""
     if direction not in DIRECTIONS:
         shown = values.shown(direction)
         raise values.Refused(f'the direction must be "output" or "input", got {shown}')
@@ -282,12 +283,12 @@ def record_artifact(
 
 
 def _uri(path: Any) -> str:
-    """The address; for a path the absolute file:// address, with odd bytes quoted."""
+    """The URI of an artifact; a path becomes an absolute file:// URI, percent-encoded."""
     word = errors.attempt(lambda: os.fsdecode(os.fspath(path)), "")
     if "://" in word:
         uri = without_secrets(word[:_LONGEST_URI])
     else:
-        # The working directory may be gone.
+        # `abspath` raises if the working directory was deleted.
         full = errors.attempt(lambda: os.path.abspath(word), "") if word else ""
         uri = f"file://{quote(os.fsencode(full))}" if full else ""
     if not 0 < len(uri) <= _LONGEST_URI:
@@ -296,6 +297,6 @@ def _uri(path: Any) -> str:
 
 
 def _last_part(uri: str) -> str:
-    # In a quoted path there is no question mark.
+    # A percent-encoded path contains no question mark, so this removes only a query.
     address = uri.partition("?")[0]
     return unquote(address.rstrip("/").rpartition("/")[2]) or address

@@ -1,4 +1,4 @@
-"""The numbers of steps, as hooks and as the user count them, and their work."""
+"""Step numbers, as hooks count them and as the user logs them, and the work of steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import scratch_words
 
-# After so many backwards without a step of an optimizer, none is expected.
+# After so many backward passes without an optimizer step, the loop is taken to have no optimizer.
 _MOST_ACCUMULATED = 64
 _SHIFT = layout.CODE_SHIFT
 _PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
@@ -25,16 +25,16 @@ class When(NamedTuple):
 
 
 def _none() -> None:
-    """No optimizer's steps are counted."""
+    """Stands for a dead weak reference: steps of no optimizer are counted."""
 
 
 class CountedSteps:
-    """Counts unmeasured steps, up to one at whose end there is a decision.
+    """Counts a given number of steps without measuring them, at the least possible cost.
 
-    Forward and backward evict the caches, so each object a hook touches is fetched from memory.
-    This touches one object, and three words of the journal that must outlive the process: the
-    phase, the step, and the number of steps. `Progress.settle` writes the rest for many steps at
-    once.
+    Forward and backward passes evict the CPU caches, so each object that a hook touches is fetched
+    from main memory. Counting touches only this object, and three journal words that must be right
+    even if the process dies: the phase, the step, and the number of steps. `Progress.settle` writes
+    the other words later, for many steps at once.
     """
 
     __slots__ = (
@@ -44,15 +44,15 @@ class CountedSteps:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        # How many more steps to count, and a weak reference to their optimizer, as its id may be
-        # reused.
+        # How many more steps to count, and a weak reference to their optimizer. Its id would not
+        # do, as Python reuses the ids of dead objects.
         self._left = 0
         self._optimizer: Callable[[], Any] = _none
-        # A longer step is not counted; the time by which the current one must end.
+        # A step longer than `_longest_ns` is not counted: the current one must end by `_until_ns`.
         self._longest_ns = self._until_ns = 0
         # The end times of the steps that `settle` has not written yet.
         self.ends: list[int] = []
-        # Cost of counting the last one of these steps; 0: not reached yet.
+        # The cost of counting the last of the steps, in nanoseconds; 0 before that step.
         self.took_ns = 0
         self.base = self.step = self.total = self.place = 0
         self.words = scratch_words()
@@ -60,14 +60,14 @@ class CountedSteps:
 
     @property
     def ended_ns(self) -> int:
-        """The end of the last counted step, or of the one before the first."""
+        """The end of the last counted step; before the first one, the time of `begin`."""
         return self._until_ns - self._longest_ns
 
     def begin(self, steps: int, optimizer: Callable[[], Any], longest_ns: int) -> None:
-        """A step has ended: count the next *steps* ones."""
+        """Count the next *steps* steps; called at the end of a step."""
         self._left, self._longest_ns, self.took_ns = steps, longest_ns, 0
         self._until_ns = self._clock() + longest_ns
-        # Last, as counting begins here.
+        # Set this last, as it enables counting.
         self._optimizer = optimizer
 
     def stop(self) -> None:
@@ -75,8 +75,7 @@ class CountedSteps:
         self._optimizer = _none
 
     def counts(self, optimizer: object) -> bool:
-        """An optimizer has stepped; returns whether that was counted and nothing else is to be
-        done."""
+        """Count a step of this optimizer; False if the caller must handle the step itself."""
         left = self._left
         if not left or self._optimizer() is not optimizer:
             return False
@@ -99,26 +98,27 @@ class StepNumbers:
     """The step numbers of a process. Plain attributes, for the hot paths of hooks and `log`."""
 
     def __init__(self) -> None:
-        # Both count from 0; -1 means none.
-        # The last training step logged, or implied by calls without a step; the last implied one.
+        # `last`: the last training step that was logged, or implied by `log` calls without a step.
+        # `implied`: the last implied one. Both count from 0; -1 means none.
         self.last = self.implied = -1
         # Whether hooks count the steps.
         self.began = False
         self.in_step = False
-        # Whether this step has called a model. A wait for a batch may just end an epoch.
+        # Whether a model was called in this step. Without one, a wait for data may be the end of an
+        # epoch.
         self.model_called = False
         self.work = Work()
-        # The number of steps is the same on all ranks. The number by which the user logs the last
-        # one may differ, and only logging ranks know it.
+        # `count`: the number of steps, the same on all ranks. `logged_number`: the user's number of
+        # the last step, which may differ, and is known only on ranks that log.
         self.count = self.logged_number = 0
-        # The last step logged before the first step began, for example by a test.
+        # The value of `last` when hooks detected the first step.
         self.before_first = -1
-        # The last logged step when the previous step ended, and when the current one began.
+        # The values of `last` when the previous step ended, and when the current step began.
         self.logged_before = self._before_step = -1
-        # The step of an evaluation's values before any training.
+        # The last step number given to values of an evaluation before any training.
         self._evaluations = -1
-        # In a step without hooks: settles counted steps, and finds out whether this step has called
-        # a model.
+        # Set in unmeasured steps, which have no hooks on the model: settles the counted steps, and
+        # updates `model_called`.
         self.catch_up: Callable[[], None] | None = None
         # The counter of unmeasured steps, if there are hooks.
         self.counted: CountedSteps | None = None
@@ -126,7 +126,7 @@ class StepNumbers:
     # -- for logged values
 
     def next(self, trains: bool) -> int:
-        """The step of a call without one: the hooks' step, or a new one for each call."""
+        """The step of a `log` call without one: the hooks' step, or a new one for each call."""
         if self.began:
             return self.of_values(trains)
         if trains:
@@ -146,7 +146,7 @@ class StepNumbers:
         """A training value was logged with this step."""
         if self.catch_up is not None:
             self.catch_up()
-        # A lower one may be an epoch.
+        # Ignore a lower number, which may be an epoch.
         self.last = max(self.last, step)
         if self.counted is not None:
             self.counted.step = self.next_logged()
@@ -156,7 +156,7 @@ class StepNumbers:
         if self.catch_up is not None:
             self.catch_up()
         if not self.count and self.work.micro_batches > _MOST_ACCUMULATED:
-            # A loop that updates weights itself has no other steps.
+            # The loop updates weights without an optimizer, so each backward pass is a step.
             return self.work.micro_batches
         if trains and self.model_called:
             return self.next_logged()
@@ -165,11 +165,12 @@ class StepNumbers:
     def trace_and_step(self) -> tuple[str, int | None]:
         """Trace and step of an event that happens now; empty before the first step.
 
-        Between two steps the step is the one that has ended, as for values: people save and
-        evaluate after a step. The time belongs to the next step, and so does the trace.
+        Between two steps, the step is the one that has ended, as for values, because people save
+        and evaluate after a step. The trace is that of the next step, whose duration includes the
+        time between the steps.
         """
         if self.began:
-            # Hooks count alike on all ranks, whichever ranks log.
+            # Hooks count the same steps on all ranks, no matter which ranks log.
             step = self.of_values(True)
             return layout.trace_of_step(self.count + 1), step
         return (layout.trace_of_step(self.last), self.last) if self.last >= 0 else ("", None)
@@ -182,21 +183,22 @@ class StepNumbers:
         if not self.began:
             self.began = True
             if self.last == self.implied:
-                # No step was logged yet: the hooks' steps replace counted calls.
+                # The user has logged no step numbers: hooks' steps replace the implied ones.
                 self.last = self.logged_before = -1
             self.before_first = self.last
         self._before_step = self.last
 
     def next_logged(self) -> int:
-        """The number by which the user will log the step that ends next."""
+        """The number under which the user will log the step that ends next."""
         logged = self.last
         if logged == self.logged_before:
             return self.logged_number + 1
-        # A value logged within a step belongs to it; one logged after a step belongs to that step.
+        # A value logged within a step belongs to that step; a value logged between two steps
+        # belongs to the earlier one.
         return logged if self.in_step and logged != self._before_step else logged + 1
 
     def resume_from(self, done: int) -> None:
-        """Continue the count of steps before this process; a logged number takes precedence."""
+        """Continue after *done* steps of earlier processes; a logged number takes precedence."""
         if not self.count and self.last < 0:
             self.logged_number = max(self.logged_number, done)
 
@@ -212,7 +214,7 @@ class Amounts(NamedTuple):
 
 
 class Work:
-    """The work of all steps: added up on the training thread, and written with each flush."""
+    """The work of all steps, added up on the training thread, and written at each flush."""
 
     def __init__(self) -> None:
         self.samples = self.tokens = self.forwards = self.micro_batches = 0
@@ -220,7 +222,7 @@ class Work:
         self.hook_ns = 0
         self.flops = 0.0
         self.flops_method = ""
-        # The amounts that the words of steps contain already.
+        # Garbage collection time, and tokens or samples, that were already written as step words.
         self.gc_written_ns = self.written = 0
 
     def amounts(self) -> Amounts:
@@ -236,7 +238,7 @@ class Work:
         self.micro_batches += more.micro_batches
 
     def write_stops(self, pending: list[int]) -> None:
-        """Append the words for what interrupted the step that ends."""
+        """Append words for the garbage collections and allocator retries of the step that ends."""
         if self.gc_ns != self.gc_written_ns:
             pending.append(_GC | self.gc_ns - self.gc_written_ns)
             self.gc_written_ns = self.gc_ns

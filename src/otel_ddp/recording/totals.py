@@ -26,7 +26,7 @@ class Totals:
         self._warned: set[str] = set()
 
     def refuse(self, why: str, place: str, text: str, amount: float = 1.0) -> None:
-        """Count a value that was not recorded; warn once per place."""
+        """Count a value that was not recorded; log *text* once per *place*."""
         self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
         if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(place)
@@ -73,12 +73,13 @@ _BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
 
 
 class StepTotals:
-    """The number of steps is stored at the end of each, with a plain store: no lock, no wait.
+    """Writes the totals of steps, of their work, and of time by phase.
 
-    So a process that hangs or is killed in the next step has counted this one. The rest is written
-    with each flush, as each word of the journal that a step touches takes a microsecond.
+    The number of steps is stored at the end of each step, without a lock, so that it is right even
+    if the process hangs or is killed in the next step. The other totals are written at each flush,
+    as each journal word that a step touches costs a microsecond.
 
-    A signal handler may close the journal between two stores: each one looks up the target again.
+    A signal handler may close the journal between two stores, so each store looks up `self.store`.
     """
 
     def __init__(self, totals: Totals, writer: JournalWriter) -> None:
@@ -121,7 +122,7 @@ class StepTotals:
         return self._of_process.place(catalog.TRAINING_PHASE_TIME, **labels)
 
     def count(self, work: Work) -> None:
-        """Write the work so far, and interruptions."""
+        """Write the number of steps, their work so far, and the time spent in hooks."""
         for metric, value in (
             (catalog.TRAINING_STEPS, self.steps),
             (catalog.TRAINING_SAMPLES, work.samples),
@@ -130,7 +131,7 @@ class StepTotals:
             (catalog.OTEL_DDP_HOOK_TIME, work.hook_ns / 1e9),
         ):
             place = self._of_process.place(metric) if value else -1
-            # A flushing thread may have an older count than a step that ended meanwhile.
+            # Never decrease a total: a step may have ended while another thread flushes.
             if place >= 0 and value > self.store[place]:
                 self.store[place] = value
         if self.steps:
@@ -141,22 +142,24 @@ class StepTotals:
             self._flops = work.flops
 
     def close(self) -> None:
-        """The journal is about to close: later stores are discarded."""
-        # The size of the writer's, which may be closed already.
+        """Discard later stores, as the journal is about to close."""
+        # As large as the writer's totals, so that every slot stays valid.
         self.store = memoryview(bytearray(8 * len(self._writer.totals))).cast("d")
 
 
 # -- time by phase
 
 _OTHER, _UNMEASURED = PHASES["other"], PHASES["unmeasured"]
-# Time constant of the shares of phases, which also divide the time of unmeasured steps.
+# When the remembered time by phase exceeds this, it is halved: recent steps dominate the shares by
+# which unmeasured time is divided into phases.
 _REMEMBERED_NS = 60 * 10**9
 _OF_STEPS = frozenset(PHASES[word] for word in (*WORK_PHASES, "comm_wait"))
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
-# Words from here on are calls to process groups, of which a step may have hundreds.
+# Words from this code on describe calls to process groups; a step may have hundreds of them.
 _CALLS = layout.STEP_CALL << _SHIFT
 
-# Flag of the user's own phases. Before the first step, time outside of phases is not counted.
+# Flag of phases with a user's name. Their time counts even before the first step, unlike time
+# outside of phases.
 NAMED = 0x40
 
 
@@ -164,13 +167,13 @@ class TimeAccount:
     """Adds up time by phase. Not thread-safe."""
 
     def __init__(self) -> None:
-        # The current phase, and the time up to which time is counted.
+        # The current phase, and the moment up to which time has been attributed to phases.
         self._code, self._charged_ns = _OTHER, 0
         self._steps_began = False
         # When the current step began, and whether it is skipped.
         self._step_ns, self._skipped = 0, False
         self._by_phase: defaultdict[int, int] = defaultdict(int)
-        # Decayed time in the phases of measured steps, and in unmeasured steps.
+        # Exponentially decayed time: by phase in measured steps, and in total in unmeasured steps.
         self._shares: defaultdict[int, float] = defaultdict(float)
         self._beside_ns = 0.0
 
@@ -179,7 +182,7 @@ class TimeAccount:
 
         Returns the durations of the steps that were not skipped, in nanoseconds.
         """
-        # Runs for each word on the training thread: no calls.
+        # This loop runs for each word on the training thread, so it avoids function calls.
         code, charged_ns, began = self._code, self._charged_ns, self._steps_began
         by_phase, durations = self._by_phase, []
         for word in words:
@@ -216,9 +219,10 @@ class TimeAccount:
     def taken(self) -> Mapping[int, float]:
         """The time in each phase since the last call, by code.
 
-        Unmeasured time is divided like that of measured steps, so that the sum stays exact.
+        Unmeasured time is divided into phases in the proportions of measured steps, so that the sum
+        of all phases is exact.
         """
-        # Taken first: an interruption must not count it twice.
+        # Reset the sums first: then a signal handler that interrupts this counts no time twice.
         by_phase, self._by_phase = self._by_phase, defaultdict(int)
         unmeasured_ns = by_phase.pop(_UNMEASURED, 0)
         of_steps = {
@@ -245,6 +249,6 @@ class TimeAccount:
 
     @property
     def whole_of_measured(self) -> float:
-        """Recent duration of all steps, divided by that of the measured ones."""
+        """Recent duration of all steps, divided by the duration of measured steps."""
         measured_ns = sum(self._shares.values())
         return 1.0 + self._beside_ns / measured_ns if measured_ns else 1.0

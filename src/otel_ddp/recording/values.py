@@ -57,7 +57,7 @@ def number(value: Any) -> float:
 
 
 def _number(value: Any) -> float | str | None:
-    """A float, or why there is none."""
+    """A float; a text that explains why there is none; or None for anything but a number."""
     if is_device_tensor(value):
         return f"a number was expected, got {shown(value)}"
     if _is_array(value):
@@ -114,7 +114,7 @@ def text(name: Any, longest: int) -> str:
         clean = errors.attempt(lambda: str(name), "")
     if not clean:
         raise Refused(f"a name must be text, got {shown(name)}")
-    # Cut first, as cleaning a megabyte takes time.
+    # Shorten the name first, as cleaning a megabyte takes time.
     if len(clean) > longest:
         digest = blake2s(clean.encode("utf-8", "replace"), digest_size=4).hexdigest()
         clean = f"{clean[: longest - 9]}~{digest}"
@@ -123,7 +123,7 @@ def text(name: Any, longest: int) -> str:
 
 def one_line(words: str, longest: int) -> str:
     """Text for one line: line breaks and control characters become spaces."""
-    # Cut first, as cleaning a long text takes time.
+    # Shorten the text first, as cleaning a long one takes time.
     return _CONTROLS.sub(" ", words[: 4 * longest]).strip()[:longest]
 
 
@@ -158,16 +158,16 @@ def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) ->
 
 
 def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) -> dict[str, Any]:
-    """A nested configuration as dotted names, with bounds on all its dimensions."""
+    """Flatten a nested configuration to dotted names; depth, number and lengths are limited."""
     found: dict[str, Any] = {}
     # A stack instead of recursion, as a configuration may be deep or contain itself.
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
     while stack and len(found) < most:
         prefix, value, depth = stack.pop()
-        # The first items of a huge mapping are enough. User code may raise anything.
+        # Read only the first items of a huge mapping. User code may raise anything.
         look = partial(_inside, value, most)
         inner = errors.attempt(look, None) if depth < 16 else None
-        # A nested empty mapping is a value as well.
+        # A nested empty mapping is recorded as a value.
         if inner is None or (not inner and prefix):
             if prefix:
                 found[prefix] = _unless_secret(prefix, value, longest)
@@ -195,7 +195,7 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def _unless_secret(name: str, value: Any, longest: int) -> Any:
-    # A user's text class may raise.
+    # A user's subclass of str may raise: then hide the value.
     secret = errors.attempt(lambda: is_secret(name, value), True)
     return HIDDEN if secret else plain(value, longest)
 
@@ -218,13 +218,13 @@ def _plain(value: Any, longest: int) -> Any:
         # JSON has no infinity and no NaN.
         return float(value) if isfinite(value) else str(float(value))
     if isinstance(value, str):
-        # Cut afterwards: half a secret would not be recognized.
+        # Shorten the text only after hiding secrets, as half a secret would not be recognized.
         return _short(without_secrets(str.__str__(value[: 4 * longest])), longest)
     return without_secrets(_words(value, longest))
 
 
 def _words(value: Any, longest: int) -> str:
-    """Any value as a user would print it; containers are walked only as far as they are shown."""
+    """Any value as text, as `print` shows it; only the first items of a container are read."""
     if is_device_tensor(value) or isinstance(value, _CONTAINERS):
         return shown(value, longest)
     words = errors.attempt(lambda: str(value), "")
@@ -266,7 +266,7 @@ def shown(value: Any, longest: int = 60) -> str:
 
 
 def exception_names(error: BaseException) -> tuple[str, str]:
-    """An exception's class for `error.type`, and with its module for `exception.type`."""
+    """An exception's class name (`error.type`), and the same with its module (`exception.type`)."""
     kind = type(error)
     module = str(kind.__module__)
     return kind.__qualname__, (
