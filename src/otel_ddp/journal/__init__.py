@@ -1,1 +1,1 @@
-"""The journal: the one thing that the training process and the node agent share."""
+"""The journal: a memory-mapped file that a training process writes, and the node agent reads."""

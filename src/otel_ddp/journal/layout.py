@@ -16,7 +16,7 @@ VERSION = 1
 HEAD_BYTES = 4096
 SUFFIX = ".journal"
 TAKEN_SUFFIX = ".taken"
-# Files beside it: the agent's request to a process, and the answer.
+# Files beside a journal: the agent's request to the process, and the answer of the process.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
 # The answer to a request for a profile.
@@ -39,9 +39,10 @@ PHASE_NAME = 520
 STEP = 528
 EXPECT_MS = 536
 STATE = 544
-# All of them, from PHASE on.
+# The five words above, from PHASE on.
 PROGRESS = Struct("<QQQQQ")
-# 1 while we launch an event or a copy on the device, which blocks if the launch queue is full.
+# 1 while otel_ddp launches an event or a copy on the device, which blocks if the launch queue is
+# full.
 IN_MARK = 560
 # A code shares a word with its time, so that a reader gets both atomically.
 CODE_SHIFT = 56
@@ -89,11 +90,11 @@ STEP_PROFILED = 0x8A
 # A call to a process group. Bits 40 and up: the number of the call's name; bits 32 and up: the part
 # of the time since the previous call in which the thread did not run, in 256ths; below: the time
 # since the start of the step, in units of 256 ns. STEP_CALLS: the same share for the rest of the
-# step, and the number of calls; without it, the calls are unknown.
+# step, and the number of calls; if it is missing, the step's calls were not recorded.
 STEP_CALL, CALL_SHIFT, CALL_IDLE_SHIFT, CALL_UNIT_SHIFT = 0x8B, 40, 32, 8
 STEP_CALLS = 0x8C
-# Sums per call, in a few steps only: the number of the call's name as in STEP_CALL, and below it
-# how often it was called, or its bytes. Several words of one name add up.
+# Sums per name of a call, written in a few steps only: the number of the name as in STEP_CALL, and
+# below it the number of calls, or of bytes. Several words with the same name add up.
 STEP_CALL_COUNT, STEP_CALL_BYTES = 0x8D, 0x8E
 
 SMALLEST_FILE = 128 * 1024
@@ -138,14 +139,14 @@ def largest_record(ring_bytes: int) -> int:
 
 
 def checksum(body: bytes | memoryview, position: int) -> int:
-    """The checksum, seeded with the position so that a record of an earlier lap does not match."""
+    """The checksum of a record. The position is its seed, so that old records do not match."""
     return zlib.crc32(body, position & 0xFFFFFFFF)
 
 
 def read_taken(path: Path) -> tuple[int, int, int] | None:
     """The content of a `.taken` file; None if it is missing or damaged."""
     try:
-        # A training process calls this, too: not even a fifo in its place may block it.
+        # A training process calls this, too, so this must not block, even if the path is a fifo.
         content = files.read_own(path, TAKEN.size)
     except OSError:
         return None
@@ -163,7 +164,7 @@ _KNOWN_ID = re.compile("id/([0-9a-f]{32})")
 
 
 def trace_of_step(step: int) -> str:
-    """The trace of a step, shared by all ranks, as their hooks count alike."""
+    """The name of a step's trace, which all ranks share, as their hooks count the same steps."""
     return f"step/{step}"
 
 
@@ -173,12 +174,12 @@ def is_of_step(trace: str) -> bool:
 
 
 def trace_by_id(trace_id: str) -> str:
-    """The trace with this id in hexadecimal: a process's own, or a user's."""
+    """The name of the trace with this hexadecimal id: a process's own trace, or a user's."""
     return f"id/{trace_id}"
 
 
 def trace_id(run: str, trace: str) -> bytes:
-    """The id of a trace of a run."""
+    """The id of a trace, derived from the run's name and the name of the trace."""
     known = _KNOWN_ID.fullmatch(trace)
     return bytes.fromhex(known[1]) if known else _digest(f"{run}/{trace}", 16)
 

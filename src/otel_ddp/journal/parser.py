@@ -16,7 +16,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# Larger areas of totals are not read.
+# At most so many bytes of the totals area are read.
 _MOST_TOTALS = 4 * 1024 * 1024
 # Control characters except line breaks and tabs, and lone surrogates.
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
@@ -64,7 +64,7 @@ class Steps(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A span, an event or the end, as the writer wrote it."""
+    """The record of a span, of an event, or of the end of a run."""
 
     kind: int
     content: dict[str, Any]
@@ -83,7 +83,7 @@ class ProgressRecord(NamedTuple):
     phase_name: int
     state: int
     phase_after_ns: int
-    """When the phase began, since the creation of the journal."""
+    """When the phase began, in nanoseconds after the creation of the journal."""
     state_since_ns: int
 
     @property
@@ -117,7 +117,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, content: bytes, whose: str) -> Head:
-        """*whose*: the journal's name for the error. Raises Unreadable."""
+        """*whose*: the journal's name, for the text of the error. Raises Unreadable."""
         if len(content) < layout.FIXED.size + 4 or content[:8] != layout.MAGIC:
             raise Unreadable(f"{whose} is not a journal")
         fixed, rest = content[: layout.FIXED.size], content[layout.FIXED.size :]
@@ -153,16 +153,19 @@ class Records:
     def __init__(self, mark: tuple[int, int, int] = (0, 1, 0), made: Made | None = None) -> None:
         """*mark*: position, next sequence number and number of lost records of an earlier read.
 
-        *made*: makes a record from its type, bytes and position; None if that is invalid.
+        *made*: makes a record from its type, bytes and position; returns None if they are invalid.
         """
         self.position, self.expected, self.lost = mark
         self._made = made or _parsed
         self.unreadable = 0
-        # How many reads in a row have found nothing valid at this position.
+        # How many consecutive reads have found no valid record at this position.
         self.stuck = 0
 
     def feed(self, block: bytes, stop: int | None = None) -> list[Any]:
-        """The whole records of this block from the current position on that begin before *stop*."""
+        """Parse the complete records of a block, which starts at the current position.
+
+        *stop*: an offset in the block; records that begin there or later are left unread.
+        """
         records: list[Any] = []
         stop = len(block) if stop is None else stop
         at = 0
@@ -183,7 +186,7 @@ class Records:
             at += size
             if kind == layout.PAD:
                 continue
-            # Sequence numbers have 32 bits; a negative difference is an old record.
+            # Sequence numbers wrap at 32 bits; a negative difference means an old record.
             gap = (number - self.expected) & 0xFFFFFFFF
             if gap < 0x80000000:
                 self.lost += gap
@@ -202,7 +205,7 @@ class Records:
 
 
 class Definitions(Records):
-    """The area that is never overwritten: documents, names, and the slots of totals."""
+    """The records of the area that is never overwritten: documents, names, slots of totals."""
 
     def __init__(self) -> None:
         super().__init__(made=self._define)
@@ -210,11 +213,11 @@ class Definitions(Records):
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        # Each with its first slot.
+        # Each total with the number of its first slot.
         self.totals: list[tuple[int, Total]] = []
 
     def _define(self, kind: int, whole: bytes, position: int) -> bool | None:
-        """Whether this definition is understood; None if it is invalid."""
+        """Apply a definition; None if it is invalid, else True."""
         payload = whole[RECORD.size :]
         if kind == layout.NAME and len(payload) >= layout.NAME_HEAD.size:
             number, *sizes = layout.NAME_HEAD.unpack_from(payload)
@@ -241,18 +244,18 @@ class Bytes:
     """The bytes of a journal, by file offset."""
 
     def read(self, at: int, size: int) -> bytes:
-        """Up to so many bytes."""
+        """Up to *size* bytes from this offset; fewer if the source has no more."""
         raise NotImplementedError
 
     def again(self) -> Bytes:
-        """The same bytes, which stay readable after these are closed."""
+        """Another source of the same bytes, which stays open when this one is closed."""
         return self
 
     def close(self) -> None:
         """Close the source: later reads return nothing."""
 
     def word(self, at: int) -> int:
-        """A word; 0 if it is missing."""
+        """The 64-bit word at this offset; 0 if it is missing."""
         word = self.read(at, 8)
         return int.from_bytes(word, "little") if len(word) == 8 else 0
 
@@ -263,7 +266,7 @@ class Journal:
     def __init__(
         self, path: Path, head: Head, content: Bytes, definitions: Definitions, ring: Records
     ) -> None:
-        """*path*: its path on the node of its process."""
+        """*path*: the journal's path on the node of its process."""
         self.path, self.ring = path, ring
         _, self.areas, self.pid, self.start_ticks, self.created_ns, created_ns = head
         self.created_monotonic_ns = created_ns
@@ -292,7 +295,7 @@ class Journal:
         return self.ring.position
 
     def bookmark(self) -> tuple[int, int, int]:
-        """Where to continue reading the ring, for `Records`."""
+        """Where to continue reading the ring: a *mark* for `Records`."""
         return self.ring.position, self.ring.expected, self.ring.lost
 
     @property
@@ -318,7 +321,7 @@ class Journal:
         """The last record of each set of names, oldest first."""
         start, room = self.areas.latest
         block = self.content.read(start, min(self.content.word(layout.LATEST_POSITION), room))
-        # After the records, so that they refer to known definitions.
+        # Read definitions after the records: then every name in these records is defined.
         self.read_definitions()
         found = []
         at = 0
@@ -328,7 +331,8 @@ class Journal:
             if size ^ complement != 0xFFFFFFFF or size % 8:
                 break
             parsed = _record(block, at, position)
-            # Incomplete records are being written, or their writer died. The ring has them as well.
+            # Skip a record that is being written, or whose writer died while writing it. The ring
+            # contains the same record.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
                 if record is not None:
@@ -351,7 +355,7 @@ class Journal:
 
     def progress(self) -> ProgressRecord | None:
         """The progress of the process, as last written; None before the first state."""
-        # The state first, as it is written last.
+        # Check the state first, as the writer writes it last.
         is_reported = self.content.word(layout.STATE)
         block = self.content.read(layout.PHASE, layout.PROGRESS.size)
         if not is_reported or len(block) < layout.PROGRESS.size:
@@ -368,7 +372,7 @@ class Journal:
         )
 
     def in_mark(self) -> bool:
-        """Whether it is launching an event of ours, which a full launch queue delays."""
+        """Whether the process launches an event or copy of otel_ddp, as a full queue delays it."""
         return self.content.word(layout.IN_MARK) == 1
 
     def reason(self) -> str:
@@ -428,7 +432,7 @@ def _scalars(whole: bytes, position: int) -> Scalars | None:
 
 @lru_cache(256)
 def _pairs(count: int) -> Callable[[bytes, int], tuple[Any, ...]]:
-    """Unpacks so many name numbers, and then their values."""
+    """A function that unpacks *count* numbers of names, and then their values."""
     fill = padded(4 * count) - 4 * count
     return struct.Struct(f"<{count}I{fill}x{count}d").unpack_from
 
@@ -441,7 +445,7 @@ def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
         content = files.parse_json(text)
-        # Unprintable characters are escaped, as JSON allows no control characters.
+        # Only these texts need cleaning: JSON allows no control characters, except as escapes.
         if "\\u" in text or not text.isascii():
             content = _printable(content)
     except ValueError:
@@ -450,13 +454,13 @@ def _document(payload: bytes) -> dict[str, Any] | None:
 
 
 def _identity(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an identity that have the right type: labels and ranks are made from them."""
+    """The fields of an identity with the right type, as labels and ranks are made from them."""
     found = _shared(content)
     return {key: v for key, v in found.items() if v is None or _is_of_its_kind(key, v)}
 
 
 def _shared(content: dict[str, Any]) -> dict[str, Any]:
-    """The same with interned texts, which a lead's ten thousand ranks share."""
+    """The same content with interned strings, as a lead agent holds it for ten thousand ranks."""
     return {intern(key): intern(v) if type(v) is str else v for key, v in content.items()}
 
 

@@ -19,14 +19,15 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter, open_journals
 
-# In each line that an agent logs, after the time.
+# Part of each line that an agent logs, after the time.
 LOG_FORM = " otel-ddp agent: "
-# An agent's start truncates a larger log.
+# The most bytes of the agent's log that are read; a larger log is truncated when an agent starts.
 _MOST_LOG_BYTES = 1 << 20
 _LONGEST_HOLD_S = 120.0
 _SHARED_MEMORY = Path("/dev/shm")
-# They allocate a journal before it is mapped, show by a lock that its writer lives, and stop a
-# forked child from writing. Without one of them a journal would harm the training, or be wrong.
+# Required functions of `os`. They allocate a journal before it is mapped, show by a lock that its
+# writer is alive, and stop a forked child from writing. Without one of them, a journal could crash
+# the training, or have wrong content.
 _CALLS = ("posix_fallocate", "register_at_fork", "mkfifo", "pread", "geteuid")
 
 
@@ -39,9 +40,9 @@ class Place:
         self.agent_lock = directory / "agent.lock"
         self.agent_file = directory / "agent.json"
         self.agent_log = directory / "agent.log"
-        # Locked while a rank starts an agent, so that eight ranks do not start eight.
+        # Locked while a rank starts an agent, so that eight ranks do not start eight agents.
         self.start_lock = directory / "start.lock"
-        # Not the lock file: closing any descriptor of it would drop the lock.
+        # Separate from `start.lock`, as closing any descriptor of a lock file drops the lock.
         self._start_delay = directory / "start.after"
         # The name of each node of a run, as JSON.
         self.nodes_file = directory / "nodes.json"
@@ -49,7 +50,7 @@ class Place:
         self.doorbell = directory / "doorbell"
 
     def delay_start(self, seconds: float) -> None:
-        """Keep all processes from starting an agent for so long; 0 ends that."""
+        """Keep all processes from starting an agent for *seconds*; 0 ends the delay."""
         with contextlib.suppress(OSError):
             files.replace(self._start_delay, f"{time.monotonic() + seconds:.3f}")
 
@@ -93,15 +94,15 @@ class Place:
     def wake_agent(self) -> None:
         """Wake the agent, if there is one."""
         try:
-            # Open for reading as well: otherwise an agent that is ending causes a SIGPIPE, which
-            # kills a process that has reset Python's handler.
+            # Open the fifo for reading as well: otherwise a write after the agent has ended raises
+            # SIGPIPE, which kills a process that has reset Python's handler.
             fd = files.open_own(self.doorbell, os.O_RDWR)
         except OSError:
             return
         try:
             os.write(fd, b"!")
         except OSError:
-            pass  # full: the agent was woken already
+            pass  # the fifo is full, so the agent was woken already
         finally:
             os.close(fd)
 
@@ -109,13 +110,13 @@ class Place:
 def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Path]:
     """The default directories, best first.
 
-    Offline runs have directories of their own, so that no sending agent reads their journals.
+    Offline runs have separate directories, so that no agent that exports reads their journals.
     """
     apart = "-offline" if offline else ""
     own = f"otel_ddp-{os.geteuid()}{apart}"
     yield _SHARED_MEMORY / own
     try:
-        # Absolute, as the agent has another working directory.
+        # Make the path absolute, as the agent has another working directory.
         yield Path(env.get("TMPDIR") or tempfile.gettempdir()).absolute() / own
     except FileNotFoundError:
         return  # no temporary directory is writable
@@ -124,7 +125,10 @@ def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Pat
 def find(
     named: str, env: Mapping[str, str] | None = None, *, offline: bool = False
 ) -> tuple[list[Place], str]:
-    """The usable directories, best first, and a remark; ConfigError for an unusable choice."""
+    """The usable directories, best first, and a remark for the user, which may be empty.
+
+    *named*: the directory that the user chose; raises ConfigError if it is not usable.
+    """
     env = os.environ if env is None else env
     if not named:
         return _find_default(env, offline)
@@ -179,7 +183,7 @@ def _usable(path: Path, problems: list[str]) -> list[Place]:
 
 
 def missing_calls() -> str:
-    """The required calls that this system lacks; empty if it has all."""
+    """The required system calls that this platform lacks; empty if it has all."""
     lacking = [f"os.{name}" for name in _CALLS if not hasattr(os, name)]
     try:
         import fcntl  # noqa: F401
@@ -196,7 +200,8 @@ def open_journal(
 ) -> tuple[JournalWriter | None, str]:
     """Open a journal in the first directory with room, smaller if necessary.
 
-    Returns it, or None, and a remark on what was not as wanted.
+    Returns the writer (None if there is no room), and a remark if directory or size differ from the
+    requested ones.
     """
     first_why = why = ""
     for directory in directories:
@@ -223,7 +228,7 @@ def open_journal(
 
 
 def _sizes(size: int) -> Iterator[int]:
-    """The sizes to try: the requested one, and its halves."""
+    """The sizes to try: the requested size, then half of the previous one each time."""
     while size > layout.SMALLEST_FILE:
         yield size
         size //= 2
@@ -232,18 +237,19 @@ def _sizes(size: int) -> Iterator[int]:
 
 def _has_room(directory: Path, size: int) -> bool:
     room = os.statvfs(directory)
-    # Data loaders and NCCL have priority in shared memory. An unlimited tmpfs has 0 blocks.
+    # Leave most of the shared memory to data loaders and NCCL. An unlimited tmpfs has 0 blocks.
     return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
 
 
 def _remove_dead_journals(directory: Path, size: int) -> None:
     """Make room: remove journals of dead processes, the oldest first.
 
-    An agent removes those that it has read, so these wait for one that may never come.
+    An agent removes each journal of a dead process after reading it, so the remaining journals wait
+    for an agent that may never start.
     """
     dead: list[tuple[float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
-        # Not our own: opening and closing a file drops our lock on it.
+        # Skip our own journals: opening and closing one would drop our lock on it.
         if path in open_journals or files.lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
@@ -254,7 +260,7 @@ def _remove_dead_journals(directory: Path, size: int) -> None:
         files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
 
 
-# -- the agent's variables
+# -- the environment variables that configure the agent
 
 _OF_AGENT = re.compile(
     "OTEL_(EXPORTER_|METRIC|TRACES_|LOGS_|RESOURCE_ATTRIBUTES|SERVICE_NAME|DDP_(LINGER_S|NODE|"
@@ -263,7 +269,7 @@ _OF_AGENT = re.compile(
 
 
 def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
-    """A digest of the agent's variables, as these may contain tokens."""
+    """A digest of the variables that configure the agent; their text may contain tokens."""
     variables = sorted(pair for pair in env.items() if _OF_AGENT.match(pair[0]))
     content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()

@@ -1,6 +1,6 @@
-"""The state of a process: its identity, progress and end.
+"""The state of a process: its identity, progress and end, read from its journal.
 
-Read from its journal, for series, status, page and the card at the end of a run.
+Used for metrics, `otel-ddp status`, the page, and the summary at the end of a run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ENDED = tuple(words.STATES[word] for word in words.ENDED_STATES)
 
 
 def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False) -> int:
-    """Whether a process runs, is finished or was killed, from the state that it recorded last.
+    """The state of a process (running, finished, killed ...), from the last state that it recorded.
 
-    *ended_well*: whether a process that died without a recorded end had finished its work. None:
-    not known yet, so it keeps its state.
+    *ended_well*: whether a process that died without recording its end had finished its work. None:
+    not known yet; then the recorded state remains.
     """
     state = words.STATES["starting"] if recorded is None else recorded
     if state not in words.STATES.values():
@@ -37,11 +37,11 @@ def made_steps(reader: Journal) -> bool:
 
 
 def last_step(reader: Journal, of_values: int | None) -> int | None:
-    """The last training step; without hooks that count steps, the highest step of a value."""
+    """The last training step, counted by hooks; without hooks, the highest step of a value."""
     progress = reader.progress()
     counted = None if progress is None else progress.step
     if counted is not None and made_steps(reader):
-        # A tracker's values have their own steps, for example frames.
+        # Ignore the steps of values: those logged to a tracker may count something else, as frames.
         return counted
     return max((step for step in (of_values, counted) if step is not None), default=None)
 
@@ -64,14 +64,14 @@ def in_pool(reader: Journal) -> bool:
 def is_idle(reader: Journal) -> bool:
     """Whether this is a multiprocessing child without an open step or phase.
 
-    A pool ends its workers by SIGTERM while they wait for a task, as does a parent without more
-    work for a child. We do not handle that signal to detect this, as a rank that hangs in native
-    code would then not die of it.
+    A pool ends its workers by SIGTERM while they wait for a task, and a parent so ends a child for
+    which it has no more work. We install no SIGTERM handler to detect this: with a handler, a rank
+    that hangs in native code would not die of the signal.
     """
     progress = reader.progress()
     if parent(reader) is None or progress is None or progress.phase_name:
         return False
-    # Or after the last step, if steps are not measured.
+    # UNMEASURED also covers the time after the last step, if that step is not measured.
     if progress.phase_code not in (_OTHER, words.UNMEASURED):
         return False
     # A pool's worker may have trained in a task; any other child that trained is a rank.
@@ -81,10 +81,10 @@ def is_idle(reader: Journal) -> bool:
 def ended_by_parent(
     reader: Journal, cause: Mapping[str, Any] | None = None, parent_lives: bool | None = None
 ) -> bool:
-    """Whether this process, which recorded no end, was ended after its work.
+    """Whether a process that recorded no end had finished its work when it was ended.
 
-    *cause*: what the kernel reports (`signal` or `exit_code`, `out_of_memory`). *parent_lives*:
-    None if unknown.
+    *cause*: how the process died, as reported by the kernel (`signal` or `exit_code`,
+    `out_of_memory`). *parent_lives*: None if unknown.
     """
     known = cause or {}
     if not is_idle(reader) or "out_of_memory" in known:
@@ -93,8 +93,8 @@ def ended_by_parent(
         return bool(known["exit_code"] == 0)
     if "signal" in known:
         return bool(known["signal"] == "SIGTERM")
-    # Without the kernel's answer, only the end of its parent shows that a child outside of pools
-    # did not crash. For ranks of one run that proves nothing: the first one may have crashed.
+    # Without a cause, a child outside of pools had finished only if its parent has ended as well.
+    # In a run of several ranks, the parent may have ended because another rank crashed.
     alone = (reader.identity.get("world_size") or 1) == 1 and parent_lives is False
     return in_pool(reader) or alone
 
@@ -153,12 +153,12 @@ class ProcessState:
     not_measured: str = ""
     """Capabilities that are missing, and why."""
     read_ns: int | None = None
-    """When step and phase of a running process were read. This and the following fields are None
-    except in the status, as an agent writes periodically and other nodes report with a delay."""
+    """When step and phase of a running process were read, which may be a while ago, as other nodes
+    report with a delay. This field and the following ones are set in the status only."""
     step_s: float | None = None
     """The duration of its last steps."""
     wait_ratio: float | None = None
-    """The share of them in which it waited for other ranks."""
+    """The share of the time of its last steps in which it waited for other ranks."""
     description: str | None = None
     config: Mapping[str, Any] | None = None
     summary: Sequence[Mapping[str, Any]] | None = None
@@ -169,17 +169,17 @@ class ProcessState:
 
     @property
     def of_run(self) -> tuple[str, str]:
-        """Group and name of its run, as several groups may have a run of one name."""
+        """Group and name of its run, as runs of several groups may have the same name."""
         return self.group, self.run
 
     def rank_key(self, job_type: str) -> str:
-        """Its rank's key in the history of a run with this job type."""
+        """The key of its rank in the history of a run with this job type."""
         rank = f"p{self.pid}" if self.rank is None else str(self.rank)
         return rank_key(rank, self.job_type, job_type)
 
     @property
     def key(self) -> str:
-        """Constant while it is shown."""
+        """Identifies the process as long as it is shown."""
         return self.journal or f"{self.group}/{self.run}/{self.rank}/{self.pid}/{self.started_ns}"
 
     @classmethod
@@ -192,12 +192,16 @@ class ProcessState:
         seen_alive_ns: int = 0,
         node: str = "",
     ) -> ProcessState:
-        """From its journal. *state*: from `state_of`. *of_values*: the last step of its values."""
+        """Read the state from a journal.
+
+        *state*: the result of `state_of`. *of_values*: the highest step of the process's values.
+        """
         identity, progress = reader.identity, reader.progress()
         phase, since_ns = "other", reader.created_ns
         if progress is not None:
             phase = words.phase_word(progress.phase_code)
-            # A name belongs to a phase without a code, in which phases with codes may be nested.
+            # A phase that the user named has no code of its own. A phase with a code may be nested
+            # inside, and takes precedence.
             name = reader.names.get(progress.phase_name)
             if phase == "other" and name is not None:
                 phase = name.text
@@ -231,7 +235,7 @@ class ProcessState:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For files and answers; fields of the status only if they are set."""
+        """As JSON, for files and responses; fields of the status only if they are set."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {key: v for key, v in found.items() if v is not None or key not in _IN_STATUS}
 
@@ -244,12 +248,15 @@ _IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summa
 
 
 def rank_key(rank: str, job_type: str, of_run: str) -> str:
-    """An evaluation beside the training has its own ranks, also from 0 on."""
+    """The key of a rank: with the job type if the run has another one.
+
+    An evaluation beside the training also has ranks from 0 on.
+    """
     return f"{job_type}/{rank}" if job_type and of_run not in ("", job_type) else rank
 
 
 def table(*sources: Iterable[ProcessState]) -> list[ProcessState]:
-    """All processes by start time; the first source that has one describes it."""
+    """All processes by start time; if several sources have a process, the first one is used."""
     found: dict[str, ProcessState] = {}
     for each in chain(*sources):
         found.setdefault(each.key, each)
@@ -261,14 +268,14 @@ class World(NamedTuple):
 
     size: int
     trains: bool
-    """It has made a step or was restarted by a launcher, unlike most evaluators and actors."""
+    """Whether it made a step, or a launcher restarted it: neither is true of most evaluators."""
 
 
 def training_world(living: Iterable[World], last: World) -> int:
     """How many ranks of a run train together. *last*: the result of the last call.
 
-    A process that remains or starts after the training has ended does not become the training,
-    unless it trains; or, if no process ever trained, unless there are several.
+    After the training has ended, a process that remains or starts counts as the training only if it
+    trains; or, if no process of the run has ever trained, if its world has several ranks.
     """
     living = list(living)
     if trains := [each.size for each in living if each.trains]:
@@ -286,8 +293,8 @@ def world_of(processes: Iterable[ProcessState]) -> int | None:
         for each in processes
         if each.world_size is not None
     ]
-    # Of ended processes, those that trained are the training, else those in a larger world; of
-    # these the newest attempt.
+    # Among ended processes, prefer those that trained, then those in a world of several ranks, then
+    # the newest ones.
     ended = [
         (world.trains, world.size > 1, each.started_ns, world.size)
         for world, each in worlds

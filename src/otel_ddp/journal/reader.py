@@ -26,7 +26,7 @@ class FileBytes(parser.Bytes):
     fd: int = -1
 
     def read(self, at: int, size: int) -> bytes:
-        # Not mapped: after a truncation this is a short read instead of a SIGBUS.
+        # `pread` instead of mmap: if the file is truncated, we get fewer bytes instead of a SIGBUS.
         try:
             return os.pread(self.fd, size, at)
         except OSError:
@@ -45,13 +45,13 @@ class FileBytes(parser.Bytes):
 
 
 class _Definitions(parser.Definitions):
-    """On a weakly ordered machine, the position may be visible before the definitions."""
+    """Waits for missing definitions: weakly ordered CPUs may show their position before them."""
 
     def _skip(self, position: int) -> int:
         self.stuck += 1
         if self.stuck < _MOST_STUCK_READS:
             return 0
-        # Once per damaged area.
+        # Count each damaged area once.
         self.unreadable += self.stuck == _MOST_STUCK_READS
         return 8
 
@@ -69,9 +69,10 @@ class Ring(parser.Records):
         super().__init__(mark, made)
         self._file = file
         self._start, self.size = area
-        # A record and the padding before it are written before the position is published.
+        # So many bytes after the published position may be overwritten already: the writer writes a
+        # record, and padding before it, and then publishes the position.
         self._unpublished = 2 * layout.largest_record(self.size)
-        # The start of the oldest record that was left at the last check.
+        # Bytes before this position were overwritten already at the last check.
         self._gone = -self._unpublished
 
     def end(self) -> int:
@@ -95,7 +96,8 @@ class Ring(parser.Records):
             whole = min(end - self.position, self.size - offset)
             want = min(whole, most + layout.LARGEST_RECORD)
             block = self._file.read(self._start + offset, want)
-            # A truncated part counts as zeros, which are no record and are skipped in time.
+            # Fill a truncated part with zeros: they are no valid record, so they are skipped after
+            # a few reads.
             block += bytes(want - len(block))
             read_bytes += want
             stop = want if want == whole else want - layout.LARGEST_RECORD
@@ -106,8 +108,8 @@ class Ring(parser.Records):
         return records
 
     def go_back(self, position: int, before: int) -> None:
-        """Read again from a position, and *before* bytes earlier, where no record need begin."""
-        # The number of records overwritten by now is unknown: they count as one.
+        """Move back to *before* bytes before a position; a record need not begin there."""
+        # How many records were overwritten meanwhile is unknown: count them as one.
         self.lost += self.end() - position > self.size
         self.position, self.stuck = max(position - before, 0) & ~7, _MOST_STUCK_READS
 
@@ -116,10 +118,11 @@ class Ring(parser.Records):
         if waits and position >= self._gone + self._unpublished:
             self._gone = self.end() - self.size
         if position < self._gone + self._unpublished:
-            # The writer overwrote this during the read: continue behind it.
+            # The writer overwrote these bytes during the read: continue after them.
             return max(8, self._gone - position)
         if waits:
-            # Not visible yet, or never completed by a dead writer: wait for a few reads.
+            # The record is not visible yet, or its writer died before completing it: wait for a few
+            # reads.
             self.stuck += 1
             return 0
         return 8
@@ -147,7 +150,7 @@ class JournalReader(parser.Journal):
 
     def _open(self) -> None:
         found = os.fstat(self.content.fd)
-        # Not FileBytes.read, which hides system errors.
+        # Use pread here, as FileBytes.read hides system errors.
         content = b""
         if stat.S_ISREG(found.st_mode):
             content = os.pread(self.content.fd, layout.HEAD_BYTES, 0)
@@ -165,13 +168,13 @@ class JournalReader(parser.Journal):
         while (position := definitions.position) < end:
             block = self.content.read(start + position, min(end - position, _MOST_BYTES))
             definitions.feed(block, len(block) - layout.RECORD.size + 1)
-            # One piece of a damaged area per call, so that other journals are not delayed.
+            # Skip only one piece of a damaged area per call, so as not to delay other journals.
             if definitions.position == position or definitions.stuck:
                 break
 
     def read(self) -> list[parser.Record]:
         end = self.ring.end()
-        # After the position, so that earlier records refer to known definitions.
+        # Read definitions after the position: then every name in records before it is defined.
         self.read_definitions()
         return self.ring.read(end)
 

@@ -1,4 +1,4 @@
-"""The bytes of a journal that are sent to another node, and the journal that arrives there."""
+"""Sends parts of a journal to an agent on another node, which reads them as a journal there."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from otel_ddp.journal import layout, parser
 from otel_ddp.journal.reader import Ring
 from otel_ddp.vocabulary import catalog
 
-# The record types that a run's judge needs; no others are sent.
+# The only record types that are sent: steps for the judge of a run, values and events for a history
+# of the run, and definitions for both.
 _STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
 _VALUES = frozenset({layout.SCALARS, layout.EVENT})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
 KEPT_TOTALS = frozenset({catalog.TRAINING_STEP_DURATION.name, catalog.OTEL_DDP_HOOK_TIME.name})
 """Totals for the history of a rank, beside steps and phases."""
 _TOTALS_NAMED = tuple(f'"{name}"'.encode() for name in {*KEPT_TOTALS, catalog.TRAINING_STEPS.name})
-# Limits per report, and per journal.
+# The most bytes of definitions per report, and per journal.
 _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
-# The first totals of a process include the ones above.
+# Only the start of the totals area is sent, as the totals above are among the first ones.
 _TOTALS_BYTES = 4096
-# Bytes re-read on resuming, since a step begins at the end of the previous one.
+# Bytes that are read again on resuming, as the start of a step is the end of the previous one.
 _SOME_STEPS = 16 * 1024
 # Keys of events and spans with wall-clock times.
 _TIMES = ("time", "start", "end")
@@ -33,7 +34,7 @@ _LONGEST_NAME = 200
 
 
 class Stretch(NamedTuple):
-    """The records sent from the range between two positions: their positions and bytes."""
+    """The records to send from a range of positions: where each piece begins, and its bytes."""
 
     since: int
     until: int
@@ -54,7 +55,7 @@ class Stretch(NamedTuple):
 
 
 class SentJournal:
-    """The sender of a journal, which outlives its reader and the deletion of its file."""
+    """Sends a journal, even after its reader was closed and its file deleted."""
 
     def __init__(self, reader: parser.Journal, mark: tuple[int, int, int]) -> None:
         """*mark*: where to begin sending records, until earlier ones are requested."""
@@ -95,7 +96,7 @@ class SentJournal:
         return self._file.read(layout.REASON, layout.REASON_BYTES)
 
     def definitions(self) -> Stretch:
-        """The definitions that were read but not sent."""
+        """The definitions that the reader has read, and that were not sent yet."""
         since, (start, _) = self._defined.position, self._areas.definitions
         end = self._reader.defined
         block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
@@ -106,7 +107,7 @@ class SentJournal:
         return Stretch.of(since, self._defined.position, records)
 
     def records(self, most: int) -> Stretch:
-        """The records that were read but not sent, within *most* bytes."""
+        """The records that the reader has read and that were not sent yet, at most *most* bytes."""
         since = self._ring.position
         found = self._ring.read(self._reader.position, most)
         return Stretch.of(since, self._ring.position, found)
@@ -125,7 +126,7 @@ def _definition(kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
 
 
 class _Places(parser.Bytes):
-    """The received bytes of a file."""
+    """The bytes received from a journal file, by their offset in that file."""
 
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}
@@ -169,7 +170,7 @@ class ReceivedJournal(parser.Journal):
         return self._until < 0
 
     def resume(self, position: int) -> None:
-        """The history contains everything before this position: accept later records."""
+        """Continue at this position, as the history contains all records before it."""
         self._resumed, self._until = position, max(position - _SOME_STEPS, 0)
 
     @property
@@ -189,7 +190,7 @@ class ReceivedJournal(parser.Journal):
                 self.content.known[at] = content[:most]
 
     def define(self, stretch: Stretch) -> bool:
-        """Add definitions; False if some before them are missing. Raises Unreadable."""
+        """Add definitions; False if earlier definitions are missing. Raises Unreadable."""
         _check_places(stretch)
         definitions = self._definitions
         if stretch.since > definitions.position:
@@ -203,9 +204,9 @@ class ReceivedJournal(parser.Journal):
         return True
 
     def add(self, stretch: Stretch, lost: int) -> bool:
-        """Add records; False if some before them are missing. Raises Unreadable.
+        """Add records; False if earlier records are missing. Raises Unreadable.
 
-        *lost*: how many were overwritten before they could be sent.
+        *lost*: how many records of this journal were overwritten before they could be sent.
         """
         _check_places(stretch)
         if self._until < 0:
@@ -215,7 +216,8 @@ class ReceivedJournal(parser.Journal):
         first = stretch.at[0] if stretch.at else stretch.until
         if stretch.since == self._until or first > self._until:
             self._new_lost += max(lost - self._told_lost, 0)
-        # A restarted agent counts from 0, and counts records that the last one has sent.
+        # A restarted agent counts lost records from 0 again. It also counts records as lost that
+        # its predecessor had sent.
         self._told_lost = lost
         for position, content in zip(stretch.at, stretch.content, strict=False):
             # A restarted agent sends some records again.
@@ -228,7 +230,7 @@ class ReceivedJournal(parser.Journal):
 
     @property
     def lost(self) -> int:
-        # Sequence numbers show nothing, as not all records are sent.
+        # A gap in the sequence numbers does not mean a loss, as not all records are sent.
         return self._lost
 
     def read(self) -> list[parser.Record]:
@@ -237,7 +239,7 @@ class ReceivedJournal(parser.Journal):
         return [self._by_our_clock(each) for each in new]
 
     def _by_our_clock(self, record: parser.Record) -> parser.Record:
-        """Step words count time from the creation of the journal, so they need no change."""
+        """A record with times of our clock. Step words are relative to the journal's creation."""
         if isinstance(record, parser.Scalars):
             return record._replace(time_ns=self._shifted(record.time_ns))
         if isinstance(record, parser.Document):

@@ -21,9 +21,9 @@ from otel_ddp.journal.reader import JournalReader
 
 SCHEMA = 8
 """The version of the document; docs/json.md describes each key."""
-# An agent writes its file every few seconds.
+# An agent writes its file every few seconds; if the file is older than this, the agent is stopped.
 _STOPPED_S = 20.0
-# By then an agent has started.
+# A process without an agent after this time counts as waiting, as an agent starts sooner.
 _LONG_HERE_NS = 10_000_000_000
 
 _Rows = list[dict[str, Any]]
@@ -63,7 +63,7 @@ class Survey:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Survey:
-        """The inverse of `to_json`; of another version only the agents."""
+        """The inverse of `to_json`. From another version, only the agents are read."""
         content = {**found}
         if content.pop("schema", None) != SCHEMA:
             return cls(agents=plain.list_of(dict, content.get("agents")))
@@ -77,7 +77,7 @@ def told_by_agent(place: Place) -> Survey:
 
 
 def leave(place: Place, status: Survey) -> None:
-    """Leave a file for the next agent when one ends, with the processes whose journals remain."""
+    """When an agent ends: write a file for the next one, with processes whose journals remain."""
     here = {path.name for path in place.journals()}
     left = [each for each in status.processes if each.journal in here]
     files.remove(place.agent_file)
@@ -94,7 +94,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         status = told_by_agent(place)
         agent = _agent(place, status)
         alive = agent["alive"]
-        # Without an agent, only ends are certain.
+        # Without a live agent, the file is current only for processes that have ended.
         found.processes.extend(each for each in status.processes if alive or each.ended)
         found.past.extend(status.past)
         if alive or agent.get("pid"):
@@ -105,7 +105,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": waiting})
-    # The agent still lists an ended run, as it has less than two ranks then.
+    # The agent also lists a run that has ended, as fewer than two of its ranks are alive then.
     going = {each.of_run for each in found.processes if not each.ended}
     insufficient = [each for each in found.insufficient if of_run(each) in going]
     return replace(found, processes=process_state.table(found.processes), insufficient=insufficient)
@@ -117,10 +117,10 @@ def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _waiting(place: Place, now_ns: int) -> int:
-    """How many living processes have waited for long."""
+    """How many living processes have waited for an agent for a long time."""
     count = 0
     for path in place.journals():
-        # It may have been deleted meanwhile.
+        # The journal may have been deleted meanwhile.
         with contextlib.suppress(Unreadable):
             reader = JournalReader(path)
             count += reader.writer_is_alive() and now_ns - reader.created_ns > _LONG_HERE_NS
@@ -129,8 +129,8 @@ def _waiting(place: Place, now_ns: int) -> int:
 
 
 def _agent(place: Place, status: Survey) -> dict[str, Any]:
-    """The agent's own row."""
-    # Its pid from the kernel, in our PID namespace; the agent reports the one in its own.
+    """The row of the agent in the status."""
+    # The kernel gives the pid in our PID namespace; the agent writes the pid in its own namespace.
     pid, silent_s = place.agent_pid(), 0.0
     with contextlib.suppress(OSError):
         silent_s = time.time() - place.agent_file.stat().st_mtime

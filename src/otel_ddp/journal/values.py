@@ -27,18 +27,18 @@ _GROWS = _set(
     "miou dice jaccard ndcg mrr hits psnr ssim mcc kappa pearson spearman r2 tpr tnr specificity "
     "sensitivity success win exact elbo likelihood"
 )
-# With one of these words, the name is about something else: `loss_scale`, `reward_std`.
+# With one of these words, a name has another meaning and no direction: `loss_scale`, `reward_std`.
 _ELSE = _set(
     "scale scaler scaling weight weights coef coefficient factor lr norm grad gradient count num "
     "number time seconds ms std var variance threshold temperature rejected delta change gap steps "
     "ratio"
 )
-# These words only say which values, or how they were combined: `Loss/train`, `reward/mean`.
+# These words only tell the data or the aggregation of a value: `Loss/train`, `reward/mean`.
 _QUALIFIERS = _set(
     "train training val valid validation eval evaluation test dev epoch step batch mean avg "
     "average ema total sum dataloader idx macro micro"
 )
-# Words with a different meaning together.
+# Groups of words that together have a meaning of their own.
 _PAIRS = (
     (("cross", "entropy"), "crossentropy"),
     (("negative", "log", "likelihood"), "nll"),
@@ -51,7 +51,7 @@ _ENDING_NUMBER = re.compile(r"\d+$")
 def direction(name: str, chosen: Mapping[str, Any]) -> str:
     """`min` or `max`, whichever is better; empty if unknown.
 
-    *chosen*: the user's choices, by name or by its last part.
+    *chosen*: the user's choices, by the name of a value or the last part of the name.
     """
     way = chosen.get(name, chosen.get(name.rpartition("/")[2]))
     if way in catalog.BEST:
@@ -62,7 +62,7 @@ def direction(name: str, chosen: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=10_000)
 def guessed(name: str) -> str:
     """The usual direction of a name: a loss falls, accuracy grows."""
-    # The last part has the meaning (`losses/entropy`), unless it only says which values.
+    # The last part has the meaning (`losses/entropy`), unless it consists of qualifiers.
     for part in reversed(name.split("/")):
         words = _words(part)
         if not words <= _QUALIFIERS:
@@ -91,7 +91,7 @@ def _words(part: str) -> set[str]:
 def _of_words(words: set[str]) -> str:
     if words & _ELSE:
         return ""
-    # `brier_score` and `reward_loss` fall.
+    # Test this first: `brier_score` and `reward_loss` improve by falling.
     if words & _FALLS:
         return "min"
     return "max" if words & _GROWS else ""
@@ -148,7 +148,7 @@ def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[s
             "min": lowest._asdict(),
             "max": highest._asdict(),
         }
-        # The agent's loop may add names meanwhile.
+        # Copy the items, as the agent's loop may add names meanwhile.
         for name, (lowest, highest) in list(extremes.items())
     ]
 

@@ -29,39 +29,41 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _SLOT = LATEST_HEAD.size
-# Reserved beside names: for the counters and histograms of a process (at most 48, with 5 kB and 79
-# slots), and for a second identity once the run's name is known.
+# Space in the definitions area that names must not take: for the counters and histograms of a
+# process (at most 48, with 5 kB and 79 slots), and for a second identity document, written when the
+# run's name is known.
 _TOTALS_BYTES = 6 * 1024
 _TOTALS_SLOTS = 128
 _LEARNED_BYTES = 2 * 1024
-# Module-level copies, as lookups in another module cost time in each step.
+# Copied into this module, as lookups in another module cost time in each step.
 _RING_WORD = layout.RING_POSITION // 8
 _SCALARS = layout.SCALARS
 
 
 open_journals: set[Path] = set()
-"""The journals of this process. Querying their locks would drop them."""
+"""The journals of this process. Querying the lock of one from this process would drop that lock."""
 
 
 class Gate:
-    """The lock of a journal, for one thread at a time; it refuses writes of signal handlers in
-    between.
+    """Lets one thread at a time write to a journal, and refuses a signal handler that interrupts a
+    write.
 
-    Plain attributes: `quick_log` reads them on the hot path.
+    The attributes are plain, as `quick_log` reads them on the hot path.
     """
 
     def __init__(self) -> None:
-        # Also the lock of Progress, as two locks taken in turn could deadlock.
+        # `Progress` shares this lock: with a second lock, threads that take both in opposite order
+        # would deadlock.
         self.lock = threading.RLock()
         self.inside = False
         self.closed = False
         self.deferred: Callable[[], None] | None = None
         # Number of refused calls of signal handlers that are not counted yet.
         self.interrupted = 0
-        # When the next check is due: immediately if a signal handler was refused.
+        # When the next check of the agent is due: immediately if a signal handler was refused.
         self.check_due_ns = 0
-        # Number of quick calls of `log`, and the time of all calls, for which every 64th quick call
-        # is timed.
+        # Number of `log` calls on the hot path, and the time of all `log` calls. On the hot path,
+        # one call in 64 is timed, and its time multiplied by 64.
         self.logs = self.log_ns = 0
 
     def write(self, act: Callable[[], T], default: D) -> T | D:
@@ -70,8 +72,8 @@ class Gate:
             if self.closed:
                 return default
             if self.inside:
-                # A signal handler interrupts its own thread's write. The lock is reentrant, but a
-                # second write would damage the first. The call is counted later.
+                # We are in a signal handler that interrupts a write of the same thread. The lock is
+                # reentrant, but a second write would damage the first. The call is counted later.
                 self.interrupted += 1
                 self.check_due_ns = 0
                 return default
@@ -114,7 +116,7 @@ class Shape:
 
 
 class _Definitions:
-    """The area that is never overwritten, with the space left for each kind of definition."""
+    """Writes the area that is never overwritten, with limits for each kind of definition."""
 
     def __init__(self, writer: JournalWriter, identity: bytes) -> None:
         self._writer = writer
@@ -127,7 +129,7 @@ class _Definitions:
         self._totals = 0
 
     def _shares(self) -> dict[int, int]:
-        """The space of each kind of definition whose number is unbounded."""
+        """The space for each kind of definition that a program can write in any number."""
         room = self._writer.areas.definitions[1]
         config, facts = self._writer.areas.latest[1] // 4, max(4096, room // 16)
         kept = 2 * self._used + _LEARNED_BYTES + _TOTALS_BYTES
@@ -175,7 +177,7 @@ class _Definitions:
 
 
 class JournalWriter:
-    """The writer of one journal. Callers hold a lock around each call."""
+    """Writes one journal. Callers must hold a lock around each call."""
 
     def __init__(self, directory: Path, size: int, identity: Mapping[str, Any]) -> None:
         size -= size % 8
@@ -192,7 +194,7 @@ class JournalWriter:
                 self._file = file_of(self._fd)
                 # Allocate all blocks now: a hole in a full tmpfs would be a SIGBUS later.
                 os.posix_fallocate(self._fd, 0, size)
-                # The map has its own descriptor.
+                # `mmap` duplicates the descriptor.
                 self.mapped = mmap.mmap(self._fd, size)
             # The kernel drops this lock when the process dies; children do not inherit it.
             files.lock(self._fd)
@@ -252,7 +254,7 @@ class JournalWriter:
         record = checksum(body, position).to_bytes(4, "little") + body
         start = self.ring_start + offset
         self.mapped[start : start + size] = record
-        # Only now: a value that does not pack is no lost record.
+        # Advance the sequence number only now: if packing raises, no record counts as lost.
         self.number = number
         self.position = self.words[_RING_WORD] = position + size
         if shape.latest is not None:
@@ -278,7 +280,7 @@ class JournalWriter:
         return True
 
     def _pad(self, position: int, room: int) -> int:
-        # If no record head fits, writer and reader both continue at the next lap.
+        # If not even the head of a record fits, writer and reader both continue at the next lap.
         if room >= RECORD.size:
             at = self.ring_start + position % self.ring_bytes
             self.put(at, position, room, layout.PAD, b"", self.number)
@@ -326,7 +328,8 @@ class JournalWriter:
     ) -> int:
         """The slot of a new counter; -1 if none is left.
 
-        *of_name*: a counter per name, which must not take the reserved slots.
+        *of_name*: whether there is such a counter for each name of a value; these must not take the
+        reserved slots.
         """
         content = {"metric": metric, "attributes": dict(attributes or {})}
         return self.definitions.total(layout.COUNTER, 1, content, of_name)
@@ -348,7 +351,7 @@ class JournalWriter:
 
     # -- progress
 
-    # One aligned store each, which is atomic: neither a lock nor a checksum is needed.
+    # Each word is written by one aligned store, which is atomic: no lock or checksum is needed.
 
     def phase(self, code: int, name: int, since_ns: int) -> None:
         """Write the phase and its start; *name* is 0 if the code is enough.
@@ -368,7 +371,7 @@ class JournalWriter:
         self.words[layout.EXPECT_MS // 8] = milliseconds
 
     def state(self, code: int, since_us: int) -> None:
-        """Write the state. The first one is written last of all: readers then use the progress."""
+        """Write the state. Callers write phase and step first: readers wait for the first state."""
         self.words[layout.STATE // 8] = code << layout.CODE_SHIFT | since_us
 
     def reason(self, text: str) -> None:
@@ -386,12 +389,12 @@ class JournalWriter:
         return self.position - self.agent_position() > self.ring_bytes
 
     def agent_position(self) -> int:
-        """The ring position up to which the agent has delivered; 0 if it has not begun."""
+        """The ring position up to which the agent has delivered records; 0 if it has not begun."""
         taken = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
         return 0 if taken is None else taken[0]
 
     def close(self) -> None:
-        """Close the file, which stays for the agent. A forked child leaves it to the parent."""
+        """Close the file, which remains for the agent. A forked child does not call this."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -399,7 +402,7 @@ class JournalWriter:
         totals.release()
         words, self.words = self.words, scratch_words()
         words.release()
-        # Only the size of the map's own descriptor can be queried.
+        # Python does not expose the map's own descriptor, only the size of the file behind it.
         if file_of(fd) == self._file and _still_has_its_file(self.mapped):
             self.mapped.close()
         else:
@@ -420,7 +423,7 @@ def _still_has_its_file(mapped: mmap.mmap) -> bool:
 
 
 def scratch_words() -> memoryview[int]:
-    """The target of late writes after a journal is closed."""
+    """Memory that takes late writes after a journal is closed."""
     return memoryview(bytearray(layout.HEAD_BYTES)).cast("Q")
 
 
@@ -429,12 +432,12 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _cut(text: str, most_bytes: int) -> bytes:
-    # Cut between characters, as half of one would count as damage.
+    # Cut between characters, as half a character would count as damage.
     encoded = text.encode("utf-8", "replace")
     return encoded[:most_bytes].decode("utf-8", "ignore").encode()
 
 
 def _start_ticks() -> int:
-    # Pid and start time identify a process; a pid alone is reused.
+    # Pid and start time identify a process; the pid alone may be reused.
     stat = files.stat_fields(Path("/proc/self"))
     return int(stat[19]) if len(stat) > 19 else 0
