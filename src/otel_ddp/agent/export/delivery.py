@@ -149,7 +149,7 @@ class Delivery:
             with self.lock:
                 self.queue.add(request)
                 oldest = self.queue.oldest(request.lane)
-                # Behind requests on disk it has to wait anyway; on disk it survives a crash.
+                # Behind others on disk a request has to wait anyway, and there it survives a crash.
                 if (oldest and oldest.number) or not self._lanes[request.lane].thread.is_alive():
                     self.queue.write(request.lane)
                 self._log_losses()
@@ -300,7 +300,7 @@ class Delivery:
         self.queue.write(lane.name)
         self.attempts["failed"] += 1
         self._fail(lane, outcome.why)
-        # After the write, so that the line says where the requests are.
+        # Log after the write, so that the line says whether the requests are on disk.
         if self._is_due(lane.name):
             lane.trouble_logged = True
             log.warning("%s: %s; %s.", lane.shown, outcome.why, self.queue.describe())

@@ -126,7 +126,7 @@ class Waiting:
     """The requests of each lane, in order. Not thread-safe."""
 
     def __init__(self, lanes: Collection[str]) -> None:
-        # Ordered. In each lane those on disk are older than those in memory.
+        # In order. In each lane, requests on disk are older than requests in memory.
         self.lanes: dict[str, dict[Request, None]] = {lane: {} for lane in lanes}
         self.problem = ""
         """Why the disk cannot be written; else empty."""
@@ -293,7 +293,7 @@ class Queue(Waiting):
         return True
 
     def _load(self) -> None:
-        """Read the requests of an earlier agent; those that it had in memory are in journals."""
+        """Read the requests of an earlier agent. Journals still have what it had only in memory."""
         files.remove(*self.folder.glob("*.z.half"))
         # Raises if incomplete: a number that is missed would be used a second time.
         found = list_requests(self.folder)

@@ -219,7 +219,7 @@ class AskedProcess:
         self.evidence = Evidence()
 
     def is_done(self) -> bool:
-        """Whether it has answered, or cannot."""
+        """Whether the process has answered, or cannot answer."""
         self.evidence = self._answers.poll(time.time_ns())
         return self.evidence.answered or not self.can_answer
 
@@ -247,12 +247,12 @@ class AskedProcess:
 
     @property
     def state(self) -> str:
-        """The kernel state that keeps it from answering; empty if none does."""
+        """The kernel's state of the process that keeps it from answering; empty if none does."""
         return _state(self.evidence.kernel)
 
     @property
     def why_no_answer(self) -> str:
-        """The reason in a sentence; empty if it has answered."""
+        """Why the process has not answered, as a sentence; empty if it has."""
         if self.evidence.answered:
             return ""
         if not self.can_answer:
@@ -313,7 +313,7 @@ class Ras:
         self._content = bytearray()
 
     def forget(self) -> None:
-        """Reset after a stall."""
+        """Forget the answer and the connection, after a stall."""
         self._close()
         self._asked_ns = None
 

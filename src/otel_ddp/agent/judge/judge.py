@@ -119,7 +119,7 @@ class Judge:
                 self._ledger.drop(run)
 
     def cases(self) -> list[RunCase]:
-        """All runs."""
+        """The keys of all runs."""
         return [*self._cases.values()]
 
     # -- for `status` and the page: threads of the endpoint call these too, so each list is a copy

@@ -83,7 +83,7 @@ class ExitCauses:
 
     @errors.contained()
     def watch(self, pid: int, start_ticks: int) -> None:
-        """Sample what cannot be read after the end of the process. Cheap; called every round."""
+        """Sample facts that vanish with the process. Fast, as it is called in every round."""
         watched = self._watched.get((pid, start_ticks))
         if watched is None:
             watched = _Watched(open_pidfd(pid) if self._root == Path("/") else -1)
@@ -332,7 +332,7 @@ class LocalHost(Host):
         self._causes, self._clock = causes, clock
         self._process = self.pid, reader.start_ticks
         self._answers = Answers(reader.path, *self._process)
-        # When its end was first seen.
+        # When the end of the process was first noticed.
         self._ended_s: float | None = None
 
     @errors.contained(default=False)

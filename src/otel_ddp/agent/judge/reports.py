@@ -41,7 +41,7 @@ class Incident:
         self.found = self.shown = verdict
         """The detector's verdict; the same with hardware evidence."""
         self.gpus: Sequence[Gpu] | None = None
-        """The devices at its beginning, since a dead process releases its own."""
+        """The GPUs of the ranks when the verdict opened: a dead process has released its GPU."""
         self.postmortem: Path | None = None
         self.by_lead = by_lead
         """Whether the former lead has reported it already."""
@@ -56,7 +56,7 @@ class RunReports:
         self.open: dict[tuple[Kind, Labels], Incident] = {}
         # The last closed verdicts, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Harmless ones on what bounds the run, which only a history shows.
+        # Closed verdicts on what bounds the run. They are harmless, so only histories show them.
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # For post-mortems: ended processes, whose journals may be deleted.
         self.ended: dict[Labels, ProcessState] = {}
@@ -66,7 +66,7 @@ class RunReports:
         self.last_led: Judgement | None = None
 
     def past_of(self, kind: Kind) -> deque[dict[str, Any]]:
-        """The list for closed verdicts of this kind."""
+        """The list that takes closed verdicts of this kind."""
         return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
 
     def is_of_lead(self, verdict: Verdict) -> bool:
@@ -278,7 +278,7 @@ Plain = Mapping[str, Any]
 
 _KEPT = 50
 _LONGEST_NAME = 120
-# People read the files and send them by mail: bounded for large runs.
+# People read these files and send them by mail, so their size is bounded for large runs.
 _MOST_PROCESSES, _MOST_ROWS = 1000, 64
 
 
@@ -295,7 +295,7 @@ def write_postmortem(
     try:
         files.make_kept(directory)
         files.replace(path, _by_line({"version": 1, "run": run, "written_ns": now_ns, **found}))
-        # Another agent may delete the same ones.
+        # Another agent may delete the same files.
         with contextlib.suppress(FileNotFoundError):
             _delete_oldest(directory)
     except (OSError, ValueError) as error:

@@ -34,7 +34,7 @@ class _Process:
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Process, rank: RankState) -> Observation:
-        """Its new steps, on the clock of its waits: the device's if it has one."""
+        """Its new steps. Like its waits, they are timed by its device, if that has a clock."""
         facts = facts_of(source.new.steps)
         if rank.device_clock:
             self._device = self._device or DeviceSteps()
@@ -162,7 +162,7 @@ class Exits:
             self.forget_all()
 
     def poll(self, now_ns: int) -> list[EndedProcess]:
-        """All ends, if one was looked at again; else none."""
+        """All ends, if the cause of one was looked up again; else none."""
         looked = False
         for source, each in self._exits.items():
             # A process that reported its end may still exist.

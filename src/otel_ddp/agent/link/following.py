@@ -90,7 +90,8 @@ class Outflow:
                 "gone_ns": life.gone_ns - origin_ns,
                 "ended_ns": life.ended_ns - origin_ns,
             }
-            # The kernel knows more after a while, and nothing in the end: keep the longest answer.
+            # The kernel reports more after a while, and nothing once the process is gone: keep the
+            # longest answer.
             cause = process.host.cause()
             self._cause = cause if len(cause) >= len(self._cause) else self._cause
             known["cause"] = dict(self._cause)

@@ -72,7 +72,7 @@ class Links:
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
-        # By run with ranks on other nodes: why it has no link.
+        # Why runs with ranks on other nodes have no link, by run.
         self._why_alone: dict[Labels, str] = {}
 
     def _now_ns(self) -> int:

@@ -55,7 +55,7 @@ def node_facts(process: Process, now_ns: int, evidence: Evidence | None) -> dict
         "node": dict(process.labels).get("node", ""),
         "step": process.logged_step,
         "started_ns": process.started_ns - origin_ns,
-        # JSON has no such numbers.
+        # JSON has neither NaN nor infinity.
         "nonfinite": [
             each._replace(value=str(each.value), time_ns=each.time_ns - origin_ns)  # type: ignore[arg-type]
             for each in list(process.nonfinite(now_ns))[:_MOST_MEMBERS]
@@ -209,7 +209,7 @@ def pack_readings(found: Sequence[Sample]) -> bytes:
     rows = [
         [*key[:3], [*map(list, key.labels)], time_ns - origin_ns, value]
         for _, key, time_ns, value in found[:_MOST_SAMPLES]
-        # JSON has no such numbers.
+        # JSON has neither NaN nor infinity.
         if math.isfinite(value)
     ]
     return json.dumps({"samples": rows}).encode()

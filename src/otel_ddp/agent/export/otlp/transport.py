@@ -150,7 +150,7 @@ def _reply(response: HTTPResponse) -> bytes:
     try:
         return response.read(_REPLY_LIMIT_BYTES)
     except UNANSWERED:
-        # The status is known, and matters more than the reply.
+        # The status has arrived: a reply that breaks off changes nothing.
         return b""
 
 
