@@ -69,8 +69,7 @@ def test_what_is_overwritten_when_the_lead_asks_for_it_is_counted(both: Both) ->
 
     found = both.come()
     assert found == [*range(2021 - len(found), 2021)]
-    # Of those that it had read once it knows no number.
-    assert both.received.lost == 2001 - len(found)
+    assert both.received.lost == 2010 - len(found)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +89,24 @@ def test_the_next_agent_of_the_node_sends_what_the_last_one_has_lost(
 
     found = both.come()
     assert found == [*range(both.logged + 1 - len(found), both.logged + 1)]
-    if overwritten:
-        assert both.received.lost > 0
-    else:
-        assert (found[0], both.received.lost) == (11, 0)
+    assert (found[0] > 11) == overwritten
+    assert both.received.lost == found[0] - 11
+
+
+def test_what_was_lost_under_two_agents_of_a_node_is_counted(both: Both) -> None:
+    both.log(2000)
+    first = both.come()
+    both.sent.close()
+    both.log(10)
+    both.sent = both.sent_from(both.reader.bookmark())
+    both.log(2000)
+    assert not both.received.add(both.sent.records(ALL), both.sent.lost)
+
+    both.sent.go_back(1, both.received.position)
+
+    assert both.received.lost == 2000 - len(first)
+    second = both.come()
+    assert both.received.lost == 4010 - len(first) - len(second)
 
 
 def test_what_the_lead_has_is_not_lost_though_the_next_agent_finds_it_overwritten(

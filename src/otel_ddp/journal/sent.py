@@ -212,19 +212,24 @@ class ReceivedJournal(parser.Journal):
         if self._until < 0:
             self._until = stretch.since
         if stretch.since > self._until:
+            # A restarted agent counts from 0.
+            self._told_lost = self._told_lost if lost >= self._told_lost else 0
             return False
         first = stretch.at[0] if stretch.at else stretch.until
-        if stretch.since == self._until or first > self._until:
-            self._new_lost += max(lost - self._told_lost, 0)
-        # A restarted agent counts lost records from 0 again. It also counts records as lost that
-        # its predecessor had sent.
-        self._told_lost = lost
+        is_gap = stretch.since == self._until or first > self._until
+        # A restarted agent also counts records as lost that its predecessor had sent.
+        more, self._told_lost = max(lost - self._told_lost, 0), lost
+        is_known, gaps = self.ring.expected > 1, []
         for position, content in zip(stretch.at, stretch.content, strict=False):
             # A restarted agent sends some records again.
             known = max(self._until - position, 0)
             if known < len(content):
-                self.ring.position = position + known
+                self.ring.position, before = position + known, self.ring.lost
                 self._new += self.ring.feed(content[known:])
+                gaps.append(self.ring.lost - before)
+        if more and is_gap:
+            # The sender counts records that were read once as one. Their numbers tell how many.
+            self._new_lost += max(more, *gaps[:1]) if is_known and gaps else more
         self._until = max(self._until, stretch.until)
         return True
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,32 @@ def test_what_was_overwritten_before_the_lead_had_it_is_a_gap_there(agents: Kept
     whys = {gap["why"] for gap in lead.about()["gaps"]}
     assert whys == {f"records of rank {r} were overwritten before they were read" for r in "23"}
     assert led.about()["gaps"] == []
+
+
+def test_what_was_overwritten_before_the_lead_started_again_is_counted_and_timed(
+    agents: KeptAgents,
+) -> None:
+    agents.train(50)
+    agents.settle()
+    agents.cable.is_connected = False
+    agents.start_lead_again()
+    agents.train(1500)
+    agents.cable.is_connected = True
+    agents.train(25)
+    agents.settle()
+
+    lead, _ = agents.kept
+    missing = {rank: 1575 - lead.values()[rank] for rank in "23"}
+    assert 0 < missing["2"] < 1500
+    counted = {dict(each.labels)["rank"]: each.reader.lost for each in agents.leading.sources()}
+    assert all(counted[rank] >= count for rank, count in missing.items())
+    with History(lead.path) as history:
+        assert len(history.about["gaps"]) == 2
+        for gap in history.about["gaps"]:
+            steps = kept_steps(history, history.step_series[gap["why"].split()[3]])
+            pairs = pairwise(steps)
+            holes = [(a.last_ns, b.first_ns) for a, b in pairs if b.first > a.until + 1]
+            assert holes == [(gap["since_ns"], gap["until_ns"])]
 
 
 def test_times_of_another_node_are_the_leads(

@@ -199,7 +199,11 @@ class KeptRun:
             self._add_steps(rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
             why = f"records of rank {rank} were overwritten before they were read"
-            self.leave_out(since_ns, until_ns, why)
+            # The longest pause between steps, as far as there are steps.
+            ends = [max(since_ns, host_ns), *(each.ended_ns for each in news.steps)]
+            begins = [each.began_ns for each in news.steps] or [until_ns]
+            pauses = zip(ends, begins, strict=False)
+            self.leave_out(*max(pauses, key=lambda each: each[1] - each[0]), why)
         new.positions[journal] = (
             max(position, batch.position),
             max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),

@@ -436,7 +436,8 @@ class Process:
                 dict(self.labels).get("rank"),
                 dict(self.labels).get("run"),
             )
-        self._read_ns = now_ns
+        if records:
+            self._read_ns = now_ns
         return records
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:
