@@ -215,11 +215,10 @@ class ReceivedJournal(parser.Journal):
             # A restarted agent counts from 0.
             self._told_lost = self._told_lost if lost >= self._told_lost else 0
             return False
-        first = stretch.at[0] if stretch.at else stretch.until
-        is_gap = stretch.since == self._until or first > self._until
+        is_gap = stretch.since == self._until or [*stretch.at, stretch.until][0] > self._until
         # A restarted agent also counts records as lost that its predecessor had sent.
         more, self._told_lost = max(lost - self._told_lost, 0), lost
-        is_known, gaps = self.ring.expected > 1, []
+        gaps = [0] if self.ring.expected == 1 else []
         for position, content in zip(stretch.at, stretch.content, strict=False):
             # A restarted agent sends some records again.
             known = max(self._until - position, 0)
@@ -229,7 +228,7 @@ class ReceivedJournal(parser.Journal):
                 gaps.append(self.ring.lost - before)
         if more and is_gap:
             # The sender counts records that were read once as one. Their numbers tell how many.
-            self._new_lost += max(more, *gaps[:1]) if is_known and gaps else more
+            self._new_lost += max([more, *gaps[:1]])
         self._until = max(self._until, stretch.until)
         return True
 

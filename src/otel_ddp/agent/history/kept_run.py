@@ -202,8 +202,8 @@ class KeptRun:
             # The longest pause between steps, as far as there are steps.
             ends = [max(since_ns, host_ns), *(each.ended_ns for each in news.steps)]
             begins = [each.began_ns for each in news.steps] or [until_ns]
-            pauses = zip(ends, begins, strict=False)
-            self.leave_out(*max(pauses, key=lambda each: each[1] - each[0]), why)
+            pause = max(zip(ends, begins, strict=False), key=lambda each: each[1] - each[0])
+            self.leave_out(*pause, why)
         new.positions[journal] = (
             max(position, batch.position),
             max([host_ns, *(each.ended_ns + shift_ns for each in news.steps)]),
