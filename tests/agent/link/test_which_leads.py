@@ -129,8 +129,30 @@ def test_a_run_that_goes_on_elsewhere_is_led_on_while_its_other_nodes_are_heard(
     for _ in range(20):
         clock.s += 5
         links.poll([])
+    # A cut cable may be mended, and bring the rest.
+    assert len(links.describe()) == 1
+    assert links.running_remotely() == set()
+    clock.s += 600
+    links.poll([])
     assert links.describe() == []
     assert links.running_remotely() == set()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_link_stays_for_ten_minutes_while_the_lead_lacks_the_ends(
+    process: Made, links: Links, clock: Later, rank: int
+) -> None:
+    ended = process(rank, 4, alive=False)
+    links.poll([ended])
+
+    # The cable is cut.
+    clock.s += 300
+    links.poll([ended])
+    assert len(links.describe()) == 1
+
+    clock.s += 301
+    links.poll([ended])
+    assert links.describe() == []
 
 
 @pytest.mark.parametrize(("ago_s", "links_of"), [(10, 1), (70, 0)])

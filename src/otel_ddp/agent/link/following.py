@@ -200,6 +200,10 @@ class Following:
             except Senseless as why:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, why)
 
+    def has_all_ends(self) -> bool:
+        """Whether the lead should have all ends."""
+        return all(each.end_reports > _END_REPORTS for each in self._processes.values())
+
     def judgement(self) -> Judgement | None:
         """The lead's judgement; None if the lead is gone."""
         return None if self._now_ns - self._judged_ns > _LEAD_IS_GONE_NS else self._judgement

@@ -193,6 +193,11 @@ class Leading:
         for node in list(self._nodes.values()):
             yield from [each.process for each in list(node.hosts.values())]
 
+    def has_all_ends(self) -> bool:
+        """Whether other nodes have reported all ends, and report no more."""
+        told = [each.host.silent_since_ns and not each.is_at_work for each in self.sources()]
+        return bool(told) and all(told)
+
     def _is_left_out(self, node: _Node) -> bool:
         silent_ns = self._now_ns - node.heard_ns
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS

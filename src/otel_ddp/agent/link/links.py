@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # A link stays open for so long after the last process here: others may end later.
 _AFTER_END_NS = 60_000_000_000
+# If the lead lacks the ends of other nodes, so long: a cut cable may be mended.
+_UNHEARD_NS = 600_000_000_000
 # One agent judges so many ranks within a core and a gigabyte.
 _MOST_RANKS = 10_240
 # In larger runs each node writes the history of its own ranks: no picture shows so many.
@@ -104,14 +106,16 @@ class Links:
             each.link.poll(by_run[run], now_ns)
 
     def _update(self, run: Labels, sources: Collection[Process], now_ns: int) -> None:
-        if now_ns - self._at_work_ns.get(run, 0) > _AFTER_END_NS:
-            if not self._runs_remotely(run):
+        over_ns, known = now_ns - self._at_work_ns.get(run, 0), self._open.get(run)
+        if over_ns > _AFTER_END_NS:
+            if self._runs_remotely(run):
+                self._at_work_ns[run] = now_ns
+            elif known is None or known.link.has_all_ends() or over_ns > _UNHEARD_NS:
                 self._close(run)
                 return
-            self._at_work_ns[run] = now_ns
         if not sources:
             return
-        wanted, known = wanted_by(sources), self._open.get(run)
+        wanted = wanted_by(sources)
         if wanted is None or wanted.world_size > _MOST_RANKS:
             # The previous attempt may have had a link.
             self._close(run)
