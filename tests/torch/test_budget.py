@@ -145,6 +145,25 @@ def test_no_more_steps_are_measured_than_all_ranks_together_may() -> None:
     assert thread.budget.every == 2
 
 
+def test_a_first_step_that_costs_nothing_shows_no_cost() -> None:
+    thread = Thread()
+    thread.step(20 * MS, 0)
+
+    thread.steps(20, 20 * MS, 300 * US)
+
+    assert thread.budget.every in (4, 8)
+
+
+def test_what_is_forgiven_leaves_its_cost_known() -> None:
+    thread = Thread()
+    for _ in range(20):
+        thread.step(20 * MS, 300 * US)
+        thread.budget.forgive()
+
+    assert thread.budget.allows
+    assert thread.budget.every in (4, 8)
+
+
 def test_more_steps_are_measured_once_they_take_longer() -> None:
     thread = Thread()
     thread.steps(20, 2 * MS, 100 * US)

@@ -99,6 +99,10 @@ class Budget:
         else:
             self._beside_ns += took_ns
 
+    def forgive(self) -> None:
+        """Fill the bucket: what was taken so far was free."""
+        self._credit_ns = self._capacity_ns
+
     def step_ended(self, took_ns: float, measured: bool, steps: int = 1) -> None:
         """A step has ended; *took_ns* includes our own work. *steps*: with those before it that
         only counted."""
@@ -117,7 +121,7 @@ class Budget:
 
     def _measured_step_ended(self) -> None:
         took_ns, self._in_step_ns = self._in_step_ns, 0.0
-        if self._measured:
+        if self._cost_ns:
             took_ns = min(took_ns, _MOST_TIMES * self._each_ns)
         self._cost_ns += took_ns
         self._measured += 1
@@ -360,6 +364,7 @@ class Cost:
             self.usual_ns = took_ns
             if number >= _LEARN_FROM:
                 budget.step_ended(since_ns, measured)
+                budget.forgive()
             return True, False
         usual_ns = self.usual_ns
         self.usual_ns = usual_ns + (min(each_ns, 2 * usual_ns) - usual_ns) // 16
