@@ -132,7 +132,7 @@ class WholeRun:
 
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
-        """Last and best of each logged value; only the last for values without a summary."""
+        """The last and the best of each logged value; only the last if no best one is stored."""
         found = {(str(row.get("name")), str(row.get("split"))): row for row in self.own_summary}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)

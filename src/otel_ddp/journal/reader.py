@@ -45,7 +45,8 @@ class FileBytes(parser.Bytes):
 
 
 class _Definitions(parser.Definitions):
-    """Waits for missing definitions: weakly ordered CPUs may show their position before them."""
+    """Waits for missing definitions: on weakly ordered CPUs, the writer's new position may become
+    visible before the definitions that it covers."""
 
     def _skip(self, position: int) -> int:
         self.stuck += 1

@@ -264,7 +264,7 @@ class JournalWriter:
             self._first_latest(shape, position, record)
 
     def append(self, kind: int, payload: bytes) -> bool:
-        """Append any other record to the ring; False if it is too large."""
+        """Append a record of a kind that has no method of its own; False if it exceeds the ring."""
         size = padded(RECORD.size + len(payload))
         if size > largest_record(self.ring_bytes):
             return False

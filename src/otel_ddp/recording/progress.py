@@ -130,7 +130,7 @@ class OpenPhases:
 
 
 class DeviceTimes:
-    """Collects times and words from the `DeviceClock` until the next flush."""
+    """Collects durations and phase words from the `DeviceClock`; the next flush writes them."""
 
     def __init__(self, phases: OpenPhases) -> None:
         self.phases = phases

@@ -52,7 +52,7 @@ class CountedSteps:
         self._longest_ns = self._until_ns = 0
         # The end times of the steps that `settle` has not written yet.
         self.ends: list[int] = []
-        # The cost of counting the last of the steps, in nanoseconds; 0 before that step.
+        # Nanoseconds that counting took in the last step of the group; 0 until then.
         self.took_ns = 0
         self.base = self.step = self.total = self.place = 0
         self.words = scratch_words()

@@ -37,7 +37,8 @@ def show(
 ) -> None:
     """Print the card of an ended run, if it has a step.
 
-    A process that closes its own journal loses the lock on it, and counts as dead from then on.
+    Call it last: closing the reader releases the process's lock on its journal, and the agent takes
+    the process for dead.
     """
     try:
         reader = JournalReader(journal)

@@ -86,7 +86,8 @@ def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
 
 def _store(module: Any) -> Any:
     """The store of init_process_group, without prefixes that change at a restart."""
-    # Private, but there is no other way. Without it there is no agreement; all else works.
+    # A private function, as torch has no public one. Without it the ranks cannot agree on run and
+    # lead; all else works.
     getter = getattr(getattr(module, "distributed_c10d", None), "_get_default_store", None)
     if getter is None:
         return None

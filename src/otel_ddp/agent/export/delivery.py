@@ -225,7 +225,10 @@ class Delivery:
                     self.lock.wait(wait_s)
 
     def send_next(self, name: str) -> float | None:
-        """Send a request of a lane if one is due; the seconds until one is, or None if empty."""
+        """Send the lane's next request if it is due.
+
+        Returns the seconds until the next one is due; None if the lane is empty.
+        """
         lane = self._lanes[name]
         with self.lock:
             request = self.queue.oldest(name)

@@ -190,7 +190,7 @@ class Attempts:
     def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
         """Note the program's numbers in steps of a rank."""
         for each in steps:
-            # Skip the first step: a program logs its number only after it.
+            # Skip the first step: a program logs the number of a step only after that step.
             if each.logged is not None and (each.number or 0) > 1:
                 self._numbers.teller = rank
                 self._numbers.add(each.number or 0, each.logged)

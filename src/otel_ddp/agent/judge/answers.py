@@ -303,7 +303,7 @@ _LONGEST_HOST = 100
 
 
 class Ras:
-    """Sends one question per stall. Only the agent's loop calls it; nothing blocks it for long."""
+    """Asks NCCL's RAS service once per stall, without blocking the agent's loop, which calls it."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         host, _, port = (env.get(_VARIABLE) or _DEFAULT).rpartition(":")

@@ -70,8 +70,8 @@ class Journals:
         keeps_found: bool = False,
         devices: Devices = dict,
     ) -> None:
-        """*keeps_found*: whether not to delete journals of processes that ended before this agent
-        started, since they may be copies. *host*: makes the Host of a process. *devices*: as in
+        """*keeps_found*: keep the journals of processes that ended before this agent started, which
+        may be copies. *host*: makes the Host of a process. *devices*: as in
         Process."""
         self._place = place
         self._ledger = ledger
@@ -315,7 +315,7 @@ class Journals:
         return list(self._unread.values())
 
     def describe(self) -> list[ProcessState]:
-        """Every process, with its long texts."""
+        """All processes, living and ended, with their descriptions, configurations and values."""
         living = (each.describe_in_full() for each in self.processes())
         ended = [each.process for each in self._ended[-_MOST_ENDED:]]
         older, newer = ended[:-_MOST_LONG_TEXTS], ended[-_MOST_LONG_TEXTS:]

@@ -41,7 +41,10 @@ class _Shares(NamedTuple):
 
 
 class PhaseShares:
-    """Estimates the phases of a process's unmeasured steps by one clock; durations are exact."""
+    """Estimates the phases of a process's unmeasured steps, on the clock of its host or its device.
+
+    The durations of the steps themselves are measured.
+    """
 
     def __init__(self, *, on_device: bool = False) -> None:
         """*on_device*: of several unmeasured steps in a row, the device's clock has only the end of

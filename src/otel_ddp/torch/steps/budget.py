@@ -33,7 +33,8 @@ _LARGEST = 1024
 _ROOM = 0.75
 # Measured steps after which their mean cost alone may change it.
 _ENOUGH = 16
-# A measured step counts for at most so many times the mean: a few read more, none takes seconds.
+# Limit of one step in the mean cost, in multiples of the mean. Sampled steps cost some five times
+# as much; a step that seems to cost far more was interrupted.
 _MOST_TIMES = 8
 
 
