@@ -6,12 +6,14 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.torch.steps.budget import Budget, Calibration, in_sample
+from otel_ddp.torch.steps.budget import Budget, Calibration, Cost, SampledSteps, in_sample
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 SHARE = 0.005
@@ -162,6 +164,47 @@ def test_what_is_forgiven_leaves_its_cost_known() -> None:
 
     assert thread.budget.allows
     assert thread.budget.every in (4, 8)
+
+
+def test_a_group_of_counted_steps_counts_as_its_steps() -> None:
+    budget = Budget(SHARE)
+
+    for _ in range(40):
+        budget.spend(300 * US, measured=True)
+        budget.step_ended(20 * MS, measured=True)
+        budget.step_ended(7 * 20 * MS, measured=False, steps=7)
+
+    # 300 us in one of four steps of 20 ms; without the number of steps, in one.
+    assert budget.share == pytest.approx(300 * US / 4 / (20 * MS))
+
+
+def test_the_first_steps_are_free_and_show_the_cost_of_the_others() -> None:
+    now_ns = 0
+    steps, work = SimpleNamespace(count=0), SimpleNamespace(hook_ns=0)
+    progress: Any = SimpleNamespace(
+        steps=steps,
+        work=work,
+        recorder=SimpleNamespace(gate=SimpleNamespace(log_ns=0)),
+        phases=SimpleNamespace(clock=lambda: now_ns),
+        counted=SimpleNamespace(ended_ns=0),
+        flush_rarely=lambda _: None,
+    )
+    sampled, calls = SampledSteps(), SimpleNamespace(least_every=lambda _: 1)
+    cost = Cost(progress, sampled, calls)  # type: ignore[arg-type]
+    cost.keep_to(SHARE)
+    budget = cost.budget
+    assert budget is not None
+
+    for _ in range(63):
+        now_ns += 20 * MS
+        cost.took(200 * US)
+        assert cost.step_ends(now_ns, True)[0]
+        steps.count += 1
+
+    assert budget.allows
+    assert budget.every == 4
+    # By the initial calibration.
+    assert budget.share == pytest.approx(1.5 * 200 * US / 4 / (20 * MS))
 
 
 def test_more_steps_are_measured_once_they_take_longer() -> None:

@@ -213,7 +213,8 @@ class ReceivedJournal(parser.Journal):
             self._until = stretch.since
         if stretch.since > self._until:
             # A restarted agent counts from 0.
-            self._told_lost = self._told_lost if lost >= self._told_lost else 0
+            if lost < self._told_lost:
+                self._told_lost = 0
             return False
         is_gap = stretch.since == self._until or [*stretch.at, stretch.until][0] > self._until
         # A restarted agent also counts records as lost that its predecessor had sent.
@@ -227,7 +228,8 @@ class ReceivedJournal(parser.Journal):
                 self._new += self.ring.feed(content[known:])
                 gaps.append(self.ring.lost - before)
         if more and is_gap:
-            # The sender counts records that were read once as one. Their numbers tell how many.
+            # The sender counts records that it had sent before as one. The gap in their sequence
+            # numbers shows how many they are.
             self._new_lost += max([more, *gaps[:1]])
         self._until = max(self._until, stretch.until)
         return True

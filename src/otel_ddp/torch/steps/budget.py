@@ -101,7 +101,7 @@ class Budget:
             self._beside_ns += took_ns
 
     def forgive(self) -> None:
-        """Fill the bucket: what was taken so far was free."""
+        """Fill the bucket, so that earlier costs do not count."""
         self._credit_ns = self._capacity_ns
 
     def step_ended(self, took_ns: float, measured: bool, steps: int = 1) -> None:
@@ -288,7 +288,7 @@ class SampledSteps:
 
 # The first steps are all measured, whatever the cost: they show the structure of the loop.
 _FIRST_STEPS = 64
-# From this one on they show what measuring costs.
+# From this step on, the mean cost of measuring is learnt.
 _LEARN_FROM = 32
 # After a step that took this many times the usual time, measure the next one.
 ODD = 4
@@ -388,7 +388,7 @@ class Cost:
             log_ns, self._log_ns = max(log_ns - self._log_ns, 0), log_ns
             took_ns += log_ns
         self._work.hook_ns += took_ns - seen_ns
-        if self._steps.count > _LEARN_FROM:
+        if self._steps.count + 1 >= _LEARN_FROM:
             budget.spend(took_ns, measured)
 
     @property
