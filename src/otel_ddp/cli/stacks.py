@@ -117,7 +117,7 @@ def _credentials(named: str) -> Mapping[str, str]:
     try:
         token = find_token(named, "127.0.0.1").decode()
     except (NoToken, ValueError):
-        token = ""  # the agent reports what is wrong with the file
+        token = ""  # the agent reports the problem with the file
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -99,7 +99,7 @@ def _size(path: Path) -> int:
 def change(paths: Iterable[Path], texts: Mapping[str, str]) -> None:
     """Set texts that replace those of the program. Raises OSError or sqlite3.Error."""
     for each in paths:
-        # SQLite opens further files beside the path, so no other user may write there.
+        # SQLite creates files of its own in this folder, so no other user may write to it.
         with files.own_directory(each.parent), contextlib.closing(RunFile(each)) as file:
             # Stored apart from `texts`, which an agent may overwrite with the program's texts.
             file.write(about={"changed": {**(file.about("changed") or {}), **texts}})

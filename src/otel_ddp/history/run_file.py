@@ -98,7 +98,7 @@ class RunFile:
         return version
 
     def put_back(self) -> None:
-        """Restore the file after somebody has removed it, unless there is a new one by now."""
+        """Restore a removed file, unless a new one has taken its place."""
         with contextlib.suppress(FileExistsError):
             os.close(files.create(self.path))
             with contextlib.closing(sqlite3.connect(self.path)) as new:
@@ -109,7 +109,7 @@ class RunFile:
         try:
             self._db.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.Error:
-            pass  # somebody reads the file: the write-ahead log stays beside it
+            pass  # another process reads the file: its write-ahead log stays
         finally:
             self._db.close()
 

@@ -104,7 +104,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
     ) -> None:
         self._phase.end()
-        # If another data set follows, the next phase is an evaluation again.
+        # This may not be the last data set: if another follows, its evaluation replaces the phase.
         if control.should_save and _OF_ONE_SET in (metrics or ()):
             self._phase.begin("checkpoint")
 

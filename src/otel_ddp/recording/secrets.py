@@ -23,7 +23,7 @@ _SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
-# The same for webhook addresses and exporter headers: whoever has one can send data there.
+# The same for webhook addresses and exporter headers: anyone who has one can send data there.
 _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
 # A name with one of these words hides its value, and all values nested below it.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})

@@ -52,7 +52,7 @@ def _after_fork() -> None:
     _parents_group = None if group is None else weakref.ref(group)
 
 
-# Systems without it import this module, but record nothing.
+# Windows has no fork: this module can be imported there, but records nothing.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 

@@ -29,7 +29,8 @@ log = logging.getLogger("otel_ddp.agent")
 LOG_EVERY_S = 300.0
 # Limit of the pause that a receiver asks for.
 _RETRY_AFTER_LIMIT_S = 60.0
-# A request over which the receiver may fail is dropped after this time, so that others follow.
+# A request that may itself cause the receiver's errors is dropped after this time, so that later
+# ones are sent.
 _PATIENCE_S = 900.0
 
 

@@ -140,7 +140,7 @@ class Exporter:
             self._commit_marks(self._marks)
 
     def busy(self) -> bool:
-        """Whether the agent should stay for data that is in memory only."""
+        """Whether data is in memory only, so that the agent must not exit yet."""
         return self._delivery is not None and self._delivery.queue.memory_bytes > 0
 
     def threads(self) -> list[KeptThread]:

@@ -1,6 +1,6 @@
 """A queue of requests: in memory at first, in files of a folder once they have to wait.
 
-Each request has a file. The names sort in the order of the requests:
+Each request on disk has a file. The names sort in the order of the requests:
 
     00000000000000000042-metrics-2000-1763820000.z
     00000000000000000043-metrics-300-1763820004-standing.z
@@ -49,7 +49,7 @@ _CAUSES = {
     "spool_error": "files that waited are gone",
     "age": "what has waited too long is given up",
 }
-# With more living agents of one name and place, the locks of the file system do not work.
+# Folders tried for one name. If all are locked, the locks of the file system do not work.
 _MOST_OF_A_NAME = 64
 
 
@@ -293,7 +293,7 @@ class Queue(Waiting):
         return True
 
     def _load(self) -> None:
-        """Read the requests of an earlier agent. Journals still have what it had only in memory."""
+        """Read an earlier agent's requests; those in its memory are made again from journals."""
         files.remove(*self.folder.glob("*.z.half"))
         # Raises if incomplete: a number that is missed would be used a second time.
         found = list_requests(self.folder)

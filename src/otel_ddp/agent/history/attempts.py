@@ -30,9 +30,9 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.known_until = 0
-        """Our last step for which a rank has logged the program's number."""
+        """Our last step for which a rank has logged the program's own step number."""
         self.is_silent = False
-        """Whether the program seems to log no numbers."""
+        """Whether the program seems to log no step numbers."""
         self.teller = ""
         """The rank whose logged numbers count: other ranks may begin at another number."""
         self.shift: int | None = None

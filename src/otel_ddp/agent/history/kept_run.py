@@ -199,7 +199,7 @@ class KeptRun:
             self._add_steps(rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
             why = f"records of rank {rank} were overwritten before they were read"
-            # The longest pause between steps, as far as there are steps.
+            # The gap is the longest pause between steps, if there are steps.
             ends = [max(since_ns, host_ns), *(each.ended_ns for each in news.steps)]
             begins = [each.began_ns for each in news.steps] or [until_ns]
             pause = max(zip(ends, begins, strict=False), key=lambda each: each[1] - each[0])

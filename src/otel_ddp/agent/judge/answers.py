@@ -295,7 +295,7 @@ _VARIABLE, _DEFAULT = "NCCL_RAS_ADDR", "localhost:28028"
 # JSON came with NCCL 2.28.7; older versions send text, which is ignored.
 _RAS_QUESTION = b"set format json\nverbose status\n"
 _CONNECT_S = 0.2
-# RAS itself gives up on a peer after five seconds.
+# Much longer than RAS itself waits for a peer, five seconds.
 _RAS_ANSWER_NS = 30_000_000_000
 _LARGEST_OF_RAS = 16 * 1024 * 1024
 _MOST_NAMED = 8

@@ -55,7 +55,7 @@ class Judge:
     ) -> None:
         """Feed the detectors, poll them, and report changes.
 
-        *judgements*: by run, those of leads on other nodes, which report them.
+        *judgements*: by run, the judgements of leads on other nodes, which report them.
         """
         now_ns = self._origin_ns + self._clock()
         # Oldest first: of two processes with the same labels, the newer one counts.

@@ -27,7 +27,8 @@ from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.journal import process_state
 from otel_ddp.journal.reader import JournalReader
 
-# How far back evidence counts: a dying process frees its memory before its journal's lock.
+# How old an out-of-memory kill may be to explain a death: a dying process frees its memory before
+# its journal's lock.
 _REMEMBERED_S = 30.0
 _SAMPLE_EVERY_S = 2.0
 
@@ -142,7 +143,7 @@ class ExitCauses:
         count = None if group is None else self._count_kills(group)
         if count is not None:
             watched.kills.append((now, count))
-            # The first entry is the last one before that time.
+            # Keep one older entry as the baseline.
             while len(watched.kills) > 1 and now - watched.kills[1][0] >= _REMEMBERED_S:
                 watched.kills.popleft()
 
@@ -339,7 +340,8 @@ class LocalHost(Host):
     def ended_well(self) -> bool | None:
         """Whether this process ended well, although it recorded no end; None if not known yet.
 
-        It did with exit code 0, after exec, or as a worker that its parent terminated.
+        It ended well if its exit code is 0, if it called exec, or if it is a worker that its parent
+        terminated.
         """
         if self._causes.goes_on(*self._process):
             return True

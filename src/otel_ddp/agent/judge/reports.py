@@ -39,7 +39,7 @@ class Incident:
 
     def __init__(self, verdict: Verdict, *, by_lead: bool = False) -> None:
         self.found = self.shown = verdict
-        """The detector's verdict; the same with hardware evidence."""
+        """`found`: the detector's verdict. `shown`: the same with hardware evidence."""
         self.gpus: Sequence[Gpu] | None = None
         """The GPUs of the ranks when the verdict opened: a dead process has released its GPU."""
         self.postmortem: Path | None = None
@@ -101,7 +101,7 @@ class VerdictReporter:
     def report(
         self, reports: RunReports, change: Change, now_ns: int, ended: Collection[Labels] = ()
     ) -> None:
-        """Report a change of a verdict. *ended*: the ranks by whose end it was closed."""
+        """Report a change of a verdict. *ended*: the ranks whose end closed it."""
         verdict, opened = change
         incident = reports.open.pop(verdict.key, None)
         if incident is None and not opened:

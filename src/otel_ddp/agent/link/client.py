@@ -52,7 +52,7 @@ class LinkClient:
         self._context = credentials.context(secret, leads=False)
         self._sender = {"node": node, "agent_began_ns": time.time_ns(), "version": __version__}
         self._hosts, self._ports = hosts, ports
-        # The first is written by the agent's loop, the second by the link thread.
+        # The agent's loop writes `_sent`, the link thread `_answered_reports`.
         self._sent = self._answered_reports = 0
         self._answers: deque[Any] = deque()
         self._clock = ClockOffset()
@@ -103,7 +103,7 @@ class LinkClient:
     async def _follow(self) -> None:
         """Connect to the first address at which the lead answers, until the link breaks.
 
-        It is called again some seconds after it returned.
+        The link thread calls it again some seconds after it returns.
         """
         why: dict[str, list[str]] = {}
         for host in self._hosts:
@@ -196,7 +196,7 @@ def _printable(text: str) -> str:
 # -- the offset between two clocks, from the time stamps of messages in both directions
 
 _SAMPLES = 64
-# Drift of two clocks during so many exchanges: 100 ppm.
+# The drift of two clocks, of 100 ppm, during so many exchanges.
 _DRIFT_NS = 20_000_000
 
 

@@ -52,7 +52,7 @@ _MOST_AT_ONCE = 256
 
 
 class Outflow:
-    """The parts of one process's journal, and facts, that the lead lacks."""
+    """The data of one process that goes to the lead: new parts of its journal, and facts."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
         """*number*: its id in messages. *is_kept*: whether the lead writes its history, for which
@@ -201,7 +201,7 @@ class Following:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, why)
 
     def has_all_ends(self) -> bool:
-        """Whether the lead should have all ends."""
+        """Whether the lead has received the ends of all processes here."""
         return all(each.end_reports > _END_REPORTS for each in self._processes.values())
 
     def judgement(self) -> Judgement | None:

@@ -30,7 +30,7 @@ _MANY_RANKS, _JUDGE_MANY_EVERY_NS = 512, 5_000_000_000
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
 _SILENT_NS = 5_000_000_000
-# Forget a process that is missing in so many reports: an agent may split one round into a few.
+# Forget a process that is missing in so many reports, as an agent may split one round into a few.
 _GONE_REPORTS = 8
 # Smaller changes of a clock offset are noise of its measurement.
 _SAME_OFFSET_NS = 50_000_000
@@ -61,7 +61,7 @@ class _Node:
     def hear(self, report: Any, now_ns: int) -> None:
         """Store the report's arrival time and its node's clock offset, which corrects its times."""
         self.heard_ns = now_ns
-        # A new offset moves the time at which each rank entered its phase.
+        # Keep an offset that hardly differs: each change moves the times of the ranks' phases.
         if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
             self.ahead_ns = report.clock_offset_ns
 
@@ -194,9 +194,9 @@ class Leading:
             yield from [each.process for each in list(node.hosts.values())]
 
     def has_all_ends(self) -> bool:
-        """Whether other nodes have reported all ends, and report no more."""
-        told = [each.host.silent_since_ns and not each.is_at_work for each in self.sources()]
-        return bool(told) and all(told)
+        """Whether the other nodes have reported the ends of all their processes, and stopped."""
+        ended = [each.host.silent_since_ns and not each.is_at_work for each in self.sources()]
+        return bool(ended) and all(ended)
 
     def _is_left_out(self, node: _Node) -> bool:
         silent_ns = self._now_ns - node.heard_ns

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # A link stays open for so long after the last process here: others may end later.
 _AFTER_END_NS = 60_000_000_000
-# If the lead lacks the ends of other nodes, so long: a cut cable may be mended.
+# It stays open for so long if the lead lacks ends of processes: a cut cable may be repaired.
 _UNHEARD_NS = 600_000_000_000
 # One agent judges so many ranks within a core and a gigabyte.
 _MOST_RANKS = 10_240
@@ -52,9 +52,9 @@ class _Open(NamedTuple):
     """Leading if this agent leads the run, else Following."""
 
     def goes_on(self, wanted: Wanted) -> bool:
-        """Whether the link still fits. A lead goes on after the end of its rank 0.
+        """Whether the link still fits. A lead continues after the end of its rank 0.
 
-        A rank 0 on another node would draw another secret.
+        As long as the secret is the same, no rank 0 has started on another node.
         """
         same = self.wanted.fact.secret == wanted.fact.secret
         return wanted == self.wanted or (same and self.wanted.leads)
@@ -97,7 +97,7 @@ class Links:
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
         for run, of in by_run.items():
-            # An agent may start after they have ended.
+            # Of ended processes, the time of the end: the agent may have started later.
             at_ns = (now_ns if each.is_at_work else each.life.ended_ns for each in of)
             self._at_work_ns[run] = max([self._at_work_ns.get(run, 0), *at_ns])
         for run, sources in by_run.items():

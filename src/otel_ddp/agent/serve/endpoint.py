@@ -24,7 +24,8 @@ from otel_ddp.vocabulary.catalog import Kind
 
 # Bounds a stop, if shutting the socket down does not wake the thread.
 _POLL_S = 1.0
-# Longer than any wait of the agent's loop; a supervisor restarts a stuck agent.
+# /healthz fails if the agent's loop makes no progress for so long, so that a supervisor restarts
+# the agent. Longer than any wait of the loop.
 _STUCK_S = 60.0
 
 _TYPES = {
@@ -95,8 +96,8 @@ class Endpoint:
         problems: Callable[[], Sequence[str]] = list,
         token: bytes = b"",
     ) -> None:
-        """*idle_s*: seconds since the agent's loop began its last round. *problems*: what else does
-        not run. *token*: required of requests, unless empty."""
+        """*idle_s*: seconds since the agent's loop began its last round. *problems*: returns what
+        else is wrong, for /healthz. *token*: required of requests, unless empty."""
         self._registry = LedgerRegistry(ledger)
         self._rendering = threading.Lock()
         self._page, self._idle_s, self._problems, self._token = page, idle_s, problems, token

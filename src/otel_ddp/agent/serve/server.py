@@ -102,7 +102,7 @@ def _connections(proc: Path, port: int) -> Iterator[tuple[tuple[End, End], int]]
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(proc / name, "rb", buffering=_PIECE) as file:
             for fields in (line.decode().split() for line in file if wanted in line):
-                # A closed socket has no inode, and root as its owner.
+                # A closed socket has inode 0 and root as its owner: it must not count as root's.
                 if fields[3] == _ESTABLISHED and fields[9] != "0":
                     yield (_end(fields[1]), _end(fields[2])), int(fields[7])
 
@@ -240,7 +240,7 @@ def bind(
 ) -> BoundedServer:
     """A server on this port or the next free one; on any port for 0.
 
-    *answer*: handles requests that the guard admits. *any_name*: as in the guard.
+    *answer*: handles requests that the guard admits. *any_name*: accept any Host header.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():

@@ -105,7 +105,7 @@ class Stragglers(Detector):
         if known != (self._by_calls, self._not_compared, self._waits_unknown):
             self._by_calls, self._not_compared, self._waits_unknown = known
             self._starts_again = True
-            # What was compared as work may have included waits.
+            # The compared work may have included waits.
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:

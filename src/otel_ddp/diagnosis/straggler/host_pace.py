@@ -41,7 +41,7 @@ class _More(NamedTuple):
 
 
 class HostPace:
-    """Corrects the steps of one run for hosts that slow their devices down."""
+    """Corrects the measured times of one run's steps for hosts that slow their devices down."""
 
     def __init__(self) -> None:
         self._hosts: dict[Labels, HostNeed] = {}

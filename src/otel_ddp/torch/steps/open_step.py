@@ -195,7 +195,7 @@ class StepEnd:
         return next((known() for known in list(self.known.values())), None)
 
     def choose(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
-        """End training steps with this optimizer. *named*: the user has chosen it."""
+        """From now on, this optimizer ends training steps. *named*: the user has chosen it."""
         self._named = named
         self._losses, self.several_losses = 0, False
         known: dict[int, Any] = {}

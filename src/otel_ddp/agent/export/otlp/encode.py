@@ -195,9 +195,9 @@ def request(resource: bytes, scope: Iterable[bytes]) -> bytes:
     return b"".join(_around(1, [resource, *scope, _SCHEMA]))
 
 
-# Status codes about the bytes of this request.
+# Status codes that refuse the content of this request.
 _ABOUT_THE_REQUEST = frozenset({400, 422})
-# Status codes about the route, whatever is sent: addresses, tokens, proxies, busy servers.
+# Status codes that do not depend on the content: addresses, tokens, proxies, busy servers.
 ABOUT_THE_ROUTE = frozenset(
     {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
 )

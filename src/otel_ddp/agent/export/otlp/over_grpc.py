@@ -76,7 +76,7 @@ class GrpcSender:
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
-        # Before it, the channel describes its attempts.
+        # The text before "last error: " describes the channel's attempts.
         text = one_line(details.rpartition("last error: ")[2])
         where = without_credentials(self._url)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -114,8 +114,8 @@ class Renderer:
             families, ended = [*ledger.families()], ledger.take_ended()
         # Logged values have their own requests, because a lost one cannot be replaced.
         logged = [each for metric, rows in families if is_logged(metric) for each in rows]
-        # One request per hour: a backend refuses a whole request for one value that is too old, as
-        # a journal that is read late contains.
+        # Each hour has its own requests: a backend refuses a whole request for one value that is
+        # too old, and a journal that is read late contains such values.
         while logged := [each for each in logged if each.history is not None]:
             first_ns = min([each.history[0][0] for each in logged if each.history])
             until_ns = (first_ns // _HOUR_NS + 1) * _HOUR_NS
