@@ -178,6 +178,24 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
         assert len(history.about["attempts"]) == 2
 
 
+def test_steps_that_an_agent_held_as_it_was_killed_are_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with opened(path) as run:
+        run.feed(batch(1, 10))
+        run.feed_state(State({}, {}, (), (), [ProcessTime("0", 1, 1, 30 * S, "killed")]))
+        # The restarted rank has logged no step number yet.
+        held = _later(batch(1, 5))
+        run.feed(held)
+        run.write(65 * S)
+    with opened(path) as other:
+        other.feed(_later(batch(6, 3)))
+
+    with History(path) as history:
+        [gap] = history.about["gaps"]
+    assert (gap["since_ns"], gap["until_ns"]) == (held.news.steps[0].began_ns, 65 * S)
+    assert "step numbers of rank 0" in gap["why"]
+
+
 @pytest.mark.parametrize("state", ["killed", "finished"])
 @pytest.mark.parametrize("agents", [1, 2])
 def test_an_attempt_without_a_step_replaces_values_from_its_first_one_on(

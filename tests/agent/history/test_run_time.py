@@ -271,21 +271,27 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     attempts = begun_again(numbered(1, 100, ahead=-1))
 
     assert attempts.place("1", "host", numbered(1, 50, 300)) == []
-    attempts.place("0", "host", numbered(1, 60, 300, ahead=59))
+    attempts.place("0", "host", numbered(1, 2, 300, ahead=59))
+    # From now on it holds no steps, however far that rank has logged.
     placed = attempts.place("1", "host", numbered(51, 51, 300))
 
     assert [each.number for each in placed] == list(range(61, 112))
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
+    assert attempts.held_since() == {}
 
 
 def test_steps_that_wait_for_a_number_are_told_at_the_end() -> None:
     attempts = begun_again(numbered(1, 100, ahead=-1))
-    attempts.place("0", "host", numbered(1, 40, 300, ahead=59))
     attempts.place("1", "host", numbered(40, 42, 300))
+    attempts.place("0", "host", numbered(1, 40, 300, ahead=59))
 
     # What no rank has told before its process died may be new.
     held = attempts.release("1", "host")
-    assert [(each.number, each.is_repeated) for each in held] == [(101, False), (102, False)]
+    assert [(each.number, each.is_repeated) for each in held] == [
+        (100, True),
+        (101, False),
+        (102, False),
+    ]
 
 
 def test_a_program_that_counts_each_part_of_a_step_tells_no_numbers_of_steps() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from otel_ddp.diagnosis.steps import Step
 
 _MOST_ATTEMPTS = 100
 # Limits for each rank and clock: after a restart, steps are held until a rank logs the program's
-# number of them. Beyond the limits the number counts as unknown.
+# step number. Beyond the limits the number counts as unknown.
 _MOST_HELD, _HELD_NS = 500, 60 * 10**9
 
 
@@ -71,7 +70,7 @@ class Attempts:
         self._is_even = True
         # The furthest step of earlier attempts, by the program's number and by place.
         self._before, self._last_place = -1, 0
-        self._held: dict[tuple[str, str], deque[Step]] = {}
+        self._held: dict[tuple[str, str], list[Step]] = {}
         for each in self.entries[:-1]:
             self._remember(each)
         if self.entries:
@@ -153,25 +152,20 @@ class Attempts:
 
     def place(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
         """Add steps of a rank; returns those whose places are known by now."""
-        numbers, key = self._numbers, (rank, clock)
+        numbers = self._numbers
         steps = [each for each in steps if each.number is not None]
         if self._counts_numbers_of(rank):
             self._note_numbers(rank, steps)
         if self.present == 1:
             placed = [Placed(each, each.number or 0, False) for each in steps]
-        else:
-            held = self._held.setdefault(key, deque())
-            held.extend(steps)
-            waits_ns = held[-1].ended_ns - held[0].ended_ns if held else 0
-            if len(held) > _MOST_HELD or waits_ns > _HELD_NS:
-                numbers.is_silent = True
-                self._note_numbers_instead(rank, held)
-            placed = []
-            # Place a held step once its number is known, or will stay unknown.
-            while held and (numbers.is_silent or (held[0].number or 0) <= numbers.known_until):
-                placed.append(self._placed(held.popleft()))
-        self._note(placed)
-        return placed
+            self._note(placed)
+            return placed
+        held = self._held.setdefault((rank, clock), [])
+        held.extend(steps)
+        held_ns = held[-1].ended_ns - held[0].ended_ns if held else 0
+        numbers.is_silent |= len(held) > _MOST_HELD or held_ns > _HELD_NS
+        is_known = numbers.shift is not None or numbers.is_silent
+        return self.release(rank, clock) if is_known else []
 
     def place_late(self, number: int, steps: Iterable[Step]) -> list[Placed]:
         """Place steps of an earlier attempt that are read late."""
@@ -180,12 +174,18 @@ class Attempts:
         return [Placed(each, each.number + shift, None) for each in steps if each.number]
 
     def release(self, rank: str, clock: str) -> list[Placed]:
-        """Place the held steps of an ended or hanging process, without waiting for numbers."""
+        """Place the held steps without waiting for numbers."""
         held = self._held.pop((rank, clock), ())
-        self._note_numbers_instead(rank, held)
+        if self._numbers.shift is None:
+            # The rank whose numbers count has ended, or logs none.
+            self._note_numbers(rank, held)
         placed = [self._placed(each) for each in held]
         self._note(placed)
         return placed
+
+    def held_since(self) -> dict[str, int]:
+        """By rank: when the first held step began."""
+        return {rank: held[0].began_ns for (rank, _), held in self._held.items() if held}
 
     def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
         """Note the program's numbers in steps of a rank."""
@@ -194,11 +194,6 @@ class Attempts:
             if each.logged is not None and (each.number or 0) > 1:
                 self._numbers.teller = rank
                 self._numbers.add(each.number or 0, each.logged)
-
-    def _note_numbers_instead(self, rank: str, held: Iterable[Step]) -> None:
-        """Note numbers of this rank, if the rank whose numbers count has ended or logs none."""
-        if self._numbers.shift is None:
-            self._note_numbers(rank, held)
 
     def _counts_numbers_of(self, rank: str) -> bool:
         """Whether this rank's numbers count.

@@ -154,7 +154,10 @@ class KeptRun:
 
     def _restore(self, file: RunFile) -> None:
         self._nodes = (file.about("nodes") or {}) | self._nodes
-        self.time.restore({key: file.about(key) for key in ("time", "attempts")})
+        if self.time.restore({key: file.about(key) for key in ("time", "attempts")}):
+            for rank, since_ns in (file.about("held") or {}).items():
+                why = f"the agent was restarted before the step numbers of rank {rank} were known"
+                self.leave_out(since_ns, file.about("seen_ns"), why)
         known = [each for each in file.ranks() if "journal" in each]
         self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
 

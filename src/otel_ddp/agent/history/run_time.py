@@ -137,15 +137,19 @@ class RunTime:
 
     # -- stored in the history, for the next agent
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        """Load the counts of an earlier agent, unless this one has begun to count."""
+    def restore(self, about: Mapping[str, Any]) -> bool:
+        """Load the counts of an earlier agent, unless this one has begun to count.
+
+        Returns whether they were loaded.
+        """
         kept, attempts = about.get("time"), about.get("attempts")
         if self._ranks or not isinstance(kept, dict) or not isinstance(attempts, list):
-            return
+            return False
         self.attempts = Attempts(attempts)
         spent = {"": kept, **kept.get("nodes", {})}
         self._spent = {node: _Spent(each) for node, each in spent.items()}
         self._ranks = {rank: _Rank(rank, *values) for rank, values in kept["ranks"].items()}
+        return True
 
     def to_json(self) -> dict[str, Any]:
         """The counts, as keys of the history's `about`; empty before the first process."""
@@ -163,7 +167,8 @@ class RunTime:
                 before_s = self.snapshot.seconds.get("productive", 0.0)
                 seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
             self.snapshot = TimeSnapshot(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
-        return {"time": {**here, "ranks": ranks, "nodes": nodes}, "attempts": attempts}
+        spent = {**here, "ranks": ranks, "nodes": nodes}
+        return {"time": spent, "attempts": attempts, "held": self.attempts.held_since()}
 
     # -- input
 
