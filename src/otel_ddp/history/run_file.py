@@ -118,11 +118,6 @@ class RunFile:
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
-    def ranks(self) -> list[dict[str, Any]]:
-        """The last process of each rank."""
-        rows = self._db.execute("SELECT about FROM ranks").fetchall()
-        return [files.parse_json(text) for (text,) in rows]
-
     def about(self, key: str) -> Any:
         """A property of the run; None if it is not set."""
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()

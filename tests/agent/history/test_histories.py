@@ -178,6 +178,18 @@ def test_what_an_earlier_attempt_did_and_comes_late_is_kept_up_to_where_the_next
         assert len(history.about["attempts"]) == 2
 
 
+def test_a_process_whose_clock_is_measured_anew_begins_no_attempt(tmp_path: Path) -> None:
+    path, first = tmp_path / "a.sqlite", batch(1, 10)
+    # This agent is killed before it writes a state with the process.
+    with opened(path) as run:
+        run.feed(first)
+    with opened(path) as other:
+        other.feed(batch(11, 5)._replace(process=first.process._replace(began_ns=2, started_ns=2)))
+
+    with History(path) as history:
+        assert [each["attempt"] for each in history.about["attempts"]] == [1]
+
+
 def test_steps_that_an_agent_held_as_it_was_killed_are_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     with opened(path) as run:
@@ -192,7 +204,8 @@ def test_steps_that_an_agent_held_as_it_was_killed_are_a_gap(tmp_path: Path) -> 
 
     with History(path) as history:
         [gap] = history.about["gaps"]
-    assert (gap["since_ns"], gap["until_ns"]) == (held.news.steps[0].began_ns, 65 * S)
+    first, last = held.news.steps[0], held.news.steps[-1]
+    assert (gap["since_ns"], gap["until_ns"]) == (first.began_ns, last.ended_ns)
     assert "step numbers of rank 0" in gap["why"]
 
 

@@ -277,7 +277,7 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
 
     assert [each.number for each in placed] == list(range(61, 112))
     assert [each.is_repeated for each in placed] == [True] * 40 + [False] * 11
-    assert attempts.held_since() == {}
+    assert attempts.held() == {}
 
 
 def test_steps_that_wait_for_a_number_are_told_at_the_end() -> None:

@@ -183,9 +183,10 @@ class Attempts:
         self._note(placed)
         return placed
 
-    def held_since(self) -> dict[str, int]:
-        """By rank: when the first held step began."""
-        return {rank: held[0].began_ns for (rank, _), held in self._held.items() if held}
+    def held(self) -> dict[str, tuple[int, int]]:
+        """By rank: the beginning and the end of its held steps."""
+        found = {rank: held for (rank, _), held in self._held.items() if held}
+        return {rank: (held[0].began_ns, held[-1].ended_ns) for rank, held in found.items()}
 
     def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
         """Note the program's numbers in steps of a rank."""

@@ -155,11 +155,10 @@ class KeptRun:
     def _restore(self, file: RunFile) -> None:
         self._nodes = (file.about("nodes") or {}) | self._nodes
         if self.time.restore({key: file.about(key) for key in ("time", "attempts")}):
-            for rank, since_ns in (file.about("held") or {}).items():
+            for rank, (since_ns, until_ns) in (file.about("held") or {}).items():
                 why = f"the agent was restarted before the step numbers of rank {rank} were known"
-                self.leave_out(since_ns, file.about("seen_ns"), why)
-        known = [each for each in file.ranks() if "journal" in each]
-        self._began = {_journal_of(each): each["started_ns"] for each in known} | self._began
+                self.leave_out(since_ns, until_ns, why)
+        self._began = (file.about("journals") or {}) | self._began
 
     def close(self) -> None:
         """Close the file, so that it can be copied."""
@@ -323,7 +322,7 @@ class KeptRun:
 
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
-        counted = {"gaps": self._gaps, **self.time.to_json()}
+        counted = {"gaps": self._gaps, "journals": {**self._began}, **self.time.to_json()}
         about = {"seen_ns": now_ns, **state.about, **counted}
         if self._nodes:
             about["nodes"] = {**self._nodes}
@@ -359,6 +358,6 @@ class KeptRun:
         if self._gaps and self._gaps[-1]["why"] == why:
             last = self._gaps[-1]
             if since_ns - last["until_ns"] < _ONE_GAP_NS:
-                gap = {**last, "until_ns": until_ns}
+                gap = {**last, "until_ns": max(until_ns, last["until_ns"])}
                 del self._gaps[-1]
         self._gaps = [*self._gaps, gap][-_MOST_GAPS:]

@@ -168,7 +168,7 @@ class RunTime:
                 seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
             self.snapshot = TimeSnapshot(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
         spent = {**here, "ranks": ranks, "nodes": nodes}
-        return {"time": spent, "attempts": attempts, "held": self.attempts.held_since()}
+        return {"time": spent, "attempts": attempts, "held": self.attempts.held()}
 
     # -- input
 
