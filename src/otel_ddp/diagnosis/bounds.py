@@ -1,4 +1,4 @@
-"""Finds what bounds a run: data, computation, communication, launches, ..."""
+"""Finds what limits the speed of a run: data, computation, communication, launches, ..."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from otel_ddp.vocabulary.words import COMPUTE_PHASES, GARBAGE, WORK_PHASES
 
 _STEPS = 100
 _CHECK_EVERY = 50
-# At most this many ranks are evaluated, to limit the cost.
+# At most this many ranks are evaluated, to limit the agent's CPU time.
 _MOST_RANKS = 256
-# A verdict opens or changes after this many consecutive checks that agree.
+# A verdict opens or changes after this many consecutive checks with the same result.
 _CHECKS = 4
-# A bound is reported if its share of the time is above this.
+# A bound is reported if its share of the time is above its limit.
 _LIMITS = {
     "data": 0.20,
     "comm_wait": 0.30,
@@ -33,14 +33,14 @@ _LIMITS = {
     "compile": 0.20,
     "launch": 0.40,
     "bubble": 0.30,
-    # The excess work of the slowest pipeline stage over the mean of all stages.
+    # The work of the slowest pipeline stage beyond the mean of all stages, as a share of that mean.
     "stage": 0.10,
 }
 _DATA = WORK_PHASES.index("data")
 # Bounds computed from each rank's own time; all others come from comparing ranks.
 _OWN = ("compute", "saving", "data", "other", "compile", "launch")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
-# Hysteresis: a verdict stays until its share is below this part of the limit.
+# Hysteresis: an open verdict stays until its share of the time is below this part of its limit.
 _STAYS = 0.8
 
 _SENTENCES = {
@@ -89,18 +89,21 @@ def _spent_ns(steps: Sequence[StepFacts]) -> Counter[str]:
 
 
 class Bounds(Detector):
-    """Finds what bounds one run. `Stragglers` feeds it the steps, including unusual ones."""
+    """Finds what limits the speed of one run.
+
+    `Stragglers` feeds it all steps, also those with compilation, checkpoints or evaluation.
+    """
 
     def __init__(self) -> None:
         self._ranks: Sequence[RankState] = ()
-        # The indices of the ranks of each pipeline stage.
+        # By pipeline stage: the indices of its ranks in `_ranks`.
         self._stages: Mapping[int, Sequence[int]] = {}
-        # Whether the waits of the last step were measured at calls to process groups.
+        # Whether waits for other ranks were measured in the last step, at calls to process groups.
         self._waits_show = False
         self._slow_stages = ""
-        # Survives `start_again`: the launch time of a host may show only in the first steps.
+        # Kept by `start_again`: a host's launch time may be measurable only in its first steps.
         self._launches: dict[Labels, LaunchNeed] = {}
-        # The last steps of all ranks.
+        # The last `_STEPS` steps of all ranks, oldest first.
         self._steps: list[Sequence[StepFacts]] = []
         self._bubbles_ns: list[Sequence[int]] = []
         # The number of steps since the last check.
@@ -114,9 +117,9 @@ class Bounds(Detector):
         self._changes: list[Change] = []
 
     def start_again(self, ranks: Sequence[RankState], stages: Sequence[int]) -> None:
-        """Start over with these ranks. *stages*: the pipeline stage of each.
+        """Start over with these ranks. *stages*: the pipeline stage of each rank.
 
-        `feed_row` gets the steps of the ranks in the same order.
+        `feed_row` must get the steps of the ranks in the same order.
         """
         if not ranks:
             self._close()
@@ -172,10 +175,11 @@ class Bounds(Detector):
         """The typical rank's share of the time, by bound."""
         ranks = list(map(_spent_ns, zip(*self._steps, strict=True)))
         by_rank = [{word: each[word] / each["took"] for word in _OWN} for each in ranks]
-        # The lower median: if one of two ranks waits for data it is a straggler, not a bound.
+        # The lower median: if only one of two ranks waits for data, that rank is a straggler, and
+        # the run is not input-bound.
         shares = {word: median_low([each[word] for each in by_rank]) for word in _OWN}
-        # If all loaders are slow, or all hosts launch slowly, a device whose host happens to be
-        # ahead does not run dry. So the host's own times count as well.
+        # Even if all loaders are slow, or all hosts launch slowly, a device whose host happens to
+        # be ahead of it never idles. So the times on the hosts are used as well.
         steps_ns = [each["took"] / _STEPS for each in ranks]
         launches = [
             each.usual_ns(step_ns) / step_ns
@@ -221,7 +225,7 @@ class Bounds(Detector):
         # The rank that waits least in a step waits for no other known rank. If it is always the
         # same rank, that one is late; if it changes, ranks are late in turn.
         for_all_ns = sum([min([each.wait_ns for each in step]) for step in self._steps])
-        # All ranks wait for the longest garbage collection in each step.
+        # In each step, all ranks wait for the rank with the longest garbage collection.
         in_turn_ns = sum([max([each.garbage_ns for each in step]) for step in self._steps])
         typical_ns = median_low([each[GARBAGE] for each in ranks])
         return {
@@ -246,7 +250,7 @@ class Bounds(Detector):
         return "compute" if shares["compute"] > 0.5 else ""
 
     def _judge(self, facts: StepFacts, shares: Mapping[str, float]) -> None:
-        """Open, update or close the verdict. *facts*: the last step of some rank."""
+        """Open, update or close the verdict. *facts*: the last step of one of the ranks."""
         leading = self._leading(shares)
         self._checks = self._checks + 1 if leading == self._candidate else 1
         self._candidate = leading
@@ -272,7 +276,7 @@ class Bounds(Detector):
         self._changes.append(Change(self._open, True))
 
     def _close(self) -> None:
-        """Close the open verdict with its mean shares: the last steps may have another bound."""
+        """Close the open verdict with its mean shares: in the last steps the bound may differ."""
         if self._open:
             shares = {word: each / self._found for word, each in self._sums.items()}
             over = self._open._replace(**self._figures(self._open.phase, shares))
@@ -292,7 +296,7 @@ class Bounds(Detector):
             known = len(self._ranks)
             sentence += f" Of {world_size} ranks {known} are compared: another may be late."
         own = {word for each in self._ranks for word in each.own_collectives}
-        # Collectives in compute phases, as of a mixture of experts, are not computation.
+        # The collectives of a mixture of experts, say, run in compute phases, but do not compute.
         in_compute = leading == "compute" and not own.isdisjoint(COMPUTE_PHASES)
         unknown = in_compute or any(each.waits_known is False for each in self._ranks)
         if unknown and not self._waits_show:

@@ -19,9 +19,9 @@ class RankState(NamedTuple):
     world_size: int = 0
     """How many ranks of the run train together, on all nodes; 0 if unknown."""
     own_world_size: int | None = None
-    """The world size that the rank reports. Evaluators and actors report a different one."""
+    """The world size that the rank itself reports; for evaluators and actors not `world_size`."""
     waits_known: bool | None = None
-    """Whether waits for other ranks are measured apart from work; None if unknown yet."""
+    """Whether waits for other ranks are measured apart from work; None if not yet known."""
     own_collectives: tuple[str, ...] = ()
     """The phases in which the user's code calls collectives; the same on all ranks."""
     calls_noted: bool = False
@@ -30,7 +30,7 @@ class RankState(NamedTuple):
     under_nccl: bool = False
     began_ns: int = 0
     clock_shift_ns: int = 0
-    """Offset from the clock of the rank's steps to the node's monotonic clock."""
+    """The node's monotonic clock minus the clock of the times in the rank's steps."""
 
     @property
     def is_beside(self) -> bool:
@@ -47,7 +47,7 @@ class RankState(NamedTuple):
 
 
 class NonfiniteValue(NamedTuple):
-    """A logged name with finite values before, and its first NaN or infinite value."""
+    """The first NaN or infinite value of a logged name whose values had been finite."""
 
     name: str
     split: str
@@ -86,7 +86,7 @@ class Observation(NamedTuple):
     nonfinite: Sequence[NonfiniteValue] | None = None
     """The values that are NaN or infinite now; None if not checked."""
     ended: EndedProcess | None = None
-    """How the process ended. Fed again when the kernel or the launcher reports more."""
+    """How the process ended; fed again when the kernel or the launcher reports more on its end."""
 
 
 class Detector(Protocol):

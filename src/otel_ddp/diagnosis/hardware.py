@@ -12,9 +12,9 @@ from otel_ddp.diagnosis.straggler.finding import sentence_of
 from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 
 Cores = Mapping[Labels, float]
-"""By rank: the share of the time in which it was runnable but had no core."""
+"""By rank: the share of the time in which its training thread was runnable but had no core."""
 
-# A lack of cores is the cause if it explains this share of the excess.
+# A lack of cores is the cause if it explains at least this share of the rank's excess.
 _EXPLAINS = 0.5
 
 
@@ -24,7 +24,7 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
     others = [
         each for labels, each in cores.items() if run_labels(labels) == run and labels != mine
     ]
-    # An agent measures the cores of its own node only.
+    # Ranks on other nodes are missing, as an agent measures the cores of its own node only.
     if mine not in cores or not others:
         return verdict
     step_s = evidence["step_s"]
@@ -43,12 +43,12 @@ def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
 
 
 Gpu = Mapping[str, Any]
-"""One GPU, as the agent publishes it: `index`, `name`, `labels`, `throttled`, numbers by name."""
+"""One GPU, as the agent publishes it: `index`, `name`, `labels`, `throttled`, and measurements."""
 
 # A GPU is slow if its clock is below this share of the others' median.
 _SLOWER = 0.95
 _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "core_clock_hz")
-# Phases that do not depend on the GPU.
+# A slow GPU does not explain lateness in these phases.
 _NOT_ON_GPU = ("data", "checkpoint")
 
 
@@ -86,7 +86,7 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
 
 def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
     """The reasons for which most of these GPUs are throttled."""
-    # A reason that most of the others have too, such as a power cap, does not make a rank late.
+    # A reason that throttles most of the other GPUs too, such as a power cap, makes no rank late.
     own, usual = (
         Counter(reason for each in some for reason in each.get("throttled", ()))
         for some in (gpus, others)

@@ -17,7 +17,7 @@ def median(values: Sequence[float]) -> float:
 def excesses(values: Sequence[float]) -> list[float]:
     """By how much each value exceeds the median of the others.
 
-    Runs for every step, so one sort serves all values.
+    It runs for every step, so it sorts once for all values.
     """
     ordered = sorted(values)
     half = len(values) // 2

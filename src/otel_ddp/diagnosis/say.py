@@ -33,12 +33,12 @@ def phase_in_words(phase: str) -> str:
 
 
 def in_phase(phase: str) -> str:
-    """The phase of a process, for a sentence. In unmeasured steps it is unknown."""
+    """`in data`; in unmeasured steps, whose phase is unknown, `in a step`."""
     return "in a step" if phase == "unmeasured" else f"in {phase}"
 
 
 def rank_number(labels: Labels) -> str:
-    """The `rank` label."""
+    """The value of the `rank` label; `?` if there is none."""
     return dict(labels).get("rank", "?")
 
 
@@ -54,17 +54,17 @@ def rank_name(labels: Labels) -> str:
 
 
 def unit_name(labels: Labels) -> str:
-    """A rank as `rank_name`, or a node: `node-1`."""
+    """The name of a rank, as `rank 3 (node-1)`, or of a node, as `node-1`."""
     return rank_name(labels) if "rank" in dict(labels) else dict(labels).get("node", "?")
 
 
 def _process(rank: str) -> str:
-    # Without a rank the label is `p` and the process id.
+    # A process without a rank has `p` and its process id as `rank` label.
     return f"process {rank[1:]}" if rank.startswith("p") else f"rank {rank}"
 
 
 def rank_list(several: Iterable[Labels]) -> str:
-    """`rank 3`, or `ranks 3, 5`, with at most eight numbers."""
+    """`rank 3`, or `ranks 3, 5`, with at most _MOST_RANKS numbers."""
     numbers = [rank_number(each) for each in sorted(several, key=rank_order)]
     if len(numbers) == 1:
         return _process(numbers[0])
@@ -87,7 +87,7 @@ def verb(several: Sized, one: str, many: str) -> str:
 
 
 def first_of(words: Sequence[str], most: int) -> str:
-    """A list of at most this many words."""
+    """The first *most* words, separated by commas, and `...` if there are more."""
     return ", ".join([*words[:most], *["..."] * (len(words) > most)])
 
 
@@ -102,13 +102,13 @@ def duration(seconds: float) -> str:
 
 
 def cost(others: int, lost_per_s: float) -> str:
-    """The clause on the time that a late rank costs the others."""
+    """The clause on how much time a late rank costs the others."""
     lose = "the other ranks together lose" if others > 1 else "the other rank loses"
     return f"{lose} {lost_per_s:.{'0f' if lost_per_s >= 10 else '2g'}} s each second"
 
 
 def percent(share: float) -> str:
-    """A share: `32 %`."""
+    """A share between 0 and 1 as text: `32 %`."""
     return shown.share(round(share, 2))
 
 
@@ -118,7 +118,7 @@ def rounded(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def past_sentence(verdict: Verdict) -> str:
-    """The sentence of a closed verdict; the caller shows the time."""
+    """The sentence of a closed verdict, without its time, which the caller shows."""
     evidence = verdict.evidence
     where = phase_in_words(verdict.phase)
     if verdict.kind == "recurring":

@@ -17,7 +17,8 @@ from otel_ddp.vocabulary.words import (
 )
 
 _NOTHING: Mapping[str, int] = {}
-# Garbage collections up to this length are ignored: they happen in nearly every step.
+# A step collects much garbage if that takes more than _SMALL_GC_S (shorter collections happen in
+# nearly every step), and more than either _GC_SHARE of the step or _LONG_GC_S.
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
 _GC_SHARE = 0.01
@@ -33,22 +34,22 @@ class StepFacts(NamedTuple):
     phases_ns: tuple[int, ...]
     """Time in each of WORK_PHASES, without waits for other ranks."""
     unusual_ns: Mapping[str, int]
-    """Time in each of UNUSUAL_PHASES that occurred, by word."""
+    """By phase: the time in each of UNUSUAL_PHASES that occurred in the step."""
     unusual: bool
-    """Whether it compiled, saved, evaluated, was profiled or skipped, or collected much garbage."""
+    """Whether the step compiled, saved, evaluated, was profiled, skipped, or collected garbage."""
     work: int
     """The number of tokens; of samples if tokens are unknown; 0 if both are unknown."""
     paced_ns: tuple[int, ...] | None = None
     """Time in each of WORK_PHASES in which the device was bound by its host: idle, or with nothing
     queued but the kernel that was just launched. None if the step is timed by the host's clock."""
     host_ns: tuple[int, ...] | None = None
-    """If the step is timed by the device's clock: `phases_ns` by the host's clock."""
+    """`phases_ns` by the host's clock, if the step is timed by the device's clock; else None."""
     behind_ns: int | None = None
     """The device's lag behind its host at the start of the step; None if unknown."""
     garbage_ns: int = 0
     """Time in long garbage collections; 0 if the step was also unusual for another reason."""
     measured: bool = True
-    """If False, only the duration and the unusual phases are known."""
+    """If False, only the duration and the unusual phases of the step are known."""
     calls: Calls | None = None
 
 
@@ -57,7 +58,7 @@ def columns_of(steps: Sequence[StepFacts]) -> Any:
     return StepFacts(*zip(*steps, strict=True))  # type: ignore[arg-type]
 
 
-# Most steps of a training have the same codes.
+# Cached, since most steps of a training have the same sequence of phases.
 @lru_cache(256)
 def _words(codes: bytes) -> tuple[str, ...]:
     return tuple([phase_word(code & PHASE_CODE) for code in codes])
@@ -70,7 +71,7 @@ _in_work = itemgetter(*WORK_PHASES)
 def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
     """The facts of each step that has a number and a duration."""
     found = []
-    # Runs for every step of every rank.
+    # This loop runs for every step of every rank, so it must be fast.
     for step in steps:
         number, ended_ns, gc_s = step.number, step.ended_ns, step.gc_s
         took_ns = ended_ns - step.began_ns
@@ -102,9 +103,9 @@ def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
 
 # -- steps by the device's clock, which measures only durations of phases
 
-# A device lags at most this many steps behind its host.
+# At most this many steps of a host wait for the device's times; older ones are dropped.
 _MOST_WAITING = 1000
-# In a journal word, the phase code is in the bits from this one on, and the time below them.
+# A journal word of `Step.paced` has the phase code from this bit on, and the time in lower bits.
 _PACED_SHIFT = 48
 _PACED_NS = (1 << _PACED_SHIFT) - 1
 _CODES = [PHASES[word] for word in WORK_PHASES]

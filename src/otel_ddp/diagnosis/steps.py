@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from otel_ddp.vocabulary.words import PHASE_CODE, UNMEASURED
 
-# Prefixes of torch's names for operations, and the names that users know. If one prefix begins with
-# another, the longer comes first.
+# By prefix of torch's names for operations: the name that users know. A prefix stands before the
+# shorter prefixes that it begins with, as the first match is used.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -20,11 +20,11 @@ _OPERATIONS = {
 
 
 Collective = tuple[str, str]
-"""A dimension of the device mesh, and an operation on its process groups."""
+"""The label of a process group (`Call.label`), and the name of an operation on it."""
 
 
 class Call(NamedTuple):
-    """The constant part of a call to a process group."""
+    """A call to a process group, without its time, which differs in each step."""
 
     group: str
     """An id of the process group, known to its members only."""
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> Collective:
-        """Dimension and operation, with few distinct values, as for labels of series."""
+        """The label and the operation. Few distinct pairs occur, so metrics may use them."""
         found = (word for start, word in _OPERATIONS.items() if self.op.startswith(start))
         return self.label, next(found, "other")
 
@@ -53,15 +53,15 @@ class Calls(NamedTuple):
     at_ns: Sequence[int]
     """When the rank arrived at each call, on the clock of `Step.ended_ns`."""
     idle: bytes
-    """The share of the time from each call to the next (or to the end of the step) in which the
+    """For each call: in which share of the time until the next call (or the end of the step) the
     training thread did not run, in 256ths, rounded down."""
 
 
 class Part(NamedTuple):
-    """A stretch of one phase."""
+    """A stretch of a step in which the phase does not change."""
 
     code: int
-    """The code in the journal: the phase, and in the upper bits what it waits for."""
+    """The code in the journal: the phase in the bits of PHASE_CODE, its details in the others."""
     began_ns: int
     ended_ns: int
 
@@ -71,7 +71,7 @@ class Part(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The parts of a step, as columns."""
+    """The parts of a step, as one column of codes and one of durations."""
 
     began_ns: int
     codes: bytes
@@ -91,8 +91,8 @@ class Step(NamedTuple):
     began_ns: int
     ended_ns: int
     parts: Parts
-    """Contiguous from the start to the end of the step. If there are very many, only the first are
-    stored singly, followed by one sum of the others for each code."""
+    """The parts from the start to the end of the step, without gaps. Of very many parts, only the
+    first are stored one by one; the rest is stored as one sum per code."""
     gc_s: float
     skipped: bool
     retries: int
@@ -108,7 +108,7 @@ class Step(NamedTuple):
     profiled: bool = False
     calls: Calls | None = None
     collectives: Mapping[Collective, Sequence[int]] | None = None
-    """How often each collective was called, and its bytes; None if this step has no such sums."""
+    """By collective: the number of calls, and the bytes; None if the step has no such sums."""
 
     @property
     def took_ns(self) -> int:

@@ -18,7 +18,7 @@ class Verdict(NamedTuple):
     phase: str
     """A phase of `vocabulary/words.py`, `compute`, `mixed`, or empty."""
     sentence: str
-    """Which rank, what, how much, since when, and where to look."""
+    """The text for people: which rank has which trouble, how much, since when, and advice."""
     evidence: Mapping[str, Any]
     """Details that can be written as JSON."""
     step: int | None = None

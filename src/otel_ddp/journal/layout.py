@@ -19,7 +19,7 @@ TAKEN_SUFFIX = ".taken"
 # Files beside a journal: the agent's request to the process, and the answer of the process.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
-# The answer to a request for a profile.
+# The file with the answer to a request for a profile.
 PROFILE_SUFFIX = ".profile"
 MOST_PROFILED_STEPS = 50
 COMPANION_SUFFIXES = (".taken", ".ask", ".answer", ".answer.half", ".profile", ".profile.half")
@@ -33,7 +33,7 @@ RING_POSITION = 256
 DEFINITIONS_POSITION = 264
 LATEST_POSITION = 272
 
-# The progress of the process. Each is a single word, written with one store.
+# The progress of the process: offsets of single words, each written with one store.
 PHASE = 512
 PHASE_NAME = 520
 STEP = 528
@@ -44,7 +44,8 @@ PROGRESS = Struct("<QQQQQ")
 # 1 while otel_ddp launches an event or a copy on the device, which blocks if the launch queue is
 # full.
 IN_MARK = 560
-# A code shares a word with its time, so that a reader gets both atomically.
+# PHASE and STATE hold a code (from this bit on) and its time in one word, so that a reader gets
+# both atomically.
 CODE_SHIFT = 56
 WORD_VALUE = (1 << CODE_SHIFT) - 1
 REASON = 1024
@@ -56,36 +57,36 @@ RECORD = Struct("<IIHHI")
 PAD, SCALARS, SPAN, EVENT, END, STEPS, DEVICE_STEPS = 0, 16, 17, 18, 19, 20, 21
 IDENTITY, NAME, COUNTER, HISTOGRAM, CONFIG, FACTS = 1, 2, 3, 4, 5, 6
 
-# after the record head: number of values, time, step, epoch; then ids, then values
+# a record of values, after its head: number of values, time, step, epoch; then ids, then values
 SCALARS_HEAD = Struct("<IIqqd")
 NAME_HEAD = Struct("<IHH")
 # size of the copied record, its complement, the record's ring position
 LATEST_HEAD = Struct("<IIQ")
 
-# The reader's own file: position, sequence number of the next record, number of lost records.
+# The file in which the reader stores its progress: position, sequence number of the next record,
+# number of lost records, checksum.
 TAKEN = Struct("<QQQI")
 
 # Words of STEPS and DEVICE_STEPS records: a code in the high byte, a time or a number below. The
 # code of a phase, as in PHASE, means that the phase begins. OF_BUFFERS distinguishes a wait for
 # buffers from one for gradients.
 OF_BUFFERS = 0x40
-# The first step begins at this time; a step ends at this time.
+# STEPS_BEGAN: the time at which the first step begins. STEP_ENDED: the time at which a step ends.
 STEPS_BEGAN, STEP_ENDED = 0x80, 0x81
 # All words below describe the step that ends next. STEP_NUMBER: its number, the same on all ranks.
 # STEP_GC: nanoseconds of garbage collection. STEP_SKIPPED: a scaler has skipped it.
 STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
-# How often the allocator emptied its cache.
+# How often the device's memory allocator emptied its cache during the step, and tried again.
 STEP_RETRIES = 0x85
 # The tokens of the step, or its samples if it has no tokens.
 STEP_WORK = 0x86
 # The number by which the user logs the step, if one was logged and differs from STEP_NUMBER.
 STEP_LOGGED = 0x87
 # STEP_PACED: a phase code (bits 48 and up) and the nanoseconds of that phase in which the device
-# kept pace with the host. STEP_LAG: nanoseconds between the host's and the device's end of the
-# step.
+# was bound by its host. STEP_LAG: nanoseconds from the host's end of the step to the device's end.
 STEP_PACED, PACED_SHIFT = 0x88, 48
 STEP_LAG = 0x89
-# torch's profiler was on, at a person's request.
+# A person had requested a profile, so torch's profiler was on during the step.
 STEP_PROFILED = 0x8A
 # A call to a process group. Bits 40 and up: the number of the call's name; bits 32 and up: the part
 # of the time since the previous call in which the thread did not run, in 256ths; below: the time
@@ -129,7 +130,7 @@ def areas(file_bytes: int) -> Areas:
 
 
 def padded(size: int) -> int:
-    """The next multiple of eight. Every record starts at one."""
+    """The size rounded up to a multiple of eight, as every record starts at such a position."""
     return (size + 7) & ~7
 
 

@@ -16,18 +16,18 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# At most so many bytes of the totals area are read.
+# At most this many bytes of the totals area are read.
 _MOST_TOTALS = 4 * 1024 * 1024
 # Control characters except line breaks and tabs, and lone surrogates.
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
-# The types of an identity's fields.
+# The fields of an identity that must be whole numbers, and those that must be text.
 _COUNTS = re.compile("pid|(global|local|node)_rank|(local_)?world_size|nodes|restarts")
 _TEXTS = re.compile(
     "group|run|job_type|project|name|description|tags|node|host|launcher|strategy|run_from|"
     "launched_by|proposal"
 )
 _MOST_RANKS = 2**31
-# The offsets of the payload in a record.
+# The offsets of the words in a record of steps, and of the names' numbers in a record of values.
 _WORDS_AT, _VALUES_AT = RECORD.size + 8, RECORD.size + SCALARS_HEAD.size
 # The part of a word below its code.
 _VALUE = layout.WORD_VALUE
@@ -41,13 +41,13 @@ class Name(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """One call of `log`."""
+    """The values of one call of `log`."""
 
     time_ns: int
     step: int | None
     epoch: float | None
     names: tuple[int, ...]
-    """The number of the name of each value."""
+    """For each value, the number of its name."""
     values: tuple[float, ...]
     position: int
 
@@ -171,7 +171,7 @@ class Records:
         at = 0
         while at < stop:
             if len(block) - at < RECORD.size:
-                # At the end of a lap there may be less room than a record head; it is unused.
+                # At the end of a lap, room for less than a record head is left unused.
                 at = len(block)
                 break
             position = self.position + at
@@ -200,7 +200,7 @@ class Records:
         return records
 
     def _skip(self, position: int) -> int:
-        """How many bytes of an invalid record to skip; 0: it may become valid later."""
+        """How many bytes of an invalid record to skip; 0 if the record may still become valid."""
         return 0
 
 
@@ -213,7 +213,7 @@ class Definitions(Records):
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        # Each total with the number of its first slot.
+        # All totals, each with the number of its first slot.
         self.totals: list[tuple[int, Total]] = []
 
     def _define(self, kind: int, whole: bytes, position: int) -> bool | None:
@@ -372,7 +372,8 @@ class Journal:
         )
 
     def in_mark(self) -> bool:
-        """Whether the process launches an event or copy of otel_ddp, as a full queue delays it."""
+        """Whether the process launches an event or a copy for otel_ddp, which blocks if the
+        device's launch queue is full."""
         return self.content.word(layout.IN_MARK) == 1
 
     def reason(self) -> str:
@@ -445,7 +446,7 @@ def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
         content = files.parse_json(text)
-        # Only these texts need cleaning: JSON allows no control characters, except as escapes.
+        # Other texts need no cleaning: JSON allows control characters only as escapes.
         if "\\u" in text or not text.isascii():
             content = _printable(content)
     except ValueError:
@@ -454,7 +455,7 @@ def _document(payload: bytes) -> dict[str, Any] | None:
 
 
 def _identity(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an identity with the right type, as labels and ranks are made from them."""
+    """The fields of an identity that have the right type: labels and ranks are made from them."""
     found = _shared(content)
     return {key: v for key, v in found.items() if v is None or _is_of_its_kind(key, v)}
 

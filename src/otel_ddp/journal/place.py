@@ -60,7 +60,7 @@ class Place:
             moment = float(files.read_own(self._start_delay, 32))
         except (OSError, ValueError):
             return 0.0
-        # A time in the far future was written before this machine booted.
+        # A time in the far future was written before this machine booted, so it is ignored.
         return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
 
     def journals(self) -> list[Path]:
@@ -168,7 +168,7 @@ def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     paths: Iterable[Path] = chain.from_iterable(here)
     if named:
         paths = [Path(named).absolute()]
-    # Not path.is_dir(), which raises without permission.
+    # `path.is_dir()` would raise if this user may not read the parent directory.
     return [
         Place(each) for each in dict.fromkeys(paths) if os.path.isdir(each) and files.is_kept(each)
     ]
@@ -269,7 +269,7 @@ _OF_AGENT = re.compile(
 
 
 def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
-    """A digest of the variables that configure the agent; their text may contain tokens."""
+    """A digest of the variables that configure the agent; not their text, as it may hold tokens."""
     variables = sorted(pair for pair in env.items() if _OF_AGENT.match(pair[0]))
     content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()

@@ -41,7 +41,8 @@ def last_step(reader: Journal, of_values: int | None) -> int | None:
     progress = reader.progress()
     counted = None if progress is None else progress.step
     if counted is not None and made_steps(reader):
-        # Ignore the steps of values: those logged to a tracker may count something else, as frames.
+        # Ignore the steps of values: steps that the user logs to a tracker may count something
+        # else, such as frames.
         return counted
     return max((step for step in (of_values, counted) if step is not None), default=None)
 
@@ -64,9 +65,9 @@ def in_pool(reader: Journal) -> bool:
 def is_idle(reader: Journal) -> bool:
     """Whether this is a multiprocessing child without an open step or phase.
 
-    A pool ends its workers by SIGTERM while they wait for a task, and a parent so ends a child for
-    which it has no more work. We install no SIGTERM handler to detect this: with a handler, a rank
-    that hangs in native code would not die of the signal.
+    A pool ends its workers by SIGTERM while they wait for a task. A parent ends a child in the same
+    way when it has no more work for that child. We install no SIGTERM handler to detect this: with
+    a handler, a rank that hangs in native code would not die of the signal.
     """
     progress = reader.progress()
     if parent(reader) is None or progress is None or progress.phase_name:
@@ -84,7 +85,7 @@ def ended_by_parent(
     """Whether a process that recorded no end had finished its work when it was ended.
 
     *cause*: how the process died, as reported by the kernel (`signal` or `exit_code`,
-    `out_of_memory`). *parent_lives*: None if unknown.
+    `out_of_memory`). *parent_lives*: whether its parent process is alive; None if unknown.
     """
     known = cause or {}
     if not is_idle(reader) or "out_of_memory" in known:
@@ -99,7 +100,7 @@ def ended_by_parent(
     return in_pool(reader) or alone
 
 
-# -- how many of its steps are measured
+# -- how many steps of a process are measured
 
 
 def measuring(fact: Any) -> str:
@@ -137,7 +138,7 @@ class ProcessState:
     strategy: str = ""
     exported: bool = False
     settled: bool = False
-    """Whether its rank is final."""
+    """Whether the rank is final, so that it cannot change any more."""
     pid: int = 0
     state: str = "running"
     reason: str = ""
@@ -156,9 +157,9 @@ class ProcessState:
     """When step and phase of a running process were read, which may be a while ago, as other nodes
     report with a delay. This field and the following ones are set in the status only."""
     step_s: float | None = None
-    """The duration of its last steps."""
+    """The mean duration of the process's last steps."""
     wait_ratio: float | None = None
-    """The share of the time of its last steps in which it waited for other ranks."""
+    """The share of the time of its last usual steps in which it waited for other ranks."""
     description: str | None = None
     config: Mapping[str, Any] | None = None
     summary: Sequence[Mapping[str, Any]] | None = None
@@ -179,7 +180,7 @@ class ProcessState:
 
     @property
     def key(self) -> str:
-        """Identifies the process as long as it is shown."""
+        """Identifies the process in all tables and updates that show it."""
         return self.journal or f"{self.group}/{self.run}/{self.rank}/{self.pid}/{self.started_ns}"
 
     @classmethod
@@ -248,9 +249,9 @@ _IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summa
 
 
 def rank_key(rank: str, job_type: str, of_run: str) -> str:
-    """The key of a rank: with the job type if the run has another one.
+    """The key of a rank in a run: with the rank's job type, if the run has another one.
 
-    An evaluation beside the training also has ranks from 0 on.
+    Without it, rank 0 of an evaluation and rank 0 of the training would have the same key.
     """
     return f"{job_type}/{rank}" if job_type and of_run not in ("", job_type) else rank
 

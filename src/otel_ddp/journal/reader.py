@@ -1,4 +1,4 @@
-"""Reads a journal file while another process writes it. Raises nothing once it is open."""
+"""Reads a journal file while another process writes it; raises nothing once the file is open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_ddp.journal.layout import checksum
 
 # The most bytes per read, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
-# After so many reads at a position without a valid record, skip it.
+# After this many reads at a position without a valid record, the position is skipped.
 _MOST_STUCK_READS = 20
 
 
@@ -70,26 +70,26 @@ class Ring(parser.Records):
         super().__init__(mark, made)
         self._file = file
         self._start, self.size = area
-        # So many bytes after the published position may be overwritten already: the writer writes a
-        # record, and padding before it, and then publishes the position.
+        # Up to this many bytes after the published position may be overwritten already: the writer
+        # writes a record, and padding before it, and only then publishes the position.
         self._unpublished = 2 * layout.largest_record(self.size)
         # Bytes before this position were overwritten already at the last check.
         self._gone = -self._unpublished
 
     def end(self) -> int:
         """The writer's position."""
-        # Always a multiple of eight, unless it is damaged.
+        # Round down to a multiple of eight, as a damaged position may be any number.
         return self._file.word(layout.RING_POSITION) & ~7
 
     def read(self, end: int, most: int = _MOST_BYTES - layout.LARGEST_RECORD) -> list[Any]:
         """The whole records up to *end*, in order; counts overwritten records as lost.
 
-        *most*: only records that begin within so many bytes.
+        *most*: read only records that begin within this many bytes.
         """
         records: list[Any] = []
         if end - self.position > self.size:
             if self.end() < end:
-                return records  # damaged: a position only grows
+                return records  # the file is damaged, as its position only grows
             self.position = end - self.size
         read_bytes = 0
         while self.position < end and read_bytes < most:

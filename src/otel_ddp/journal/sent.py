@@ -17,14 +17,15 @@ _STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
 _VALUES = frozenset({layout.SCALARS, layout.EVENT})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
 KEPT_TOTALS = frozenset({catalog.TRAINING_STEP_DURATION.name, catalog.OTEL_DDP_HOOK_TIME.name})
-"""Totals for the history of a rank, beside steps and phases."""
+"""The totals that the history of a rank contains, besides its steps and phases."""
 _TOTALS_NAMED = tuple(f'"{name}"'.encode() for name in {*KEPT_TOTALS, catalog.TRAINING_STEPS.name})
 # The most bytes of definitions per report, and per journal.
 _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
-# Only the start of the totals area is sent, as the totals above are among the first ones.
+# Only this much of the start of the totals area is sent; it contains the totals above.
 _TOTALS_BYTES = 4096
-# Bytes that are read again on resuming, as the start of a step is the end of the previous one.
+# On resuming, this many earlier bytes are read again: a step starts at the end of the previous one,
+# which an earlier record contains.
 _SOME_STEPS = 16 * 1024
 # Keys of events and spans with wall-clock times.
 _TIMES = ("time", "start", "end")
@@ -76,7 +77,7 @@ class SentJournal:
         return self._ring.lost - self._lost_before
 
     def go_back(self, defined: int, position: int) -> None:
-        """Resend from these positions on, as far as the bytes remain."""
+        """Send definitions and records again from these positions on, if they still exist."""
         self._defined.position = min(defined, self._defined.position)
         if position < self._ring.position:
             self._ring.go_back(position, _SOME_STEPS)
@@ -139,19 +140,22 @@ class _Places(parser.Bytes):
 
 
 class ReceivedJournal(parser.Journal):
-    """The received part of another node's journal. Its times are converted to our clock."""
+    """The received part of another node's journal, with times converted to this node's clock."""
 
     content: _Places
 
     def __init__(self, name: str, head: bytes, ahead_ns: int) -> None:
-        """*ahead_ns*: our clock minus its node's monotonic clock. Raises Unreadable."""
+        """*ahead_ns*: this node's clock minus the monotonic clock of the journal's node.
+
+        Raises Unreadable.
+        """
         if not (name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
             raise parser.Unreadable("a journal without a name")
         self.head = head
-        self._told = parser.Head.parse(head, name)
-        super().__init__(Path(name), self._told, _Places(), parser.Definitions(), parser.Records())
+        self._head = parser.Head.parse(head, name)
+        super().__init__(Path(name), self._head, _Places(), parser.Definitions(), parser.Records())
         self._new: list[parser.Record] = []
-        self._lost = self._new_lost = self._told_lost = self._defined_bytes = 0
+        self._lost = self._new_lost = self._sent_lost = self._defined_bytes = 0
         self._until, self._resumed = -1, 0
         self.created_ns = -1
         self.set_clock(ahead_ns)
@@ -159,8 +163,8 @@ class ReceivedJournal(parser.Journal):
             raise parser.Unreadable(f"{name} is damaged")
 
     def set_clock(self, ahead_ns: int) -> None:
-        """Set a better or changed clock offset."""
-        created_ns = self._told.created_monotonic_ns + ahead_ns
+        """Set the clock offset after a new measurement."""
+        created_ns = self._head.created_monotonic_ns + ahead_ns
         if 0 <= created_ns < _LAST_NS:
             self.created_ns = created_ns
 
@@ -179,7 +183,7 @@ class ReceivedJournal(parser.Journal):
         return max(self._until, self._resumed)
 
     def put(self, progress: bytes, totals: bytes, reason: bytes) -> None:
-        """Set the areas that are overwritten in place; empty: unchanged."""
+        """Set the areas that are overwritten in place; empty content leaves an area unchanged."""
         at_totals, _ = self.areas.totals
         for at, content, most in (
             (layout.PHASE, progress, _PROGRESS_BYTES),
@@ -212,31 +216,31 @@ class ReceivedJournal(parser.Journal):
         if self._until < 0:
             self._until = stretch.since
         if stretch.since > self._until:
-            # A restarted agent counts from 0.
-            if lost < self._told_lost:
-                self._told_lost = 0
+            # After a restart, the sending agent counts lost records from 0.
+            if lost < self._sent_lost:
+                self._sent_lost = 0
             return False
         is_gap = stretch.since == self._until or [*stretch.at, stretch.until][0] > self._until
-        # A restarted agent also counts records as lost that its predecessor had sent.
-        more, self._told_lost = max(lost - self._told_lost, 0), lost
+        # After a restart, the sending agent also counts lost records that it had sent before.
+        more, self._sent_lost = max(lost - self._sent_lost, 0), lost
         gaps = [0] if self.ring.expected == 1 else []
         for position, content in zip(stretch.at, stretch.content, strict=False):
-            # A restarted agent sends some records again.
+            # After a restart, the sending agent sends some records again: skip these.
             known = max(self._until - position, 0)
             if known < len(content):
                 self.ring.position, before = position + known, self.ring.lost
                 self._new += self.ring.feed(content[known:])
                 gaps.append(self.ring.lost - before)
         if more and is_gap:
-            # The sender counts records that it had sent before as one. The gap in their sequence
-            # numbers shows how many they are.
+            # If records were overwritten that the sender had sent before, it counts them as one.
+            # The gap in the sequence numbers shows how many they are.
             self._new_lost += max([more, *gaps[:1]])
         self._until = max(self._until, stretch.until)
         return True
 
     @property
     def lost(self) -> int:
-        # A gap in the sequence numbers does not mean a loss, as not all records are sent.
+        # Not all records are sent, so a gap in their sequence numbers need not be a loss.
         return self._lost
 
     def read(self) -> list[parser.Record]:
@@ -245,7 +249,8 @@ class ReceivedJournal(parser.Journal):
         return [self._by_our_clock(each) for each in new]
 
     def _by_our_clock(self, record: parser.Record) -> parser.Record:
-        """A record with times of our clock. Step words are relative to the journal's creation."""
+        """The record with its times by this node's clock. Step words need no conversion, as their
+        times count from the journal's creation."""
         if isinstance(record, parser.Scalars):
             return record._replace(time_ns=self._shifted(record.time_ns))
         if isinstance(record, parser.Document):
@@ -256,7 +261,7 @@ class ReceivedJournal(parser.Journal):
         return record
 
     def _shifted(self, time_ns: int) -> int:
-        return min(max(time_ns + self.created_ns - self._told.created_ns, 0), _LAST_NS)
+        return min(max(time_ns + self.created_ns - self._head.created_ns, 0), _LAST_NS)
 
     def progress(self) -> parser.ProgressRecord | None:
         found = super().progress()
@@ -266,6 +271,6 @@ class ReceivedJournal(parser.Journal):
 
 
 def _check_places(stretch: Stretch) -> None:
-    """Refuse huge positions: later ones would not fit into a request for lost records."""
+    """Raise Unreadable for huge positions, which would not fit into a request for lost records."""
     if max(stretch.since, stretch.until, *stretch.at) > _LAST_PLACE:
         raise parser.Unreadable("a place that no journal has")

@@ -21,9 +21,10 @@ from otel_ddp.journal.reader import JournalReader
 
 SCHEMA = 8
 """The version of the document; docs/json.md describes each key."""
-# An agent writes its file every few seconds; if the file is older than this, the agent is stopped.
+# An agent writes its file every few seconds. If the file is older than this, the agent hangs or is
+# stopped.
 _STOPPED_S = 20.0
-# A process without an agent after this time counts as waiting, as an agent starts sooner.
+# A process that has no agent for longer than this is reported: usually an agent starts sooner.
 _LONG_HERE_NS = 10_000_000_000
 
 _Rows = list[dict[str, Any]]
@@ -35,7 +36,7 @@ class Survey:
 
     agents: _Rows = field(default_factory=list)
     processes: list[process_state.ProcessState] = field(default_factory=list)
-    """Including those of other nodes, in runs that an agent leads."""
+    """The processes of this node; of runs that its agent leads, also those of other nodes."""
     verdicts: _Rows = field(default_factory=list)
     past: _Rows = field(default_factory=list)
     insufficient: _Rows = field(default_factory=list)
@@ -44,7 +45,7 @@ class Survey:
     unserved: _Rows = field(default_factory=list)
     """Directories whose processes wait for an agent."""
     links: _Rows = field(default_factory=list)
-    """The links between the agents of each run, in words."""
+    """For each run on several nodes, a sentence on the links between their agents."""
 
     @property
     def agent(self) -> Mapping[str, Any]:
@@ -52,7 +53,7 @@ class Survey:
         return self.agents[0] if self.agents else {}
 
     def looks(self, run: str = "") -> list[str]:
-        """Where the other ranks of runs are shown, without duplicates. *run*: only of this run."""
+        """Texts on where the ranks of other nodes are shown. *run*: only for this run."""
         rows = [each for each in self.links if run in ("", each.get("run"))]
         return list(dict.fromkeys(str(each["look"]) for each in rows if each.get("look")))
 
@@ -63,7 +64,7 @@ class Survey:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Survey:
-        """The inverse of `to_json`. From another version, only the agents are read."""
+        """The inverse of `to_json`. From a document of another version, only agents are read."""
         content = {**found}
         if content.pop("schema", None) != SCHEMA:
             return cls(agents=plain.list_of(dict, content.get("agents")))
@@ -105,7 +106,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": waiting})
-    # The agent also lists a run that has ended, as fewer than two of its ranks are alive then.
+    # Leave out ended runs. The agent lists them too, as fewer than two of their ranks are alive.
     going = {each.of_run for each in found.processes if not each.ended}
     insufficient = [each for each in found.insufficient if of_run(each) in going]
     return replace(found, processes=process_state.table(found.processes), insufficient=insufficient)
@@ -117,7 +118,7 @@ def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _waiting(place: Place, now_ns: int) -> int:
-    """How many living processes have waited for an agent for a long time."""
+    """How many living processes have waited for an agent for longer than _LONG_HERE_NS."""
     count = 0
     for path in place.journals():
         # The journal may have been deleted meanwhile.

@@ -33,7 +33,7 @@ _ELSE = _set(
     "number time seconds ms std var variance threshold temperature rejected delta change gap steps "
     "ratio"
 )
-# These words only tell the data or the aggregation of a value: `Loss/train`, `reward/mean`.
+# These words only name the data set or the aggregation of a value: `Loss/train`, `reward/mean`.
 _QUALIFIERS = _set(
     "train training val valid validation eval evaluation test dev epoch step batch mean avg "
     "average ema total sum dataloader idx macro micro"

@@ -58,7 +58,7 @@ class Gate:
         self.inside = False
         self.closed = False
         self.deferred: Callable[[], None] | None = None
-        # Number of refused calls of signal handlers that are not counted yet.
+        # Number of refused calls of signal handlers that no counter includes yet.
         self.interrupted = 0
         # When the next check of the agent is due: immediately if a signal handler was refused.
         self.check_due_ns = 0
@@ -87,7 +87,7 @@ class Gate:
                     deferred()
 
     def defer(self, act: Callable[[], None]) -> bool:
-        """Whether this call interrupts a write; if so, *act* runs right after that."""
+        """Whether this call interrupts a write; if so, *act* runs right after that write."""
         with self.lock:
             if self.inside:
                 self.deferred = act
@@ -116,7 +116,7 @@ class Shape:
 
 
 class _Definitions:
-    """Writes the area that is never overwritten, with limits for each kind of definition."""
+    """Writes the definitions, which are never overwritten, with a limit for each of their kinds."""
 
     def __init__(self, writer: JournalWriter, identity: bytes) -> None:
         self._writer = writer
@@ -194,7 +194,7 @@ class JournalWriter:
                 self._file = file_of(self._fd)
                 # Allocate all blocks now: a hole in a full tmpfs would be a SIGBUS later.
                 os.posix_fallocate(self._fd, 0, size)
-                # `mmap` duplicates the descriptor.
+                # `mmap` duplicates the descriptor, so `close` has two descriptors to close.
                 self.mapped = mmap.mmap(self._fd, size)
             # The kernel drops this lock when the process dies; children do not inherit it.
             files.lock(self._fd)
@@ -315,7 +315,8 @@ class JournalWriter:
         return self.definitions.name(_cut(text, 60_000), _cut(split, 1000))
 
     def document(self, kind: int, content: Mapping[str, Any]) -> bool:
-        """Write an IDENTITY, CONFIG or FACTS document; a later one replaces or extends it."""
+        """Write an IDENTITY, which replaces the earlier one, or a CONFIG or FACTS document, which
+        extends the earlier ones."""
         payload = _json(content)
         if kind in self.definitions.left:
             return self.definitions.within(kind, kind, payload)
@@ -354,7 +355,7 @@ class JournalWriter:
     # Each word is written by one aligned store, which is atomic: no lock or checksum is needed.
 
     def phase(self, code: int, name: int, since_ns: int) -> None:
-        """Write the phase and its start; *name* is 0 if the code is enough.
+        """Write the phase and its start; *name*: the number of the user's name for it, else 0.
 
         The time counts from the creation of the journal, so that hooks, which write these words
         themselves in every step, need a single addition.

@@ -18,7 +18,7 @@ from otel_ddp.journal.writer import JournalWriter
 START_GRACE_S = 5.0
 # How often a rank checks that the agent is alive.
 CHECK_EVERY_NS = 4_000_000_000
-# How long a run waits at its end until the agent has read the last records.
+# How long a run waits at its end, at most, until the agent has read the last records.
 WAIT_FOR_AGENT_S = 0.25
 
 # Matches the executable names of CPython, PyPy, GraalPy and Pyston in any version.

@@ -29,7 +29,7 @@ class _Copy(NamedTuple):
 def module_of(device: torch.device) -> Any:
     """The torch module of a device, such as torch.cuda; None if there is none with events.
 
-    Older versions of torch lack `torch.get_device_module`.
+    `torch.get_device_module` would do the same, but older versions of torch lack it.
     """
     found = getattr(torch, device.type, None)
     return found if hasattr(found, "Event") else None
@@ -76,7 +76,7 @@ class DeviceScalars:
         # handler that interrupts this thread.
         with self._lock:
             if self._busy:
-                return "a signal handler logged it in the middle of another"
+                return "a signal handler logged it during another log call"
             self._busy = True
             try:
                 self._poll()
@@ -90,7 +90,7 @@ class DeviceScalars:
     def _send(self, module: Any, number: int, tensor: torch.Tensor, when: When) -> str:
         if not self._free:
             return f"{_SLOTS} tensors are still on their way from the device"
-        # A slab created in inference mode could not be written outside of it.
+        # Leave inference mode: a slab that is created there cannot be written elsewhere.
         with torch.inference_mode(False), torch.no_grad():
             if self._slab is None:
                 # Try this only once: each allocation calls the driver, and may synchronize the

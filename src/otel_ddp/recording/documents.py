@@ -15,14 +15,15 @@ from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.recording.totals import Totals
 
 _LONGEST_REASON = 4000
-# The most words in one record, which then takes 8 kB: the smallest ring accepts 18 kB.
+# The most words in one record, which then takes 8 kB; the smallest ring accepts records of 18 kB.
 _MOST_WORDS = 1000
-# Each name becomes several time series per rank: 1,000 names on 10,000 ranks are 30 million series.
+# The most names per process. Each becomes several time series: 1,000 names on 10,000 ranks are
+# 30 million series.
 _MOST_NAMES = 1000
 
 
 class Documents:
-    """Writes identity, configuration and facts into the journal, unless they are there already."""
+    """Writes a process's identity, configuration and facts into its journal, if they are new."""
 
     def __init__(self, gate: Gate, writer: JournalWriter, totals: Totals) -> None:
         self._gate, self._writer, self._totals = gate, writer, totals

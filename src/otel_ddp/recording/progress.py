@@ -148,7 +148,7 @@ class DeviceTimes:
         self.by_phase[code] = self.by_phase.get(code, 0.0) + seconds
 
     def add_device_words(self, words: Sequence[int]) -> None:
-        """Add the words of a step that the device has finished."""
+        """Add the step words of a step that the device has finished."""
         self.words += words
 
     def flush(self, documents: Documents) -> dict[int, float]:
@@ -186,7 +186,7 @@ class Progress:
         self.counted = self.steps.counted = CountedSteps(clock)
         self._add_work: Callable[[], None] = lambda: None
         self.work = self.steps.work
-        # Identifier of the training thread; 0 until a step begins. Only its phases get time.
+        # Identifier of the training thread; 0 until a step begins.
         self.thread = 0
         self.device_times = DeviceTimes(self.phases)
         self._flushing = self._over = False
@@ -282,7 +282,7 @@ class Progress:
             self.counted.words, self.counted.store = self.phases.words, self._totals.store
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
-        """Whether this call interrupts a flush or a write; if so, *act* runs right after that.
+        """Whether this call interrupts a flush or a write; if so, *act* runs when that is complete.
 
         The state is written immediately, as the signal handler that ends the run may end the
         process.
@@ -329,7 +329,8 @@ class Progress:
         if phase is not None and opened[-1] is phase:
             opened.pop()
         if len(opened) > 1:
-            # Ctrl-C in a hook, or several training threads, can leave phases of hooks open.
+            # Ctrl-C in a hook, or several training threads, can leave phases of hooks open: drop
+            # these phases.
             opened[:] = [each for each in opened if not each.of_hooks]
         word = opened[-1].base + now
         if phase is not None:
@@ -402,8 +403,8 @@ class Progress:
         """Append the words of steps that were only counted so far. May be called in any thread."""
         counted = self.counted
         with self.recorder.gate.lock:
-            # CPython interrupts no statement without calls, so neither a signal handler nor another
-            # thread can come in between.
+            # CPython does not interrupt a statement without calls, so neither a signal handler nor
+            # another thread can add an end between the two assignments.
             ends, counted.ends = counted.ends, []
             for now in ends:
                 self._add_work()
@@ -417,7 +418,7 @@ class Progress:
         self.settle()
 
     def _time_device(self, word: int, measures: bool) -> None:
-        """Start or stop timing on the device at the end of a step, which *word* marks."""
+        """Start or stop timing on the device at the end of a step. *word*: its phase word."""
         clock = self.phases.device_clock
         if clock is not None and measures is not self._device_timed:
             if measures:
@@ -465,7 +466,7 @@ class Progress:
     def flush(self) -> None:
         """Add the pending words to the totals, and append them to the ring."""
         with self.recorder.gate.lock:
-            # If a signal handler interrupts a flush, its words wait for the next one.
+            # The words of a signal handler that interrupts a flush wait for the next flush.
             if self._flushing or self._over or self.recorder.gate.closed:
                 return
             self._flushing = True

@@ -48,7 +48,7 @@ class Recorder:
         self._shapes = Shapes()
         # Created at the first device tensor, when torch is certainly imported.
         self.device_scalars: Any = None
-        # In a forked child: called instead of `log`.
+        # In a forked child: the function that is called instead of `log`.
         self._successor: Callable[..., None] | None = None
         # The hot path: a closure, which is faster than a method.
         self.log = quick_log(
@@ -119,7 +119,7 @@ class Recorder:
                 refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
             ids.append(number)
-        # All distinct names fit into one record, but several keys may map to the same name.
+        # Several keys may have the same name, so the values may not all fit into one record.
         for at in range(0, len(ids), layout.MOST_VALUES):
             some = slice(at, at + layout.MOST_VALUES)
             self._write(tuple(ids[some]), numbers[some], when)

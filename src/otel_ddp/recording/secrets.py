@@ -23,7 +23,7 @@ _SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
-# The same for webhook addresses and exporter headers: anyone who has one can send data there.
+# Names of webhook addresses and exporter headers: anyone who has such a value can send data there.
 _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
 # A name with one of these words hides its value, and all values nested below it.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
@@ -42,7 +42,7 @@ _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 # At least 20 characters with letters and digits, and at most one separator: a random token. Column
 # names have more separators.
 _RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
-# At most so many characters of a name, or of a value, are examined to decide if it is secret.
+# At most this many characters of a name, or of a value, are examined to decide if it is secret.
 _LONGEST = 200
 
 
@@ -202,7 +202,8 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
     if not is_secret(name, int(found) if plain and plain.isdecimal() else found):
         return False
     if sign == ":" and plain and not named["quote"]:
-        # In prose a colon may follow any word, so this needs more evidence.
+        # In prose a colon may follow any word, so the value is hidden only if its name is clear, or
+        # if it looks random.
         words = _words(name)
         is_made = len(plain) >= 8 and plain.isalnum() and not (plain.isalpha() or plain.isdecimal())
         return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or is_made

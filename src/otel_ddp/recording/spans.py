@@ -52,7 +52,7 @@ def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
     if found is None:
         return None
     _, trace_id, span_id, flags = found.split("-")[:4]
-    # An unsampled span is never exported.
+    # An unsampled span is never exported, so it is no use as a parent.
     return SpanContext(trace_id, span_id) if int(flags, 16) & 1 else None
 
 
@@ -71,7 +71,7 @@ def _attached(ours: SpanContext) -> Callable[[], None]:
 
 
 class _Open(NamedTuple):
-    """Our innermost open span in a context."""
+    """The innermost open span of otel_ddp in a context."""
 
     journal: bytes
     span_id: str
@@ -154,14 +154,14 @@ class OpenSpan:
     ) -> None:
         """End the span, and record it if it was entered *here*, in this process."""
         took_s = time.perf_counter() - self._began
-        # A generator may be closed in another context than the one in which it was opened.
+        # `reset` raises ValueError if the span is in a generator that is closed in another context.
         with contextlib.suppress(ValueError):
             _open_here.reset(self._token)
             if self._detach is not None:
                 self._detach()
         if not here:
             return
-        # The phase first: it must end even if the span cannot be written.
+        # End the phase first: it must end even if the span cannot be written.
         if self._phase is not None:
             self.progress.end(self._phase, took_s)
         recorder = self.progress.recorder
@@ -187,7 +187,7 @@ def _happened(recorder: Recorder, name: str, attributes: Mapping[str, Any], **mo
     recorder.documents.append(layout.EVENT, {**here, **more, "attributes": attributes})
 
 
-# These raise `Refused` for invalid arguments.
+# The functions below raise `Refused` for invalid arguments.
 
 
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
@@ -201,7 +201,7 @@ _ALERT_LEVELS = ("info", "warn", "error")
 
 
 def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
-    """Record an alert for people."""
+    """Record an alert that the user's program raises."""
     clean = values.text(title, _LONGEST_TITLE)
     clean, message = without_secrets(clean), str(values.plain(text, _LONGEST_TEXT) or "")
     word = errors.attempt(lambda: str(level).lower(), "")
@@ -216,8 +216,8 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
 
 # -- the exception that ends a run
 
-# Measured in characters of JSON, where non-Latin scripts take more: each record must fit into the
-# smallest journal.
+# In characters of JSON, which escapes non-Latin scripts: each record must fit into the smallest
+# journal.
 _LONGEST_TRACE, _LONGEST_MESSAGE = 8000, 1000
 # A traceback with more frames comes from endless recursion.
 _MOST_FRAMES = 40

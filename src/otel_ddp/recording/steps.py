@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import scratch_words
 
-# After so many backward passes without an optimizer step, the loop is taken to have no optimizer.
+# After this many backward passes without an optimizer step, the loop is taken to have no optimizer.
 _MOST_ACCUMULATED = 64
 _SHIFT = layout.CODE_SHIFT
 _PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
@@ -17,7 +17,7 @@ _RETRIES = layout.STEP_RETRIES << _SHIFT
 
 
 class When(NamedTuple):
-    """When a value was logged."""
+    """The step, epoch and time at which a value was logged."""
 
     step: int | None
     epoch: float | None
@@ -25,7 +25,7 @@ class When(NamedTuple):
 
 
 def _none() -> None:
-    """Stands for a dead weak reference: steps of no optimizer are counted."""
+    """Takes the place of a weak reference, so that no optimizer's steps are counted."""
 
 
 class CountedSteps:
@@ -104,7 +104,7 @@ class StepNumbers:
         # Whether hooks count the steps.
         self.began = False
         self.in_step = False
-        # Whether a model was called in this step. Without one, a wait for data may be the end of an
+        # Whether a model was called in this step. If not, a wait for data may be the end of an
         # epoch.
         self.model_called = False
         self.work = Work()

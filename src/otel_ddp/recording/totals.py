@@ -85,7 +85,7 @@ class StepTotals:
     def __init__(self, totals: Totals, writer: JournalWriter) -> None:
         self._of_process, self._writer = totals, writer
         self.store = writer.totals
-        # The number of steps, and its slot; -1: none yet.
+        # The number of steps, and the slot of that total in the journal; -1 before it has one.
         self.steps, self.place = 0, -1
         self._flops = 0.0
 
@@ -155,7 +155,8 @@ _OTHER, _UNMEASURED = PHASES["other"], PHASES["unmeasured"]
 _REMEMBERED_NS = 60 * 10**9
 _OF_STEPS = frozenset(PHASES[word] for word in (*WORK_PHASES, "comm_wait"))
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
-# Words from this code on describe calls to process groups; a step may have hundreds of them.
+# Words from this code on describe calls to process groups. A step may have hundreds of such words,
+# so they are skipped first.
 _CALLS = layout.STEP_CALL << _SHIFT
 
 # Flag of phases with a user's name. Their time counts even before the first step, unlike time
@@ -197,7 +198,7 @@ class TimeAccount:
                     charged_ns = until_ns
                 code = kind
             elif kind == layout.STEPS_BEGAN:
-                # Time outside of phases was not counted until now.
+                # Before the first step, time outside of phases is not counted: start at the step.
                 if code == _OTHER:
                     charged_ns = max(charged_ns, word & _VALUE)
                 began = True

@@ -33,7 +33,7 @@ MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000
 COMPLEX = "a complex number has no place on a curve; log its parts"
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
-# The address of an object, which differs between launches of the same configuration.
+# The address of an object. It is removed, since it would differ in each launch of a configuration.
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
 
@@ -66,7 +66,7 @@ def _number(value: Any) -> float | str | None:
         value = value.item()
     if isinstance(value, complex):
         return COMPLEX
-    # float() also accepts text and buffers.
+    # Refuse text and buffers, which float() would accept.
     if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
         return None
     try:
@@ -128,7 +128,7 @@ def one_line(words: str, longest: int) -> str:
 
 
 def split_of(name: str, split: str | None) -> str:
-    """The split of a value: the given one, else a prefix of its name, else train."""
+    """The split of a value: *split* if given, else a prefix of its name, else `train`."""
     if split is not None:
         return known_split(split) or split
     return split_in(name) or "train"
@@ -164,10 +164,10 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
     while stack and len(found) < most:
         prefix, value, depth = stack.pop()
-        # Read only the first items of a huge mapping. User code may raise anything.
+        # Read only the first items of a huge mapping. A user's mapping may raise anything.
         look = partial(_inside, value, most)
         inner = errors.attempt(look, None) if depth < 16 else None
-        # A nested empty mapping is recorded as a value.
+        # Record a nested empty mapping like a value, as it has no items.
         if inner is None or (not inner and prefix):
             if prefix:
                 found[prefix] = _unless_secret(prefix, value, longest)

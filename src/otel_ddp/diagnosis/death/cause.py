@@ -9,15 +9,15 @@ from typing import Any, Literal, NamedTuple
 from otel_ddp.diagnosis.say import duration, in_phase
 from otel_ddp.diagnosis.verdict import Labels
 
-# Matches exception messages about a lost peer process. "Peer access" is about two GPUs.
+# Matches exception messages about a lost peer process; not "peer access", which concerns two GPUs.
 _LOST_PEER = re.compile(
     r"\bpeer\b(?! access)|connection (was )?(closed|reset|refused|aborted)|broken pipe"
     r"|remote process|socket|ncclremoteerror|heartbeat|store.*(timeout|timed out)"
     r"|timed? ?out.*\d+ ?(ms|milliseconds)",
     re.IGNORECASE,
 )
-# Matches exceptions after a request to end by a person or scheduler: Ctrl-C, exceptions that
-# libraries raise in signal handlers, and exit codes as a shell has them (128 plus the signal).
+# Matches exceptions of a process that a person or scheduler asked to end: Ctrl-C, exceptions that
+# libraries raise in signal handlers, and exit codes of 128 plus the signal, as in a shell.
 _REQUESTED = re.compile(
     r"(KeyboardInterrupt|SignalException|SIGTERMException)\b|SystemExit: (129|130|143)$"
     r"|.*\b(got|received|caught)( signal:?)? (SIG(TERM|INT|HUP)|Signals\.SIG(TERM|INT|HUP))\b"
@@ -25,10 +25,10 @@ _REQUESTED = re.compile(
 REQUESTED_CODES = (129, 130, 143)
 # Matches the exception of `sys.exit(1)`.
 _EXIT_CODE = re.compile(r"SystemExit: \d+$")
-# The signals by which a launcher, a scheduler or a terminal requests the end.
+# The signals by which a launcher, a scheduler or a terminal asks a process to end.
 REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
-# A launcher ends the other ranks within this time: torchrun polls every 0.1 to 5 s, sends SIGTERM,
-# and SIGKILL 30 s later.
+# A launcher ends the other ranks within this time after the first end: torchrun polls every 0.1 to
+# 5 s, sends SIGTERM, and SIGKILL 30 s later.
 FOLLOWS_S = 40.0
 _LONGEST_REASON = 200
 _CRASHES = {
@@ -41,8 +41,8 @@ _CRASHES = {
 _REQUESTED_BY = "a launcher, a scheduler or a person asked it to end"
 
 Manner = Literal["killed", "requested", "lost_peer", "exit_code", "own_cause"]
-"""How a process ended: killed without a report; on request; by a lost connection; with nothing but
-an exit code; or by a cause of its own."""
+"""How a process ended: killed, so without a report; on request; by a lost connection to a peer;
+with an exit code as the only reason; or by a cause of its own."""
 
 
 class EndedProcess(NamedTuple):
@@ -55,18 +55,18 @@ class EndedProcess(NamedTuple):
     phase: str
     seen_alive_ns: int
     ended_ns: int
-    """The process died between these two times. If it reported its end, both are that time."""
+    """The process ended between `seen_alive_ns` and `ended_ns`; equal if it reported its end."""
     reason: str = ""
     cause: Mapping[str, Any] = {}
     """Facts from the kernel and the launcher."""
     world_size: int | None = None
     last_present_ns: int = 0
-    """When the process was last seen to exist: it exits some time after its report."""
+    """When the process was last seen to exist, which may be after the report of its end."""
     known_for_s: float = 0.0
 
 
 def manner(process: EndedProcess) -> Manner:
-    """How it ended, by its report, the kernel and its launcher."""
+    """How a process ended, from its report and the facts of the kernel and the launcher."""
     if process.state == "killed":
         return "killed"
     if process.state == "finished":
@@ -82,7 +82,7 @@ def manner(process: EndedProcess) -> Manner:
 
 
 def cause_word(process: EndedProcess) -> str:
-    """One word for the cause, for the evidence."""
+    """The word for the cause in a verdict's evidence."""
     if "out_of_memory" in process.cause:
         return "out_of_memory"
     how = manner(process)
@@ -96,7 +96,7 @@ def cause_word(process: EndedProcess) -> str:
 
 
 def guilt(process: EndedProcess) -> int:
-    """How likely the end is a cause and not a consequence: the higher, the likelier."""
+    """How likely this end is the cause of the ends of other ranks: a higher number is likelier."""
     if process.cause.get("out_of_memory") == "kernel log":
         return 4
     signal = process.cause.get("signal")
@@ -150,7 +150,7 @@ def why_it_ended(process: EndedProcess) -> str:
 
 
 def short_cause(process: EndedProcess) -> str:
-    """The first line of `why_it_ended`, truncated; the evidence has the whole text."""
+    """The first line of `why_it_ended`, truncated; the verdict's evidence has the whole reason."""
     line, _, rest = why_it_ended(process).strip().partition("\n")
     cut = line[:_LONGEST_REASON].rstrip()
     return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut

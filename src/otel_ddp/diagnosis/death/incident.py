@@ -16,15 +16,17 @@ from otel_ddp.vocabulary.words import TAKEN_BACK
 _MOST_INCIDENTS = 8
 _MOST_REASONS = 3
 # A rank that raises may report later than a peer that lost its connection to it. So unless a
-# process was killed, the verdict waits for further reports, and longer if none states a cause.
+# process was killed, the verdict waits _OTHERS_REPORT_S for further reports, or _CAUSE_COMES_S if
+# no report states a cause yet.
 _OTHERS_REPORT_S = 0.5
 _CAUSE_COMES_S = 2.0
-# The exit code comes after the interpreter has exited, which may take seconds.
+# The verdict waits this long for exit codes: the launcher learns them when the interpreters have
+# exited, which may take seconds.
 _CODE_COMES_S = 6.0
 # A killed process may take this long to disappear, as the kernel frees its memory first. Meanwhile
 # other ranks may end because of the kill.
 _KILL_TAKES_S = 2.0
-# Ctrl-C reaches all ranks at once. Errors within this time may follow from it.
+# Ctrl-C reaches all ranks at once. Errors of ranks within this time may be consequences of Ctrl-C.
 _INTERRUPT_TAKES_S = 1.0
 
 _Order = Literal["only", "time", "evidence", "unknown"]
@@ -47,7 +49,8 @@ class _Incident:
             return known.ended_ns == process.ended_ns
         worlds = {member.world_size for member in self.members.values()} - {None}
         if worlds and process.world_size is not None and process.world_size not in worlds:
-            # An evaluator and a training have no connections to each other.
+            # Processes of different worlds, as an evaluator and the training, are not connected, so
+            # the end of one does not cause the end of the other.
             return False
         times = [process.ended_ns, *(member.ended_ns for member in self.members.values())]
         return max(times) - min(times) <= cause.FOLLOWS_S * 1e9
@@ -67,7 +70,7 @@ class _Incident:
 
 
 class Deaths(Detector):
-    """Judges the ends of one run's processes. Each incident is one verdict."""
+    """Judges the ends of one run's processes, with one verdict per incident."""
 
     def __init__(self) -> None:
         self._incidents: list[_Incident] = []
@@ -76,13 +79,13 @@ class Deaths(Detector):
         self._changes: list[Change] = []
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        # The same end is fed again when the kernel has reported more.
+        # An end may be fed again, with further facts from the kernel or the launcher.
         if seen.ended is not None:
             self._ended.append(seen.ended)
             return
         self._finished.pop(rank.labels, None)
         for incident in [*self._incidents]:
-            # Compared without the node: a restart may move ranks to other nodes.
+            # Ranks are compared without their nodes: a restart may move them to other nodes.
             if _rank(rank.labels) not in map(_rank, incident.members):
                 continue
             self._incidents.remove(incident)
@@ -153,11 +156,12 @@ def _was_intended(members: list[EndedProcess]) -> bool:
     manners = [cause.manner(each) for each in members]
     if "killed" in manners:
         return False
-    # A launcher asks ranks to end after a failure. Here the request came before any failure.
+    # A launcher asks ranks to end only after a failure. If the request came before any failure, a
+    # person or a scheduler made it.
     if next((each for each in manners if each != "lost_peer"), None) == "requested":
         return True
-    # Launchers do not send SIGINT by themselves, so Ctrl-C reached all ranks. It may have made a
-    # rank fail, say in its data loader, before the rank could report the interrupt.
+    # Launchers do not send SIGINT by themselves, so Ctrl-C reached all ranks. A rank may have
+    # failed because of Ctrl-C, say in its data loader, before it could report the interrupt.
     soonest_ns = members[0].ended_ns
     if any(
         each.reason.startswith("KeyboardInterrupt")
@@ -167,8 +171,8 @@ def _was_intended(members: list[EndedProcess]) -> bool:
         return True
     if set(manners) != {"exit_code"}:
         return False
-    # If all exit with a code, or no other rank is affected, the program intended it: many programs
-    # exit with 1 on a scheduler's request. But a single rank that reported "failed" has failed.
+    # If several ranks exit with a code only, the program intended the end: many programs exit with
+    # 1 on a scheduler's request. One rank of several that reported "failed" has failed.
     return len(members) > 1 or members[0].state == "finished" or members[0].world_size == 1
 
 
@@ -209,7 +213,7 @@ def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
 
     A launcher signals ranks only after one has ended, so something else signalled this process.
     """
-    # Only processes without a report: a launcher may signal a process that has reported its end.
+    # Processes that have reported their end do not count: a launcher may signal them afterwards.
     requested = [
         each
         for each in members
@@ -257,8 +261,8 @@ def _verdict_of(
     finished: Sequence[EndedProcess],
     incident: _Incident,
 ) -> Verdict | None:
-    """The verdict on an incident; None if it is no failure."""
-    # Exit code 0 without a report: a program that calls os._exit when it is done.
+    """The verdict on an incident; None if nothing has failed."""
+    # A program that calls os._exit when it is done leaves exit code 0 and no report.
     left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
     members = [each for each in members if each not in left]
     members.sort(key=lambda each: (each.ended_ns, say.rank_order(each.labels)))
@@ -266,7 +270,7 @@ def _verdict_of(
         return None
     first, order = _first_ended(members)
     if not any(map(cause.guilt, first)) and "lost_peer" in map(cause.manner, first):
-        # Some ranks lost a peer and the launcher ended the others: the cause is elsewhere.
+        # Some ranks lost a peer, and the launcher ended the others, so none of them is the cause.
         first, order = [each for each in members if cause.manner(each) == "lost_peer"], "unknown"
         names, word = say.rank_list(each.labels for each in first), "lost_peer"
         sentence = f"{names} failed {_where(first)}, because of lost connections: {_causes(first)}"
@@ -333,7 +337,7 @@ def _other_end(
         return f"{', '.join(unheard)} {are} no longer heard: look whether {there} still there"
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
-    # Finished ranks without evaluators, which have another world size.
+    # The ranks that finished at that time. Evaluators, which have another world size, do not count.
     left = [
         each
         for each in finished
@@ -351,7 +355,7 @@ def _other_end(
 
 
 def _where(processes: Sequence[EndedProcess]) -> str:
-    """The phase and step of their ends."""
+    """The phase and step in which these processes ended."""
     phases = {each.phase for each in processes}
     steps = [each.step for each in processes if each.step is not None]
     where = say.in_phase(phases.pop()) if len(phases) == 1 else "in different phases"

@@ -9,9 +9,10 @@ from otel_ddp.diagnosis.say import UNHEARD, in_phase, rank_list, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
-# Collectives that need the same sizes on all ranks.
+# Collectives whose tensors must have the same sizes on all ranks.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
-# States in torch's flight recorder: enqueued but not started on the device, and running there.
+# States of a collective in torch's flight recorder: enqueued but not started on the device, and
+# running there.
 _SCHEDULED, _STARTED = "scheduled", "started"
 
 # By cause: description and advice for a rank that cannot continue.
@@ -140,7 +141,7 @@ _Entered = list[tuple[Suspect, Collective]]
 
 def _entered(living: Iterable[Suspect]) -> list[tuple[int, _Entered]]:
     """For each collective, sorted by number: its number, and the ranks that entered it."""
-    # In a group with gloo for hosts and nccl for devices, each backend has its own numbers.
+    # In a group with gloo for hosts and nccl for devices, each backend counts its own collectives.
     found: dict[tuple[str, str, int], dict[Labels, tuple[Suspect, Collective]]] = {}
     for each in living:
         for one in each.known.collectives:
@@ -162,7 +163,7 @@ def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
         if len(votes) < 2:
             continue
         sizes = sorted(map(len, votes.values()))
-        # Without a majority, each side may be wrong.
+        # Without a majority, either side may be wrong, so all ranks are culprits.
         tied = sizes[-1] == sizes[-2]
         culprits = [
             each for same in votes.values() if tied or len(same) < sizes[-1] for each, _ in same
@@ -177,7 +178,10 @@ def _different_collectives(living: Sequence[Suspect]) -> Findings | None:
 
 
 def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings | None:
-    """Ranks that have enqueued fewer collectives than other ranks wait for."""
+    """Ranks that have not enqueued a collective in which other ranks wait.
+
+    *with_sends*: also count sends and receives.
+    """
     waiting: set[Labels] = set()
     gaps: dict[Labels, str] = {}
     what = "calls" if with_sends else "collectives"
@@ -195,9 +199,9 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
-    # A rank that is late because it waits for an even later rank is not a culprit. A rank may also
-    # wait in the user's code, in `work.wait()`. So if some rank waits for nothing, a rank that
-    # sleeps counts as waiting.
+    # A rank that is late because it waits for an even later rank is not a culprit. Such a rank may
+    # wait unnoticed in the user's `work.wait()`. So if some rank waits for nothing, late ranks that
+    # sleep are taken to wait.
     free = [each for each in living if each.labels not in waiting and not each.is_waiting]
     late = [each for each in behind if not each.is_waiting]
     if free:
@@ -222,7 +226,8 @@ def _numbers(
             if group.enqueued is not None and group.size > 1:
                 groups.setdefault(group.name, []).append((each, group))
     for members in groups.values():
-        # Stages of a pipeline differ in how many sends and receives they make: leave these out.
+        # Healthy stages of a pipeline differ in how many sends and receives they have made, so
+        # these calls are not counted.
         if with_sends or not any(group.sends for _, group in members):
             yield [(each, group, group.enqueued or 0) for each, group in members]
         else:
@@ -234,7 +239,7 @@ def _numbers(
 
 
 def _not_begun(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks whose devices have not started a collective in which other devices are."""
+    """Ranks whose devices have not started a collective that other devices have started."""
     for number, entered in _entered(living):
         if not {one.state for _, one in entered} >= {_SCHEDULED, _STARTED}:
             continue
@@ -282,7 +287,8 @@ def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
     culprits = [each for each in living if not each.is_waiting]
     if not culprits:
         return None
-    # All ranks may wait for messages in the user's code, in `work.wait()`.
+    # If no rank seems to wait, all may wait for messages in the user's `work.wait()`. Then the
+    # counts of calls show who is behind, if they include sends.
     if len(culprits) == len(living) and (found := _behind(living, with_sends=True)):
         return found
     waits = _waits(living, culprits)
@@ -311,7 +317,7 @@ def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | Non
 
 
 def _none_of_these(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings:
-    """The ranks wait for another node, or for the collective itself."""
+    """All ranks wait: for a rank on another node, or because the collective itself hangs."""
     waiting = _waiting(living)
     if max((each.position.world or 0 for each in living), default=0) > len(living) + len(ended):
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
@@ -330,7 +336,7 @@ def _ranks(several: Iterable[Suspect]) -> str:
 
 
 def _activity(each: Suspect) -> str:
-    """A rank's position and activity."""
+    """A clause on a rank's position and activity."""
     known = each.known
     if known.has_left:
         return (
@@ -372,8 +378,8 @@ def _at_line(each: Suspect) -> str:
 
 
 def _own_line(stack: tuple[Frame, ...]) -> Frame | None:
-    """The innermost frame outside of installed packages and Python; else the innermost."""
-    # The last entry is otel_ddp itself in an editable installation.
+    """The innermost frame outside of installed packages and Python; without one, the innermost."""
+    # "/src/otel_ddp/" is the path of otel_ddp in an editable installation.
     others = ("/site-packages/", "/lib/python", "<frozen", "/src/otel_ddp/")
     own = (frame for frame in stack if not any(part in frame.file for part in others))
     return next(own, stack[0] if stack else None)

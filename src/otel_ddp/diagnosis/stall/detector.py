@@ -1,6 +1,6 @@
-"""Opens a verdict when no rank of a run moves, and closes it when one does.
+"""Opens a verdict when no rank of a run moves, and closes it when a rank moves again.
 
-The limit of each rank is learnt from its own steps and phases.
+How long a rank may stand still is learnt from its own steps and phases.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, phase_word
 
-# How long the verdict waits for answers, on one node and on several.
+# How long the verdict waits for the ranks' answers: if all ranks are on one node, or on several.
 _ANSWERS_TAKE_NS = 1_500_000_000
 _FROM_NODES_NS = 3_000_000_000
 # While no rank moves, requests are repeated at this interval, as a multiple of `floor_s`.
 _ASK_AGAIN = 1.0
 # In phases without hooks, stacks are requested at this interval, as a multiple of `floor_s`.
 _ASK_WHERE_AGAIN = 1 / 8
-# If the agent was paused for longer than this, the ranks may have been paused too.
+# If the agent was paused for at least this long, the ranks may have been paused too.
 _PAUSE_S = 5.0
 # An open verdict and its post-mortem are updated when the stall has become longer by both this many
 # seconds and this share.
 _SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
-# Causes of stalls that may be just long phases. The limits learn from their lengths.
+# A stall with one of these causes may be just a long phase, so its length raises later limits.
 _JUST_LONG = ("not_reached", "long_phase")
 
 # -- limits
 
-# The limit is the longer of 10 times the p99 step and 3 times the longest stretch of the phase. If
-# the user announced a duration, it is 1.5 times that.
+# The limit is the longer of _STEPS times the p99 step and _STRETCHES times the longest time in the
+# phase so far. If the user announced a duration, the limit is _ANNOUNCED times that duration.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
-# In unusual phases, and before the first step, the limit is _LONG times as long.
+# In unusual phases, and until the end of the first step, the shortest limit is _LONG times as long.
 _LONG = 10.0
 # p99 is computed over the last _REMEMBERED steps, after each _UPDATE_EVERY new steps.
 _REMEMBERED, _UPDATE_EVERY = 1000, 50
@@ -49,7 +49,7 @@ class _Movement:
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        # When the rank entered its phase, when it last moved, and when it was last polled.
+        # When the rank entered its phase, when it last moved, and when its position was last set.
         self.entered_ns = self.moved_ns = self.polled_ns = 0
         self.steps = array("d")
         self.seen_steps = self.counted_steps = 0
@@ -57,7 +57,7 @@ class _Movement:
         self.longest_s: dict[str, float] = {}
         self.numbers: tuple[tuple[str, int | None], ...] = ()
         self.stack: tuple[Frame, ...] = ()
-        # Whether the rank's stack changes in a phase without hooks, such as an evaluation.
+        # Whether the stack has changed in a phase without hooks, such as an evaluation.
         self.moves_unhooked = False
         self.not_learnt_before_ns = 0
 
@@ -67,7 +67,7 @@ class _Movement:
         assert position is not None
         if position.expect_s is not None:
             return max(floor_s, _ANNOUNCED * position.expect_s)
-        # Before the end of the first step, models are loaded and kernels compiled.
+        # The first step takes longer: models are loaded and kernels compiled.
         starts = position.step is None and not self.seen_steps
         patience = _LONG if position.phase in UNUSUAL_PHASES or starts else 1.0
         usual_s = _STEPS * self.longest_step_s
@@ -86,7 +86,7 @@ class _Movement:
             self.entered_ns = self.moved_ns = min(position.since_ns, now_ns)
         elif before.place != position.place:
             self.learn_stretch(before.phase, self.entered_ns, self.polled_ns)
-            # By the agent's clock: the process's clock may have been set since.
+            # Times are on the agent's clock, since the process's clock may have been set meanwhile.
             self.entered_ns = self.moved_ns = now_ns
             self.numbers, self.stack, self.moves_unhooked = (), (), False
         elif position.phase in _UNHOOKED and position.written != before.written:
@@ -94,7 +94,7 @@ class _Movement:
         self.polled_ns = now_ns
 
     def pause(self, spent_ns: int) -> None:
-        """Ignore the time of a pause of the agent."""
+        """Subtract a pause of the agent from the time for which the rank has not moved."""
         self.entered_ns += spent_ns
         self.moved_ns += spent_ns
 
@@ -124,7 +124,7 @@ class _Movement:
     def answered(self, known: Evidence) -> Evidence:
         """Take in the rank's answers; returns the evidence without outdated answers."""
         if known.answered and known.answered_ns > self.moved_ns:
-            # A rank that has enqueued more collectives has moved, although no hook noticed.
+            # A rank that has enqueued more collectives has moved, although no hook has run.
             numbers = tuple((each.name, each.enqueued) for each in known.groups)
             if self.numbers and self.numbers != numbers:
                 self.moved_ns = known.answered_ns
@@ -150,16 +150,19 @@ class _Open(NamedTuple):
 
     verdict: Verdict
     findings: Findings
-    # When the sentence was written: the stalled ranks, and for how long they had been stalled.
+    # The stalled ranks, and how long they had been stalled, when the sentence was written.
     stalled: frozenset[Labels]
     stalled_s: float
 
 
 class Stalls(Detector):
-    """Detects stalls of one run. Times are nanoseconds since 1970 by a clock that is never set."""
+    """Detects stalls of one run.
+
+    Times are nanoseconds since 1970, by a clock that does not follow changes of the system time.
+    """
 
     def __init__(self, floor_s: float = 60.0) -> None:
-        """*floor_s*: no rank has a shorter limit."""
+        """*floor_s*: the shortest limit, for all ranks."""
         self._floor_s = floor_s
         self._unheard: Collection[Labels] = ()
         self._ranks: dict[Labels, _Movement] = {}
@@ -170,18 +173,18 @@ class Stalls(Detector):
         self._asked: dict[Labels, tuple[Question, int]] = {}
         self._polled_ns = 0
         self._over_since_ns = 0
-        # A longer limit for a stall that may end by itself.
+        # The longer limit of a stall that may end by itself; 0 for other stalls.
         self._patience_s = 0.0
         self._open: _Open | None = None
         self.remark = ""
-        """A remark of the caller, which the sentence has after the cause."""
+        """A remark that the caller sets; the verdict's sentence has it after the cause."""
         self.ended: frozenset[Labels] = frozenset()
         self.limits_s: dict[Labels, float] = {}
         self.questions: dict[Labels, Question] = {}
         """The requests to send to ranks now; each poll replaces them."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        # If a process or step began after another process had ended, it does not wait for that one.
+        # A process or step that began after the end of another process does not wait for it.
         since_ns = max([rank.began_ns, *(step.began_ns for step in seen.steps[-1:])])
         if self._ended:
             self._ended = {key: each for key, each in self._ended.items() if each[1] >= since_ns}
@@ -204,14 +207,15 @@ class Stalls(Detector):
         if rank is None:
             rank = self._ranks[labels] = _Movement()
         if self._was_paused(now_ns):
-            # The first steps after a pause include the pause, and are fed before the next poll.
+            # The first steps after a pause include the pause. They are fed before the next poll
+            # notices the pause, so it is checked here too.
             rank.not_learnt_before_ns = now_ns
         began_ns = steps[0].began_ns
         if began_ns < rank.not_learnt_before_ns:
             return
         rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in steps])
-        # In steps with very many parts, the sums of the last parts count as stretches too. They can
-        # only raise the limit.
+        # A step with very many parts has sums over its last parts. Each sum is learnt here like one
+        # long stretch, which can only raise the limit.
         longest_ns: dict[int, int] = {}
         for parts in [step.parts for step in steps]:
             for code, spent_ns in zip(parts.codes, parts.spans_ns, strict=True):
@@ -223,8 +227,8 @@ class Stalls(Detector):
     def poll(self, now_ns: int, unheard: Collection[Labels] = ()) -> list[Change]:
         """Judge the ranks at this moment. *unheard*: silent nodes."""
         self._unheard = unheard
-        # The living ranks may wait for ended ones, unless these had a smaller world, as evaluators
-        # do. A living process replaces an ended one with the same labels.
+        # The living ranks may wait for ended ones, except for evaluators, which have a smaller
+        # world. A living process replaces an ended one with the same labels.
         found = {
             labels: Suspect(position)
             for labels, (position, _) in self._ended.items()
@@ -255,8 +259,8 @@ class Stalls(Detector):
             return []
         self.ended = self._open.stalled - living.keys() if self._open is not None else frozenset()
         if self.ended:
-            # Ranks ended during the stall. The others alone would show a wrong cause, so the
-            # verdict stays as it is; if a rank has finished, the stall is over.
+            # Ranks ended during the stall. The remaining ranks alone would show a wrong cause, so
+            # the verdict stays as it is. But if an ended rank has finished, the stall is over.
             states = [found[each].position.state for each in self.ended & found.keys()]
             return self._close() if "finished" in states else []
         self._over_since_ns = self._over_since_ns or now_ns
@@ -272,13 +276,13 @@ class Stalls(Detector):
         for labels, (position, known, *_) in found.items():
             rank = self._ranks.get(labels)
             before = rank.position if rank is not None else None
-            # Start over for a new process that has the labels of an ended one.
+            # Forget the ended process whose labels a new process has.
             if rank is None or (before is not None and position.alive and not before.alive):
                 rank = self._ranks[labels] = _Movement()
             if paused:
                 rank.pause(spent_ns)
                 rank.not_learnt_before_ns = now_ns
-            # Learn from the time of a stall only if it may have been just a long phase.
+            # Learn from the time of a stall only if the stall may have been just a long phase.
             if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
@@ -379,7 +383,7 @@ class Stalls(Detector):
         still_s = (now_ns - since_ns) / 1e9
         findings = self._find(living, found)
         before = self._open
-        # The first three fields: cause, culprits and phase.
+        # Compare the first three fields of Findings: cause, culprits and phase.
         is_same = before is not None and before.findings[:3] == findings[:3]
         if before is not None and is_same:
             longer_s = max(_SAY_AGAIN_S, _SAY_AGAIN * before.stalled_s)
@@ -396,7 +400,7 @@ class Stalls(Detector):
             {
                 "cause": findings.cause,
                 "culprits": list(findings.culprits),
-                # For the history, which drops lists such as `culprits` from closed verdicts.
+                # For the history, which drops lists, such as `culprits`, from closed verdicts.
                 "node": findings.node,
                 "limit_s": limit_s,
                 "ranks": [
@@ -416,7 +420,7 @@ class Stalls(Detector):
 
 
 def _common_labels(found: Iterable[Labels]) -> Labels:
-    """The labels of the run, with the node if all ranks are on one."""
+    """The labels of the run, and the `node` label if all ranks are on one node."""
     first = dict(next(iter(found)))
     return tuple(
         (key, first[key])

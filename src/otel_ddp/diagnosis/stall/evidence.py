@@ -21,7 +21,7 @@ class Frame(NamedTuple):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
-# In unmeasured steps the phase is inferred from these torch frames.
+# Unmeasured steps record no phases, so the phase is inferred from these torch frames.
 _PHASE_OF_FRAME = {
     ("/torch/utils/data/dataloader.py", "__next__"): "data",
     ("/torch/nn/modules/module.py", "_call_impl"): "forward",
@@ -29,7 +29,7 @@ _PHASE_OF_FRAME = {
     ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
 }
 
-# In these backends the host waits for a collective; in all others the device does.
+# With these backends the host waits for a collective; with all others the device does.
 _ON_HOST = {"", "gloo", "mpi"}
 
 
@@ -39,7 +39,7 @@ class Group(NamedTuple):
     name: str
     size: int
     enqueued: int | None
-    """The number of collectives so far; gloo counts sends and receives too."""
+    """How many collectives the rank has enqueued; gloo's count includes sends and receives."""
     completed: int | None = None
     backend: str = ""
     description: str = ""
@@ -49,21 +49,21 @@ class Group(NamedTuple):
     @property
     def device_completed(self) -> int | None:
         """The number of the last collective that the device has completed."""
-        # Gloo's counts are not reliable.
+        # Only NCCL's counts of completed collectives are reliable.
         return self.completed if "nccl" in self.backend else None
 
     @property
     def pending(self) -> bool:
-        """Whether the device has collectives in its queue."""
+        """Whether the device has not completed all collectives that the rank has enqueued."""
         done = self.device_completed
         return done is not None and done < (self.enqueued or 0) and self.size > 1
 
     @property
     def says_who_waits(self) -> bool:
-        """Whether a rank waits for each rank that has enqueued fewer collectives.
+        """Whether the counts of collectives show which rank waits for which.
 
-        Hosts run ahead of their devices by different amounts. So if devices wait, only completed
-        collectives show who waits for whom.
+        If hosts wait, the counts of enqueued collectives show it. If devices wait, only the counts
+        of completed collectives do, as hosts run ahead of their devices by different amounts.
         """
         backends = {each.rpartition(":")[2] for each in self.backend.split(",")}
         return self.device_completed is not None or backends <= _ON_HOST
@@ -77,7 +77,7 @@ class Collective(NamedTuple):
     op: str
     sizes: str
     state: str = ""
-    """On nccl: `scheduled`, then `started`, if torch's flight recorder has timing enabled."""
+    """With nccl and timing in torch's flight recorder: `scheduled`, then `started`; else empty."""
 
     def __str__(self) -> str:
         return f"{self.op.rpartition(':')[2]} {self.sizes}".strip()
@@ -91,16 +91,16 @@ class Kernel(NamedTuple):
     lasting: bool
     """Whether the previous reading had the same state."""
     busy: float | None
-    """The thread's share of a core since the previous reading."""
+    """The thread's share of a core since the previous reading; None if unknown."""
     waits_in: str = ""
     """The kernel function that the thread sleeps in, if readable."""
 
 
 class Evidence(NamedTuple):
-    """Answers of one rank, and its state in the kernel."""
+    """What one rank has answered to the agent's requests, and its state in the kernel."""
 
     silent_s: float | None = None
-    """How long the open request has been unanswered; None without one."""
+    """How long the rank has left the open request unanswered; None if no request is open."""
     answered: bool = False
     """Whether the rank has ever answered. The fields below are from its last answer."""
     kind: Question = "where"
@@ -108,7 +108,7 @@ class Evidence(NamedTuple):
     groups: tuple[Group, ...] = ()
     collectives: tuple[Collective, ...] = ()
     stack: tuple[Frame, ...] = ()
-    """Of the training thread if known, else of the main thread; innermost first."""
+    """The frames of the training thread if known, else of the main thread; innermost first."""
     device_phase: str = ""
     """The phase of the rank's device; empty if unknown."""
     device_step: int | None = None
@@ -117,7 +117,7 @@ class Evidence(NamedTuple):
 
     @property
     def phase(self) -> str:
-        """The phase of the innermost torch frame; empty if unknown."""
+        """The phase, inferred from the innermost frame in _PHASE_OF_FRAME; empty without one."""
         phases = (
             phase
             for frame in self.stack
@@ -134,7 +134,7 @@ class Evidence(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of a rank in its program, by its journal."""
+    """The position of a rank in its program, as its journal shows it."""
 
     labels: Labels
     alive: bool
@@ -148,13 +148,13 @@ class Position(NamedTuple):
     written: int = 0
     world: int | None = None
     in_mark: bool = False
-    """Whether it records one of our device events, which blocks if the launch queue is full."""
+    """Whether the rank launches an event of otel_ddp, which blocks if the launch queue is full."""
     waits_in: frozenset[str] | None = frozenset()
     """The phases of work that may include waits for other ranks; None if unknown."""
 
     @property
     def place(self) -> tuple[int | None, str, int]:
-        """A value that changes when the rank moves."""
+        """A value that changes when the rank enters another step or phase."""
         return self.step, self.phase, self.since_ns
 
     @property
@@ -162,11 +162,13 @@ class Position(NamedTuple):
         return dict(self.labels).get("rank", "?")
 
 
-# A thread computes if it uses more than this share of a core. It may have to share the core.
+# A thread computes if it uses more than this share of a core. The share is small because other
+# threads may use the same core.
 _BUSY = 0.1
-# The innermost Python file of a call to a torch operator.
+# While a thread is in a torch operator, its innermost Python frame is in this file.
 _OPERATORS = "/torch/_ops.py"
-# If the answering thread is silent for this long, something holds the GIL.
+# A process that does not answer for a quarter of the shortest stall limit (at most _SILENT_S, at
+# least _SHORTEST_SILENCE_S) has a thread that holds the GIL.
 _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 
 
@@ -176,7 +178,7 @@ class Suspect(NamedTuple):
     position: Position
     known: Evidence = Evidence()
     heard: bool = True
-    """False if its node is silent."""
+    """False if the rank's node is silent."""
 
     @property
     def name(self) -> str:
@@ -195,7 +197,7 @@ class Suspect(NamedTuple):
         if self.position.phase == "comm_wait" or self.has_full_queue or self.device == "waits":
             return True
         file = known.stack[0].file if known.stack else ""
-        # A sleeping operator waits for a collective, as in tensor parallelism.
+        # A thread that sleeps in an operator waits for a collective, as in tensor parallelism.
         asleep = file.endswith(_OPERATORS) and self.doing == "sleeps"
         return asleep or "torch/distributed/" in file or any(each.pending for each in known.groups)
 
@@ -209,12 +211,18 @@ class Suspect(NamedTuple):
 
     @property
     def has_full_queue(self) -> bool:
-        """Whether a full launch queue blocks the host, and the device's phase is unknown."""
+        """Whether a full launch queue blocks the host.
+
+        False if the device's phase is known: `device` then shows what the device does.
+        """
         return self.position.in_mark and not self.known.device_phase
 
     @property
     def device(self) -> Literal["", "computes", "waits"]:
-        """What the rank's device does if it lags behind its host; `waits` if it may be waiting."""
+        """`waits` if the device may wait for other ranks in its present phase, else `computes`.
+
+        Empty if the device's phase is unknown, or if the device does not lag behind its host.
+        """
         phase, position = self.known.device_phase, self.position
         if not phase or (self.known.device_step is None and phase == position.phase):
             return ""
@@ -238,5 +246,6 @@ class Suspect(NamedTuple):
         if kernel is not None and kernel.state == "D" and kernel.lasting:
             return "uninterruptible"
         patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
-        # Recording our device event may hold the GIL while it waits for the device.
+        # If the launch queue is full, a rank that records a device event may hold the GIL until the
+        # device goes on. The device is the cause then.
         return "gil" if silent_s >= patience_s and not self.position.in_mark else ""

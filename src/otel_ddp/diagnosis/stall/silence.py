@@ -11,10 +11,11 @@ from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
-# Nodes report every second, in very large runs every three. A node that is silent for the first of
-# these times is mentioned in verdicts on deaths; after the second it gets its own verdict.
+# Nodes report every second, in very large runs every three seconds. Verdicts on deaths mention a
+# node that is silent for the first of these times; after the second it gets its own verdict.
 _UNHEARD_NS, _MISSED_NS = 5_000_000_000, 12_000_000_000
-# A rank waits if it has not moved for this long and for this many times its longest recent step.
+# A rank is taken to wait if it has not moved for _STANDS_NS, and for _STEPS times its longest
+# recent step.
 _STANDS_NS, _STEPS = 5_000_000_000, 2.0
 _STEPS_KEPT = 20
 # If this agent was paused for this long, nodes may seem silent only because of the pause.
@@ -38,8 +39,8 @@ class _Rank:
         position = self.position
         if position is None or not self.steps_ns or position.phase in _WITHOUT_WAITS:
             return False
-        # In `other`, a rank may wait in the user's own collectives, or for a device that waits. Or
-        # it uploads its model after the others have finished.
+        # In `other`, a rank may wait in the user's own collectives, or for a device that waits. A
+        # rank without either, or in a phase that the user named, works alone: it may upload files.
         may_wait = self.has_device or position.waits_in is None or "other" in position.waits_in
         if position.phase == "other" and (position.name or not may_wait):
             return False
@@ -48,7 +49,7 @@ class _Rank:
 
 
 class Silence(Detector):
-    """Watches the nodes of one run. Ranks on silent nodes are not fed."""
+    """Watches the nodes of one run. A node is silent if none of its ranks has been fed for long."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
@@ -107,7 +108,7 @@ class Silence(Detector):
             known, verdict = self._open.get(node), self._verdict(node, ranks, now_ns)
             if known is None:
                 changes.append(Change(verdict, True))
-            # The figures are updated once a second.
+            # The figures of an open verdict are updated once a second.
             unheard_s = -1.0 if known is None else known.evidence["unheard_s"]
             if verdict.evidence["unheard_s"] - unheard_s >= 1.0:
                 self._open[node] = verdict

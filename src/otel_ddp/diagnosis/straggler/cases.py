@@ -27,7 +27,7 @@ Where = Callable[[Sequence[int]], str]
 
 
 class _Case:
-    """An open verdict."""
+    """An open verdict, and the sums from which its cost and its final figures are computed."""
 
     def __init__(self, length: int, verdict: Verdict) -> None:
         self.length = length
@@ -171,7 +171,7 @@ class Cases:
         look = _Look()
         opening = self._late_nodes(look)
         opening += self._late_ranks(look, opening)
-        # The cost of each late unit depends on the others, so it is computed after all are known.
+        # The cost of a late unit depends on the other late units, so find all of them first.
         named = [
             Late(history, i, self._open[unit.labels].length)
             for history in (self._nodes, self.ranks)
@@ -256,7 +256,7 @@ class Cases:
         reading = look.table(late.history, length).kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         late_for = late.history.late_for(late.i, length)
-        # Up to this step, a verdict on one of these ranks or on their node has been charged.
+        # The last step for which one of these ranks, or its node, has already been charged.
         charged = max([self._charged.get(self.ranks.units[at].labels, 0) for at in late.members])
         wait_s = _share_s(labels, look.excesses_s(length))
         lost_s = self._charge(late, wait_s, min(late_for, self._steps - charged))
@@ -270,7 +270,7 @@ class Cases:
         """Charge a unit for the steps since the last look, and check its phase periodically."""
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
-        # Only the newest steps: a median over the whole length lags behind a recovery.
+        # Use only the newest steps: a median over the whole length lags behind a recovery.
         excess_s = late.excess_s(steps)
         is_much = excess_s >= limits.STILL * case.usual_s
         case.is_late = is_much and late.is_late(steps, limits.EXCESS_OVER)

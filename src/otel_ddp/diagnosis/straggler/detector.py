@@ -48,19 +48,19 @@ class Stragglers(Detector):
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
-        # The durations of the steps since the last one that all ranks have measured.
+        # The durations of the steps since the last step that all ranks have measured.
         self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
         # Whether the compared ranks or phases have changed; whether a rank's state has changed.
         self._starts_again = self._has_news = False
         # Whether the waits of all ranks are known from their calls to process groups.
         self._by_calls = False
-        # Indices into WORK_PHASES: phases that may include waits.
+        # Phases that may include waits for other ranks, as indices into WORK_PHASES.
         self._not_compared: tuple[int, ...] = ()
         self._waits_unknown = False
         # The pipeline stage of each rank.
         self._stages: Sequence[int] = ()
-        # The number of consecutive steps in which calls did not show who waits for whom; the reason
-        # why calls are ignored, if they are.
+        # The number of consecutive steps in which calls did not show who waits for whom. If calls
+        # are ignored for that: the reason.
         self._failed, self._useless = 0, ""
         self._pace = HostPace()
         self._unusual_share = 0.0
@@ -93,7 +93,7 @@ class Stragglers(Detector):
     def _choose(self) -> None:
         """Choose how waits are separated from work."""
         ranks = self._ranks.values()
-        # Calls are timed on the host. A device reaches them later.
+        # Calls are timed on the host, so they do not show when a device waits.
         by_calls = not self._useless and all(
             each.calls_noted and each.device_clock is None for each in ranks
         )
@@ -105,7 +105,7 @@ class Stragglers(Detector):
         if known != (self._by_calls, self._not_compared, self._waits_unknown):
             self._by_calls, self._not_compared, self._waits_unknown = known
             self._starts_again = True
-            # The compared work may have included waits.
+            # Open verdicts may be wrong: the work that they compare may have included waits.
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:
@@ -124,12 +124,13 @@ class Stragglers(Detector):
             self._change_ranks()
 
     def _change_ranks(self) -> None:
-        # The calls of the new set of ranks may match.
+        # Use calls again, since those of the new set of ranks may match.
         self._useless, self._failed, self._has_news = "", 0, True
         self._starts_again = True
 
     def _settle(self) -> None:
-        # Called before the next row or report, not at each change: there may be thousands of ranks.
+        # Called before the next row or report, not at each change: thousands of ranks may be added
+        # one by one.
         if self._has_news:
             self._has_news = False
             self._choose()
@@ -159,7 +160,7 @@ class Stragglers(Detector):
         if taken is not None:
             facts, columns = taken.facts, columns_of(taken.facts)
         elif self._waits_unknown or self._by_calls:
-            # Work may include waits for other ranks.
+            # Do not compare ranks if their work may include waits for other ranks.
             comparable = False
         if measured:
             self.bounds.feed_row(facts, taken and taken.bubble_ns, first=row.first)
@@ -184,8 +185,8 @@ class Stragglers(Detector):
                 self._recurs = False
                 self._recurring.start_again(self._cases.ranks)
             return
-        # A measured step represents the unmeasured steps before it, too. Measuring makes it longer,
-        # so take the median duration.
+        # A measured step represents the unmeasured steps before it, too. Measuring makes a step
+        # longer, so take the median duration of all.
         steps, step_ns = len(self._steps_ns), median(self._steps_ns)
         self._steps_ns.clear()
         if not comparable:
@@ -311,7 +312,7 @@ class Stragglers(Detector):
         return rank_numbers(each.labels for each in self._ranks.values() if chosen(each))
 
     def _ranks_without_steps(self) -> str:
-        """If at most one rank is compared: why the others are not. Else empty."""
+        """If at most one rank is compared: why the other ranks are not. Else empty."""
         ranks = self._alignment
         if len(ranks) > 1 or not (others := self._named(lambda rank: rank.labels not in ranks)):
             return ""

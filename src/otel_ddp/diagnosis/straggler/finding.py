@@ -91,7 +91,7 @@ def sentence_of(verdict: Verdict, advice: str = "") -> str:
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
     lost = say.cost(evidence["others"], evidence["lost_per_s"])
     where, waits_in = "", evidence.get("waits_in", "")
-    # A group of all ranks would tell the reader nothing.
+    # A group of all ranks is not mentioned, as it would tell the reader nothing new.
     if waits_in and not waits_in.endswith("all ranks"):
         where = f" Others wait for it first in {waits_in}."
     return f"{what}; {lost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
@@ -171,4 +171,4 @@ class Report(NamedTuple):
     ranks: tuple[RankReport, ...]
     """All compared ranks, and ended ranks for which others have waited."""
     insufficient: str
-    """`insufficient data: ...` if the ranks cannot be compared: no verdict then means nothing."""
+    """`insufficient data: ...` if ranks cannot be compared. Then late ranks get no verdicts."""

@@ -1,11 +1,12 @@
 """Corrects the steps of devices that are bound by their hosts.
 
-If all hosts are equally slow, in loading or launching, one host happens to run ahead of its device.
-That device never runs dry and waits for the other devices, which idle in every step. Such idle time
-would look like lateness. So a rank is late only by the time that its host needs beyond the others.
+If all hosts load or launch equally slowly, one of them may happen to be ahead of its device. That
+device always has work, and waits for the other devices, which idle in every step. Their idle time
+would look like lateness. So a rank counts as late only by the time that its host needs more than
+the other hosts.
 
-Conversely, if several hosts are late, one happens to be the last. Its device idles, and the devices
-of the other late hosts wait for it. Without the last host these devices would idle themselves, so
+Conversely, if several hosts are late, only the device of the latest host idles, and the devices of
+the other late hosts wait for it. Without the latest host these devices would idle themselves, so
 their hosts count as late as well.
 """
 
@@ -45,14 +46,14 @@ class HostPace:
 
     def __init__(self) -> None:
         self._hosts: dict[Labels, HostNeed] = {}
-        # The hosts of the compared ranks, in their order.
+        # The hosts of the compared ranks, in the order of rows.
         self._compared: list[HostNeed] = []
         self.unclear = 0.0
-        """EWMA, as a share of the step, of device idle time of unknown cause: neither harmless nor
-        due to a slow host."""
+        """EWMA of the idle time of devices that is neither known to be harmless nor due to a slow
+        host, as a share of the step."""
 
     def begin(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
-        """Learn from a rank's first steps, as soon as they are read."""
+        """Learn from a rank's first steps as soon as they are read, before they are compared."""
         if steps and steps[0].host_ns is not None:
             self._hosts.setdefault(labels, HostNeed()).begin(steps)
 
@@ -60,7 +61,7 @@ class HostPace:
         self._hosts.pop(labels, None)
 
     def start_again(self, ranks: Sequence[Labels]) -> None:
-        """Set the compared ranks, in their order."""
+        """Set the compared ranks, in the order of rows."""
         self._compared = [self._hosts.setdefault(labels, HostNeed()) for labels in ranks]
         self.unclear = 0.0
 
@@ -96,14 +97,14 @@ class HostPace:
 
 
 class _Hosts:
-    """The usual needs of all ranks' hosts, at the present duration of a step."""
+    """Compares the times that the hosts of all ranks usually need, for a step of this duration."""
 
     def __init__(self, needs: Sequence[HostNeed], step_ns: int) -> None:
         self._needs = needs
         wait = any(each.waits for each in needs)
         usual_ns = [each.usual_ns(wait) for each in needs]
         self._more: dict[int, _More] = {}
-        # The excess by rank and phase.
+        # By rank and phase: how much longer a host needs than the others.
         by_phase = [excesses([each[at] for each in usual_ns]) for at in range(len(WORK_PHASES))]
         self._more_ns = list(zip(*by_phase, strict=True))
         self._least_ns = step_ns / limits.PACE_SMALL
@@ -126,8 +127,8 @@ class _Hosts:
         return _More(needs_ns, hidden_ns, _are_alike(self._launches_ns[i], self._ordered_ns))
 
     def lacks_ns(self, latest: int) -> list[float]:
-        """How much faster each host is than the *latest* rank's host, in the late phases of that
-        host."""
+        """How much faster each host is than the host of rank *latest*, in the phases in which that
+        host is late."""
         needs_ns = [(at, ns) for at, ns in enumerate(self.more(latest).needs_ns) if ns]
         return [
             sum([max(ns - more_ns[at], 0.0) for at, ns in needs_ns]) for more_ns in self._more_ns
@@ -214,7 +215,7 @@ class HostNeed:
         self.launches = LaunchNeed()
 
     def begin(self, steps: Sequence[StepFacts]) -> None:
-        """Learn from the first steps of this rank, as soon as they are read."""
+        """Learn from the first steps of this rank as soon as they are read."""
         for facts in steps[: limits.NEED_BEGINS - len(self._first_ns)]:
             if facts.host_ns is None:
                 continue
@@ -268,10 +269,10 @@ class HostNeed:
         self._far[at] = (many, least_ns)
 
     def usual_ns(self, others_wait: bool) -> list[float]:
-        """The usual time by phase, without waits for its device between steps.
+        """The host's usual time by phase, without its waits for its device between steps.
 
         *others_wait*: whether other hosts wait for their devices. If that is unknown for this host,
-        it is assumed to do the same: most likely it runs the same program.
+        assume that it does as the others: most likely it runs the same program.
         """
         if self.waits is False or not (self.waits or others_wait):
             return self._usual_ns
@@ -280,8 +281,8 @@ class HostNeed:
     def loads_ns(self, rank: HostNeed) -> float:
         """How long this loader may take for a batch.
 
-        While batches are ready, the time is hidden. It may be as long as that of *rank*'s loader,
-        if this loader has ever taken at least half of that.
+        While batches are ready, that time is hidden. Then it is assumed to be at least the time of
+        *rank*'s loader, if this loader has ever taken at least half as long.
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
         # Slow first batches do not count if *rank*'s first batches were slow as well.
@@ -314,7 +315,7 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | No
     with_wait_ns = _spread_ns([took for took, _ in between_ns])
     alone_ns = _spread_ns([took - behind for took, behind in between_ns])
     if max(with_wait_ns, alone_ns) < limits.NEED_TICK_NS:
-        # If neither varies, it cannot be decided.
+        # If neither duration varies, it is unknown whether the host waits.
         return before
     if alone_ns < limits.NEED_CLEARLY_LESS * with_wait_ns:
         return True

@@ -15,11 +15,11 @@ _FIRST_PHASES = ("other", "data", "forward")
 
 
 class _Need(NamedTuple):
-    """The time that a unit needed: medians over the steps, and over the ranks of a node."""
+    """The time that a rank or node needs in a step: medians over steps, and over a node's ranks."""
 
     work_s: float
     phases_s: tuple[float, ...]
-    # Time in which the device was bound by its host; None without a device clock.
+    # By phase: the time in which the device was bound by its host; None without a device clock.
     paced_s: tuple[float, ...] | None
     # The number of tokens or samples.
     amount: float
@@ -133,8 +133,9 @@ class PhaseTable:
         """`host` or `device`, whichever makes unit *i* late in this phase.
 
         A device is late because of its host if it was bound by the host for most of the excess. In
-        forward and data, also if it had little work queued at the start or the end of the phase: a
-        slow device lags at least as much as the others' devices. Empty without a device clock.
+        forward and data, the host is also the cause if the device had little work queued at the
+        start or the end of the phase: a slow device lags at least as much as the others' devices.
+        Empty without a device clock.
         """
         paced_s = self._need(i).paced_s
         if paced_s is None:
@@ -165,7 +166,7 @@ class PhaseTable:
         return "host" if min(began_s, left_s) <= few_s and left_s <= most_s else "device"
 
     def _behind_s(self, i: int, phases: int) -> float | None:
-        """The lag of unit *i*'s devices after the first phases of a step."""
+        """How far unit *i*'s devices lag behind their hosts after this many of _FIRST_PHASES."""
         at = [WORK_PHASES.index(word) for word in _FIRST_PHASES[:phases]]
         each_ns = [
             behind_ns + sum([step.phases_ns[j][rank] - step.host_ns[j][rank] for j in at])
@@ -180,7 +181,7 @@ class PhaseTable:
     ) -> tuple[Kind, str]:
         """The kind of verdict on unit *i*, and the phase with most of its excess.
 
-        *before*: the present answer; hysteresis keeps it from flapping.
+        *before*: the kind and phase of the open verdict; hysteresis keeps these from flapping.
         """
         others_s = self._phases_s(self._usual_need(i))
         phase = self._phase(i, excess_s, others_s, before[1] if before else "")
@@ -206,7 +207,7 @@ class PhaseTable:
             return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
-        # A slow device is slow in both forward and backward.
+        # A slow device is slow in both forward and backward, so the phase is then `compute`.
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
             slower, other_slower = excess[phase] / others_s[phase], excess[other] / others_s[other]

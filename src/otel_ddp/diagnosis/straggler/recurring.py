@@ -22,10 +22,10 @@ _ADVICE = (
 
 
 class _Stall(NamedTuple):
-    """A stall in one step, or in several close ones."""
+    """A stall in one step, or in several steps close to each other."""
 
     number: int
-    # The number of the last step.
+    # The number of the last of its steps.
     last: int
     ended_ns: int
     # The duration of the step without the stall.
@@ -49,7 +49,7 @@ class RecurringStalls:
     def __init__(self) -> None:
         self._left_out: Sequence[int] = ()
         self._ranks: list[_Rank] = []
-        # Stalls in the last step: index of the rank, phase, and how long the others waited.
+        # Stalls in the last step: index of the rank, phase, stall, and how long the others waited.
         self._pending: list[tuple[int, str, _Stall, float]] = []
         self._changes: list[Change] = []
         self.lost_s: dict[Labels, float] = {}
@@ -106,9 +106,9 @@ class RecurringStalls:
         collected_ns = sum([each.garbage_ns for each in facts])
         for i, (each, excess_ns) in enumerate(zip(facts, excesses_ns, strict=True)):
             if each.garbage_ns:
-                # The others' mean is subtracted: if ranks collect in turn, they cancel out.
+                # Subtract the others' mean: ranks that collect in turn delay each other alike.
                 mean_ns = (collected_ns - each.garbage_ns) / (len(facts) - 1)
-                # A collection while the rank itself waits delays no other rank.
+                # At most the excess: a collection while the rank itself waits delays no other rank.
                 more_ns = min(each.garbage_ns - mean_ns, excess_ns)
                 if more_ns > limits.EXCESS_NS:
                     yield i, GARBAGE, more_ns
@@ -119,7 +119,7 @@ class RecurringStalls:
 
     def _append(self, rank: _Rank, phase: str, stall: _Stall, others: int) -> None:
         stalls, more_ns = rank.stalls.setdefault(phase, []), stall.excess_ns
-        # Stalls a few steps apart count as one; garbage collections do not.
+        # Merge stalls that are a few steps apart, except for garbage collections.
         if stalls and phase != GARBAGE and stall.number <= stalls[-1].last + limits.RECURS_APART:
             first = stalls.pop()
             excess_ns = first.excess_ns + more_ns
@@ -139,7 +139,7 @@ class RecurringStalls:
                 self._close(rank)
 
     def _recur(self, rank: _Rank, phase: str, stalls: Sequence[_Stall]) -> bool:
-        """Whether the last stalls are regular, and hardly any other rank stalls."""
+        """Whether the last stalls are regular, and the other ranks hardly stall in this phase."""
         if len(stalls) < limits.RECURS_REGULAR or _varies(stalls) > limits.RECURS_ALIKE:
             return False
         since, own_ns = stalls[0].number, _sum_ns(stalls[1:])

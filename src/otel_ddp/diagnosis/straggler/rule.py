@@ -13,8 +13,8 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, some_of
 from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
-# Each length, its number of strides, and in how many of its steps at least a late unit is above the
-# others.
+# Each length, its number of strides, and the least number of its steps in which a late unit must be
+# above the others.
 _LEAST_ABOVE = [
     (length, length // limits.STRIDE, length / 2 + limits.SIGMAS * length**0.5 / 2)
     for length in limits.LENGTHS
@@ -64,7 +64,7 @@ def is_alike(nodes: ExcessHistory, i: int, length: int) -> bool:
 
 
 def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -> bool:
-    """Whether hardly any rank on the nodes that are not *late* is late like node *i*."""
+    """Whether hardly any rank on nodes outside of *late* is as late as the ranks of node *i*."""
     node = nodes.units[i]
     alike = [unit for j, unit in enumerate(nodes.units) if j not in late]
     others = [at for unit in alike if unit.stage == node.stage for at in unit.members]
@@ -85,12 +85,15 @@ def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
 
 
 def least_excess_ns(step_ns: float) -> float:
-    """The least excess for a verdict."""
+    """The least excess with which a verdict opens."""
     return max(limits.EXCESS * step_ns, limits.EXCESS_NS)
 
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
-    """The lengths over which chance cannot explain the excess. Cheap, and nearly always empty."""
+    """The lengths over which a unit is above the others too often for chance.
+
+    This cheap check comes first, as its result is nearly always empty.
+    """
     counts, found = history.above[i], []
     if (far := history.far_above(i)) >= limits.SOON_FEWEST and far >= (soon := history.soon):
         found = [soon] if _is_far_out(history, i, soon) else []
@@ -110,8 +113,8 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     if _mean_without_pauses(excess_ns, history.waits_ns(i, length)) <= least_mean_ns:
         return False
     each_ns = _window_medians(excess_ns)
-    # If one window is far below another, the excess began within these steps, and its phase would
-    # be blurred.
+    # If one window is far below another, the lateness began within these steps, and the steps
+    # before would blur its phase.
     return min(each_ns) > max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * max(each_ns))
 
 
@@ -125,10 +128,10 @@ def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
 
 
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
-    """The mean excess: a rank that is slow in some steps and fast in others is not late.
+    """The mean excess, which is low if a rank is slow in some steps and fast in others.
 
-    The rank's own pauses do not make it late, and its waits for pauses of other ranks do not make
-    it fast. Both are rare, and are not counted.
+    Two rare things are not counted: a rank's own pauses, which do not make it late, and its waits
+    for pauses of other ranks, which do not make it fast.
     """
     order = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
     few = int(limits.PAUSES * len(order))

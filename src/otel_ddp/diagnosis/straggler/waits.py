@@ -2,8 +2,8 @@
 
 Calls are matched by their order: the n-th collective of a group in a step is the same on all
 members, and the n-th send from A to B matches the n-th receive of B from A. A collective is ready
-when the last member arrives, a receive when its message is sent. Until then the rank may wait, at
-once or later, but at most while its thread is idle.
+when the last member arrives, a receive when its message is sent. Until a call is ready, the rank
+may wait for it, at once or later, but at most while its thread is idle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 _PEERS = ("send", "recv")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
-# A program repeats few sequences of calls. If it logs every tenth step, it has two.
+# Programs repeat few sequences of calls. A program that logs every tenth step has two.
 _MOST_PLANS = 8
 # The waits of ranks are shown as means over this many steps.
 _MEAN_OF = 100
@@ -65,8 +65,8 @@ class _Phases:
         """*each*: the calls of the rank."""
         phases = [call.phase for call in each]
         after = [*phases[1:], ""] if phases else []
-        # Calls whose waits may be part of `comm_wait`: the rank waits there after the last call of
-        # a backward.
+        # Calls whose waits may be part of `comm_wait`: all calls in that phase, and the last call
+        # of each backward, for which the rank waits in `comm_wait`.
         self.beside_gradients = [
             at
             for at, (phase, following) in enumerate(zip(phases, after, strict=True))
@@ -90,7 +90,7 @@ class _Phases:
                 self.of_kind[call.kind].append(at)
 
     def spent_ns(self, waits_ns: Sequence[int], known_ns: int) -> list[int]:
-        """The waits by phase, without the *known_ns* that are already counted as `comm_wait`."""
+        """The waits by phase, without *known_ns*, the time that already counts as `comm_wait`."""
         found = [0] * len(WORK_PHASES)
         for at, first, end in self.stretches:
             found[at] += sum(waits_ns[first:end])
@@ -103,7 +103,7 @@ class _Plan:
     """Matches the calls that all ranks make in a step."""
 
     def __init__(self, each: Sequence[_Each], numbers: Mapping[int, int]) -> None:
-        """*each*: the calls of each rank. *numbers*: from rank number to index."""
+        """*each*: the calls of each rank. *numbers*: the index of a rank, by its rank number."""
         self.each = each
         self.groups = self._groups()
         self.receives = self._receives(numbers)
@@ -162,8 +162,9 @@ class _Plan:
     def _stages(self, numbers: Mapping[int, int]) -> tuple[int, ...]:
         """The pipeline stage of each rank; -1 if no stage sends to it.
 
-        A rank that sends before it receives is in the first stage, and sends to the next one first.
-        If all ranks do, as in a ring, or none does, there is no pipeline.
+        A rank that sends before it receives is in the first stage. The first send of each rank goes
+        to the next stage. If all ranks send first, as in a ring, or none does, there is no
+        pipeline.
         """
         first = [next((e for e in each if e.op in _PEERS), None) for each in self.each]
         sends = [next((e for e in each if e.op == "send"), None) for each in self.each]
@@ -194,7 +195,7 @@ class _Plan:
             raise _Unknown(_CLOCKS)
 
     def alike(self, i: int, late: Sequence[int]) -> list[int]:
-        """Ranks of rank *i*'s stage with as many calls, without the *late* ones."""
+        """The ranks of rank *i*'s stage that make as many calls, without the *late* ones."""
         stages = self.stages or (0,) * len(self.each)
         return [
             at
@@ -228,7 +229,7 @@ class _Step(NamedTuple):
         return list(map(sub, spans_ns, [0, *self.waits_ns[i]]))
 
     def awaited_ns(self, i: int) -> dict[int, int]:
-        """For each collective of rank *i*, by its index: the longest wait of some other members."""
+        """By index of rank *i*'s collectives: the longest wait among a few of the other members."""
         found = {}
         for members in self.plan.groups.values():
             places = next((each.places for each in members if each.rank == i), ())
@@ -244,13 +245,14 @@ class Waits:
     def __init__(self) -> None:
         self._numbers: Mapping[int, int] = {}
         self._nodes: Sequence[Labels] = ()
-        # Offset of each rank's clock from its node's.
+        # Offset of each rank's clock from the clock of its node.
         self._ahead_ns: Sequence[int] = ()
-        # Keyed by the `id` of each call tuple; the tuples are kept so that no `id` is reused.
+        # By the `id`s of the ranks' tuples of calls: these tuples, kept so that no `id` is reused,
+        # and their plan, or the reason why there is none.
         self._plans: dict[tuple[int, ...], tuple[Sequence[_Each], _Plan | str]] = {}
         self.why = ""
         """Why it was unknown in the last step who waits for whom; empty if it was known."""
-        # The last steps, for `where`.
+        # The last steps, which `where` examines.
         self._last: deque[_Step] = deque(maxlen=limits.CALLS_KEPT)
         # The waits of each rank in the last steps, by collective; and their sums.
         self._by_kind_ns = deque[Sequence[Mapping[Collective, int]]]()
@@ -322,7 +324,7 @@ class Waits:
         """The calls in which others first wait for the late ranks; empty if unknown.
 
         Before these calls, the late ranks work longer than other ranks of their stage. Later calls
-        do not count: ranks that have waited for a late rank are as late there.
+        do not show who is late: ranks that have waited for a late rank arrive as late as that rank.
         """
         found: Counter[Call] = Counter()
         for step in self._last:
@@ -382,11 +384,11 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
         return []
     own_ns, found, until_ns = facts.calls.at_ns, list[int](), 0
     ends_ns = [*own_ns[1:], facts.ended_ns]
-    # Runs for each call of each rank: min and max would be slower.
+    # This loop runs for each call of each rank. Calls of min and max would be slower.
     for ready, at_ns, end_ns, parts in zip(
         ready_ns, own_ns, ends_ns, facts.calls.idle, strict=True
     ):
-        # The rank may still wait for an earlier call.
+        # A call that is ready does not end the rank's wait for an earlier call.
         if ready > until_ns:
             until_ns = ready
         open_ns = until_ns + ahead_ns - at_ns
@@ -397,7 +399,7 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
 
 def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> StepFacts:
     """The step with these waits removed from its phases."""
-    # A wait may go on after its phase, so at most the time of the phase is removed from it.
+    # A wait may outlast the phase of its call, so at most the time of the phase is removed.
     taken_ns = list(map(min, phases.spent_ns(waits_ns, facts.wait_ns), facts.phases_ns))
     return facts._replace(
         wait_ns=facts.wait_ns + sum(taken_ns),
@@ -408,14 +410,15 @@ def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> Step
 def _more_before(
     each: _Each, works_ns: Sequence[Sequence[int]], awaited_ns: Mapping[int, int]
 ) -> Counter[Call]:
-    """By how much longer the first of these ranks works than the others, by the call in which
-    others wait for it."""
+    """For each call in which others wait for the first of these ranks: how much longer that rank
+    has worked before the call than the other ranks."""
     found: Counter[Call] = Counter()
     own_ns, *others_ns = works_ns
     if not others_ns or not each:
         return found
     more_ns = list(map(sub, own_ns, map(round, map(median, zip(*others_ns, strict=True)))))
-    # Work after the last call shows in the first call of the next step.
+    # Work after the last call makes others wait in the first call of the next step, so it is added
+    # to the first call.
     carried_ns = more_ns.pop()
     for at, (call, ns) in enumerate(zip(each, more_ns, strict=True)):
         carried_ns += ns

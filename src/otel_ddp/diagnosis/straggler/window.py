@@ -94,7 +94,7 @@ class Alignment:
         """Add steps of a rank; returns the rows that they complete."""
         rank = self._ranks[labels]
         rows = []
-        # Runs for every step of every rank.
+        # This loop runs for every step of every rank, so it must be fast.
         waiting, count = self._waiting, len(self._ranks)
         for seen, facts in enumerate(steps, rank.seen + 1):
             rank.since_row += 1
@@ -142,7 +142,7 @@ class Alignment:
 
 
 def _at_one_time(facts: Sequence[StepFacts]) -> bool:
-    """Whether these may be the same step: ranks that wait for each other end it together."""
+    """Whether these may be the same step: ranks that wait for each other end a step together."""
     ends_ns = [each.ended_ns for each in facts]
     apart_ns = max(ends_ns) - min(ends_ns) - 100_000_000
     return apart_ns <= 0 or apart_ns <= 2 * max(each.took_ns for each in facts)
@@ -152,7 +152,7 @@ def _at_one_time(facts: Sequence[StepFacts]) -> bool:
 
 _MOST_STEPS = limits.LENGTHS[-1]
 _Column = Sequence[int]
-"""A value of each rank, in their order."""
+"""One value per rank, in the order of `Alignment.ranks`."""
 
 
 class Compared(NamedTuple):
@@ -160,7 +160,7 @@ class Compared(NamedTuple):
 
     number: int
     steps: int
-    """How many steps it represents: itself and the unmeasured ones before it."""
+    """How many steps this one represents: itself and the unmeasured steps before it."""
     step_ns: float
     first_ended_ns: int
     last_ended_ns: int
@@ -200,7 +200,7 @@ class Compared(NamedTuple):
 def _packed(column: Sequence[Any]) -> Sequence[Any]:
     """With very many ranks, the column as an array: a tenth of the memory."""
     for size in "Iq" if len(column) >= limits.MANY_RANKS else "":
-        # A value may be None, or too large for this type.
+        # If a value is None or too large for this type, try the larger type, or keep the column.
         with suppress(TypeError, OverflowError):
             return array(size, column)
     return column
@@ -212,7 +212,7 @@ def _by_phase(ranks: Sequence[Any]) -> Any:
 
 
 class Window:
-    """The last steps, as many as the rule uses."""
+    """The last measured steps of all ranks, up to the longest length that the rule looks at."""
 
     def __init__(self, left_out: Sequence[int] = (), stages: Sequence[int] = ()) -> None:
         """*left_out*: excluded phases, as indices into WORK_PHASES. *stages*: pipeline stages."""
@@ -239,16 +239,16 @@ class Window:
         return median(self.steps_ns(length)) / 1e9
 
     def stand_for(self, length: int) -> int:
-        """How many steps the last rows represent."""
+        """How many steps the last *length* measured steps and the steps between them are."""
         return sum([each.steps for each in self.last(length)])
 
     def one_of(self, length: int) -> int:
-        """N if one of N steps is measured; a power of two."""
+        """N if one of N steps is measured, rounded to a power of two."""
         return 1 << round(log2(self.stand_for(length) / length))
 
     @property
     def apart(self) -> float:
-        """The mean distance of the last measured steps, in steps."""
+        """The mean distance between measured steps, in steps: 1 if each step is measured."""
         return self.stand_for(limits.SOON_FEWEST) / min(len(self), limits.SOON_FEWEST)
 
 
@@ -312,12 +312,12 @@ class ExcessHistory:
         self.window, self.units = window, units
         self._kinds = by_stage([unit.stage for unit in units]).values()
         self._excesses_ns: list[array[float]] = []
-        # The steps since the last full stride.
+        # The excesses of all units in the steps since the last full stride.
         self._fresh: list[list[float]] = []
         # By unit and stride: in how many steps the unit was above the others.
         self.above: list[list[int]] = [[] for _ in units]
         # By unit: the number of consecutive last steps in which it was far above the others. Empty
-        # if steps are fast.
+        # if steps are so fast that the shortest of LENGTHS shows a clear case soon enough.
         self._in_a_row: Sequence[int] = ()
 
     def __len__(self) -> int:
@@ -351,7 +351,7 @@ class ExcessHistory:
 
     @property
     def soon(self) -> int:
-        """How many steps suffice for a clear case: fewer if steps are slow."""
+        """How many steps suffice to show a clear case; the slower the steps, the fewer."""
         if not self._in_a_row:
             return limits.LENGTHS[0]
         step_ns = self.window.apart * median(self.window.steps_ns(limits.SOON_FEWEST))
@@ -418,8 +418,8 @@ class ExcessHistory:
     def late_for(self, i: int, length: int) -> int:
         """For how many of the last steps unit *i* has been late, at most *length*.
 
-        Counted from the first step with more than half of the median excess, if most of the steps
-        after it have as much.
+        Counted from the first step whose excess is above half of the median, if the excess of most
+        of the next steps is too.
         """
         excess_ns = self.excess_ns(i, length)
         least_ns = median(excess_ns) / 2
