@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("otel_ddp")
 
-# Number of failures per place.
+# How often each function of ours has failed.
 failures: dict[str, int] = {}
 
 # Set by our tests, so that containment never hides a bug.
@@ -25,7 +25,7 @@ raise_failures = False
 # Set by the open run, to count failures in the run's series.
 count_failure: Callable[[], None] | None = None
 
-# For `except` clauses where the decorator `contained` does not fit, as on a hot path.
+# For `except` clauses in places that cannot use the decorator `contained`, such as hot paths.
 ANY_ERROR: Final = Exception
 
 # The places for which `warn_once` has already warned.
@@ -92,7 +92,7 @@ def reraise_foreign() -> None:
 
 def _from_a_handler(trace: TracebackType | None) -> bool:
     if trace is None:
-        return False  # raised in the same frame that caught it
+        return False  # our own frame, which caught the error, has raised it
     handlers = {_code(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
     while trace is not None:
         if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace):
@@ -150,7 +150,7 @@ def _code(handler: Any) -> CodeType | None:
 
 
 def record_failure(where: str) -> None:
-    """Count the current exception; log the first one of each place."""
+    """Count the current exception; log it if it is the first one of its place."""
     reraise_foreign()
     failures[where] = failures.get(where, 0) + 1
     if failures[where] == 1:

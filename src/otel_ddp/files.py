@@ -17,8 +17,8 @@ from otel_ddp import errors
 # Default limit of a read; no file that we read whole is longer.
 _MOST_BYTES = 8 << 20
 _PIECE = 1 << 16
-# Limit of nested levels in JSON, since code that walks JSON recurses. Our own files nest ten at
-# most.
+# Limit of nested levels in JSON, since code that walks JSON recurses. Our own files have at most
+# ten levels.
 _DEEPEST = 64
 _LAST_STANDARD = 2
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -32,7 +32,7 @@ _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
     """Open a file without following links or waiting for fifos; new files are private."""
-    # No constant of the module, since Windows imports the module but lacks these flags.
+    # Not a module constant, since Windows imports this module but lacks these flags.
     carefully = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
 
@@ -45,7 +45,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
     with own_directory(path.parent) as folder:
         handle = open_private(path.name, flags, folder)
     try:
-        # Another user may have created the file while the directory was open to others.
+        # The directory may have been open to other users before, who could have created the file.
         _check_owner(path, os.fstat(handle))
     except BaseException:
         os.close(handle)
@@ -77,7 +77,7 @@ def read_own(path: Path, most: int = _MOST_BYTES) -> bytes:
 def _read(handle: int, most: int) -> bytes:
     try:
         pieces = []
-        # The kernel returns files of /proc in pieces of one page.
+        # Read in a loop: of a file in /proc, the kernel returns at most one page at a time.
         while most > 0 and (piece := os.read(handle, min(most, _PIECE))):
             pieces.append(piece)
             most -= len(piece)
@@ -98,7 +98,7 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
 def stat_fields(task: Path) -> list[str]:
     """The fields of `stat` in /proc, from the state on; empty if the process or thread has
     ended."""
-    # Not by `read`, whose flags Windows lacks: there this returns an empty list.
+    # Do not use `read`, whose flags Windows lacks. On Windows, this returns an empty list.
     try:
         text = (task / "stat").read_text(errors="replace")
     except OSError:
@@ -172,7 +172,7 @@ def replace_in(dir_fd: int, name: str, content: bytes) -> None:
 
 
 def remove(*paths: Path) -> None:
-    """Delete what exists and can be deleted, in our own directories."""
+    """Delete files in our own directories. Skip files that are missing or cannot be deleted."""
     for path in paths:
         _remove(path)
 
@@ -235,7 +235,7 @@ def _check_closed(path: Path, found: os.stat_result) -> None:
 def private_directory(path: Path, named: bool = False) -> Path:
     """Create a directory if necessary. Raises OSError unless only we can write to it.
 
-    *named*: the user has chosen it, so it may be readable for others.
+    *named*: the user has chosen the directory, so other users may read it.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -244,7 +244,7 @@ def private_directory(path: Path, named: bool = False) -> Path:
     if named:
         _check_closed(path, found)
     elif found.st_mode & 0o077:
-        # Ours, but a umask left it open to others: close it before it is used.
+        # Our own directory is open to other users: close it before it is used.
         os.chmod(path, 0o700)
     return path
 
@@ -268,7 +268,7 @@ def default_root() -> Path:
 
 
 def _with_root(path: Path) -> tuple[Path, ...]:
-    """The directory; preceded by the default root if it is directly inside that."""
+    """The directory; if it is directly inside the default root, the root comes first."""
     in_root = path.parent.name == f"otel_ddp-{os.geteuid()}"
     return (path.parent, path) if in_root else (path,)
 
@@ -304,7 +304,7 @@ def is_kept(path: Path) -> bool:
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
-    """The open file of this descriptor; None if there is none."""
+    """Device and inode of the descriptor's open file; None if the descriptor is closed."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -320,7 +320,10 @@ def close_ours(fd: int, file: tuple[int, int] | None) -> None:
 
 @contextlib.contextmanager
 def off_standard_streams() -> Iterator[None]:
-    """Keep new descriptors off 0, 1 and 2: C libraries write there even after a close."""
+    """Prevent opened files from getting the descriptors 0, 1 and 2, if the program has closed them.
+
+    C libraries may still write to these descriptors.
+    """
     taken: list[tuple[int, tuple[int, int] | None]] = []
     try:
         # Without /dev/null, the numbers cannot be reserved.
@@ -330,7 +333,7 @@ def off_standard_streams() -> Iterator[None]:
             os.close(fd)
         yield
     finally:
-        # Another thread may have reused the number meanwhile.
+        # Meanwhile another thread may have reused a descriptor, which then has another file.
         for fd, file in taken:
             close_ours(fd, file)
 
@@ -357,7 +360,10 @@ def raise_file_limit() -> None:
 
 
 def holder(fd: int) -> int | None:
-    """The pid that locks this file; 0 if it is in another PID namespace, None if there is none."""
+    """The pid of the process that holds the file's lock; None if no process does.
+
+    0 if that process is in another PID namespace.
+    """
     import fcntl
 
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -368,7 +374,8 @@ def holder(fd: int) -> int | None:
 def lock_holder(path: Path) -> int | None:
     """The process that locks our own file; 0 if it is in another PID namespace.
 
-    Also 0 if a temporary shortage prevents opening the file: its process must not count as dead.
+    Also 0 if the file cannot be opened because of a temporary shortage, such as of descriptors: the
+    locking process must not count as dead.
     """
     try:
         fd = open_own(path)

@@ -26,7 +26,7 @@ _TRACEPARENT = re.compile(
 
 _OURS = "OTEL_DDP_"
 _OTLP = "OTEL_EXPORTER_OTLP_"
-# Infixes of OTLP's variables: for all signals, and for each one.
+# Infixes of OTLP's variables: the empty one for all signals, and one for each signal.
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
 
 _Parse = Callable[[str, str], Any]
@@ -201,7 +201,7 @@ class Settings:
     journal_bytes: int = _setting(
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )
-    """Size of a process's journal. A larger one bridges a longer absence of the agent."""
+    """Size of a process's journal. With a larger one, the agent may be away longer without loss."""
     say: str = _setting("OTEL_DDP_SAY", "auto", _one_of("auto", "all", "nothing"))
     """What the first rank prints on stderr. `auto`: where to look, and the result of a run of 10 s
     or more; `all`: both for each run; `nothing`."""
@@ -209,14 +209,14 @@ class Settings:
     """`auto`: rank 0's agent leads a run on several nodes. `off`: each agent judges its own
     ranks."""
     sample_steps: int = _setting("OTEL_DDP_SAMPLE_STEPS", 100, _count(0, 1_000_000_000))
-    """One in this many steps sends spans and records its gradient norm; some slow steps send spans
-    too."""
+    """Interval in steps: one step in each interval sends spans and records its gradient norm. Some
+    slow steps send spans too."""
     overhead: float = _setting("OTEL_DDP_OVERHEAD", 0.005, _share_or_all)
     """Share of a training thread's time that hooks may take; above it, only one of 2, 4, 8, ...
     steps is measured. `all`: no limit; every step is measured."""
     stall_timeout_s: float = _setting("OTEL_DDP_STALL_TIMEOUT_S", 60.0, _seconds)
-    """Shortest time without progress after which a rank counts as stalled; longer if its usual
-    steps or phases take longer."""
+    """After this time without progress a rank counts as stalled, or
+    [later](diagnosis.md#hangs-no-rank-moves) if its steps or phases are long."""
     sources: frozenset[str] = _setting("OTEL_DDP_SOURCES", frozenset(SOURCES), _some_of(*SOURCES))
     """What the agent reads of its node, or `none`. Leave out `host` if another agent sends
     `system.*`."""
@@ -231,10 +231,10 @@ class Settings:
     )
     """`http/protobuf` or `grpc`."""
     endpoint: str = _setting("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-    """The collector. Unset: nothing is sent. A user and password in it are sent as `Authorization`
-    and never shown."""
+    """Address of the collector. Unset: nothing is sent. A user and password in the address are sent
+    as `Authorization` and never shown."""
     scrape_host: str = _setting("OTEL_EXPORTER_PROMETHEUS_HOST", "127.0.0.1", _host)
-    """Address of `/metrics`."""
+    """Address on which the agent serves `/metrics`."""
     scrape_port: int = _setting("OTEL_EXPORTER_PROMETHEUS_PORT", 9464, _count(0, 65535))
     """Port of `/metrics` and the page, or the next free one. 0: the system chooses."""
     scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
@@ -243,11 +243,11 @@ class Settings:
     spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _path())
     """Directory for undelivered data and offline runs. By default a private one in /var/tmp."""
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
-    """Limit of undelivered data for each agent. Beyond it the oldest is dropped and counted."""
+    """Limit of an agent's undelivered data. Above it, the oldest data are dropped and counted."""
     history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _path())
     """Directory for histories and post-mortems. By default a private one in /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(MIB))
-    """Limit of all histories; beyond it the oldest run is deleted."""
+    """Limit of all histories together; above it, the agent deletes the oldest run."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
     """Where [notifications](notifications.md) go, separated by spaces: `https://` or `http://` for
     webhooks, other forms as in the library apprise."""
@@ -275,7 +275,7 @@ def _own(name: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"{_OTLP}{each}{name}" for each in (*SIGNALS[1:], *parts))
 
 
-# Standard variables, used in `agent/` or by its resource detector.
+# Standard variables that code in `agent/`, or its resource detector, uses.
 STANDARD: Mapping[tuple[str, ...], _Parse] = {
     _own("ENDPOINT"): _text,
     _own("PROTOCOL"): _one_of("http/protobuf", "grpc"),
@@ -350,8 +350,8 @@ def refused(env: Mapping[str, str]) -> dict[str, str]:
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
     """A sentence for each standard variable with an invalid value, which counts as unset.
 
-    They raise no error, because they must not end a job. *exports*: whether our agent sends data;
-    if not, OTLP's variables do not matter.
+    Such a variable raises no error, because it must not end a job. *exports*: whether our agent
+    sends data; if not, OTLP's variables do not matter.
     """
     for name, why in _invalid(os.environ if env is None else env):
         unused = name.startswith(_OTLP) and not exports

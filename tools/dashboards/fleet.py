@@ -78,7 +78,7 @@ def _now() -> list[Panel]:
             Text(
                 "Machines",
                 "Those on which a rank was seen in this time.",
-                "Fewer than you have: the others were not used, or their agents are not heard.",
+                "Fewer than you have: the others were not used, or their agents are silent.",
             ),
             now(f"count(group by (node) (last_over_time({seen}{IN_RANGE})))"),
         ),

@@ -59,7 +59,7 @@ def _now() -> list[panels.Panel]:
         panels.stat(
             panels.Text(
                 "Agents",
-                "Nodes of which an agent is heard.",
+                "Nodes whose agent reports.",
                 "Fewer than nodes: `otel-ddp doctor` on the missing one says why.",
             ),
             panels.now(f"count(max by (node) ({_agent('otel_ddp.agent.cpu.time')})) or vector(0)"),

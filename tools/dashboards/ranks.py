@@ -78,8 +78,8 @@ def _there() -> list[panels.Panel]:
         panels.stat(
             panels.Text(
                 "Ranks",
-                f"How many ranks are heard of within {ALIVE_S} s or have finished, and how many "
-                "train together. Only ranks that call init and are exported are heard of.",
+                f"How many ranks have reported within {ALIVE_S} s or have finished, and how many "
+                "train together. Only ranks that call init and are exported report.",
                 "Fewer than there are: a strategy, or a script that calls init on rank 0 alone.",
             ),
             panels.now(f"count(count by (rank) ({present})) or vector(0)", "report"),
@@ -104,8 +104,7 @@ def _there() -> list[panels.Panel]:
         panels.stat(
             panels.Text(
                 "Missing",
-                f"Ranks that were there and have not been heard of for {ALIVE_S} s, and have not "
-                "finished.",
+                f"Ranks that have reported before, but not for {ALIVE_S} s, and have not finished.",
                 "What ended ranks is listed on Run; a whole node: see Pipeline.",
             ),
             panels.now(f"count(count by (rank) ({missing})) or vector(0)"),
@@ -368,7 +367,7 @@ def _hanging() -> list[panels.Panel]:
             panels.Text(
                 "Phase of each rank",
                 "What each rank is busy with; grey waits for the others. Of many ranks, those "
-                "that have stood longest. A rank that is not heard of has no band.",
+                "that have stood longest. A silent rank has no band.",
                 "In a hang all bands turn grey but one: that rank is what they wait for.",
             ),
             panels.over_time(_in_order(seen), "{{shown}}"),

@@ -89,7 +89,7 @@ def _now() -> list[panels.Panel]:
         panels.stat(
             panels.Text(
                 "Running",
-                f"Runs of which a rank says that it runs, and was heard of within {ALIVE_S} s.",
+                f"Runs with a running rank that has reported within {ALIVE_S} s.",
                 "Fewer than you have started: the table below says how the others ended.",
             ),
             panels.now(_count(_running())),
@@ -319,7 +319,7 @@ def _over_time() -> list[panels.Panel]:
             panels.Text(
                 "States",
                 "The worst state of any rank of each run; without the rules, that of rank 0.",
-                "A hole: nothing was heard of it. Several beginnings: it was started again.",
+                "A hole: no rank reported. Several beginnings: the run was restarted.",
             ),
             panels.over_time(each_run(state), RUN_NAME),
             words=STATE_WORDS,

@@ -42,7 +42,7 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run_name(text: str) -> str:
-    """Check the name of a run. An empty one, as of an unset variable, must not mean the newest."""
+    """Check the name of a run. An empty name, as from an unset variable, must not select a run."""
     if not text:
         raise argparse.ArgumentTypeError("the name of a run is empty")
     return text
@@ -56,7 +56,7 @@ def _directory(text: str) -> str:
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
     """The settings, the existing directories of journals, and a remark.
 
-    The remark says that the directory of OTEL_DDP_DIR does not exist yet; it is empty if it does.
+    The remark says that the directory of OTEL_DDP_DIR does not exist yet; else it is empty.
     Raises ConfigError for an unreadable directory, as an empty answer would mean that nothing runs,
     and for a --dir that does not exist.
     """
@@ -74,7 +74,7 @@ def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
 
 
 def _why_unreadable(path: Path) -> str:
-    """Why a directory cannot be read; empty if it can or does not exist."""
+    """The reason why a directory cannot be read; empty if it can be read, or does not exist."""
     try:
         files.check_kept(path)
         with files.own_directory(path):
@@ -100,7 +100,8 @@ def print_answer(text: str) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        # At exit Python would flush the buffer again, and report the same error.
+        # Redirect stdout to /dev/null. Else Python would flush the buffer again when it exits, and
+        # report the same error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0  # closed by the reader, as in `| head`

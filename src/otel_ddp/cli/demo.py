@@ -26,7 +26,7 @@ _PREFIX = "otel_ddp-demo-"
 _RANKS = 2
 # A phase, a rank, and how late the rank is in that phase; or `hang` or `kill`, and the rank.
 _FAULTS = ("backward:1:30ms", "data:1:30ms", "hang:1", "kill:1")
-# The fault begins at this step, so that the page shows the change.
+# The fault begins only at this step, so that the page shows healthy steps before it.
 TROUBLE_AT = 150
 _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install "
@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
         node.tell_where()
         # A training that hangs on purpose does not end by itself.
         status = node.wait(options.seconds if options.inject == "hang:1" else None)
-        # The kernel reports a signal once the launcher has waited for the dead process.
+        # The agent can read which signal killed a rank only after the launcher has waited for the
+        # dead process.
         time.sleep(_VERDICT_S)
         found = survey([node.place])
         if status and options.inject not in ("hang:1", "kill:1"):
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _training(options: argparse.Namespace) -> Iterator[_Node]:
-    """Run the training, and end it. Only the history of the run is left."""
+    """Run the training, and end it. All its files but the history are deleted."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(
         prefix=_PREFIX, dir=memory, ignore_cleanup_errors=True
@@ -113,11 +114,11 @@ class _Node:
             "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
             # The default of a minute is too long for a demo.
             "OTEL_DDP_STALL_TIMEOUT_S": "5",
-            # On a busy machine one step in 16 is measured: too few for a verdict within 20 s.
+            # By default, a busy machine measures one step in 16: too few for a verdict within 20 s.
             "OTEL_DDP_OVERHEAD": "all",
             "OMP_NUM_THREADS": "1",
         }
-        # The user's settings (identity, agent) are for other trainings.
+        # Leave out the user's settings, such as identity and agent: they are for other trainings.
         passed = {
             name: text
             for name, text in os.environ.items()
@@ -136,7 +137,8 @@ class _Node:
             options.inject,
         ]
         with self.log.open("wb") as log:
-            # torchrun prints pages about a killed rank or Ctrl-C. Show them only if it fails.
+            # torchrun prints pages about a killed rank or Ctrl-C. `run` shows them only if the
+            # training fails without an injected fault.
             self._torchrun = subprocess.Popen(
                 command, env={**passed, **own}, stderr=log, start_new_session=True
             )
@@ -152,7 +154,7 @@ class _Node:
         print(f"       otel-ddp status --dir {self.place.directory}", flush=True)
 
     def _agent(self) -> Mapping[str, Any]:
-        """The state that the agent publishes. It starts a moment after the first rank."""
+        """The state that the agent publishes. Waits for the agent, which the first rank starts."""
         deadline = time.monotonic() + _AGENT_STARTS_S
         while time.monotonic() < deadline and self._torchrun.poll() is None:
             if agent := told_by_agent(self.place).agent:
@@ -168,7 +170,7 @@ class _Node:
             return None
 
     def end(self) -> None:
-        """End the training, then its agent, and wait for its last export."""
+        """End the training, then its agent, and wait for the agent's last export."""
         if self._torchrun.poll() is None:
             self._torchrun.terminate()
             self._torchrun.wait()

@@ -47,7 +47,7 @@ class Inputs:
 
     def __init__(self, directory: str = "", env: Mapping[str, str] = os.environ) -> None:
         self.refused = settings.refused(env)
-        """By variable: why a training would not start."""
+        """For each invalid variable, the reason why a training would not start."""
         self.env = {name: text for name, text in env.items() if name not in self.refused}
         self.conf = settings.read(self.env, directory=directory or None)
         try:
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     found: list[Finding] = []
     for each in examine(Inputs(options.dir)):
         found.append(each)
-        # Print each at once: some checks take seconds.
+        # Print each finding at once, because some checks take seconds.
         if print_answer(f"{each.level:<5} {each.subject:<10} {cell(each.sentence)}"):
             return 1
     failed = sum(each.level == "fail" for each in found)
@@ -104,7 +104,7 @@ def python(inputs: Inputs) -> Results:
 
 
 def torch(inputs: Inputs) -> Results:
-    # Without importing torch, which takes seconds and may crash.
+    # Read the version without importing torch, as the import takes seconds and may crash.
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -126,14 +126,15 @@ def variables(inputs: Inputs) -> Results:
     if inputs.conf.disabled:
         yield "warn", "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
-    # Names only: a value may be a token.
+    # Print only the names of variables, because a value may be a secret token.
     yield "ok", f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
 
 
 def journals(inputs: Inputs) -> Results:
     """Check the directory of journals.
 
-    Creates the default directory, as the next training process would, but no configured one.
+    Creates the default directory if needed, as the next training process would, but never the one
+    that OTEL_DDP_DIR or --dir names.
     """
     conf = inputs.conf
     if conf.directory and not os.path.lexists(conf.directory):
@@ -205,7 +206,7 @@ def collector(inputs: Inputs) -> Results:
         yield "ok", f"{NO_COLLECTOR}: scrape only"
         return
     conf = replace(inputs.conf, timeout_s=min(inputs.conf.timeout_s, _ANSWER_S))
-    # Ignore the long timeouts of exports: a user waits for the answer.
+    # Ignore the timeouts that are configured for exports: they are long, and a user waits.
     without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
     transport = Transport(conf, without_timeouts)
     try:

@@ -49,7 +49,7 @@ def _title(of: Mapping[str, Any]) -> str:
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The document for a terminal."""
+    """The document as lines for a terminal."""
     found = answer["goodput"]
     total_s = found["rank_s"]
     yield (
@@ -70,7 +70,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield from aligned(rows, right=("share", "time"))
     if len(attempts := found["attempts"]) > 1:
         yield ""
-        # If no agent saw the end of an earlier attempt, it is unknown.
+        # If no agent saw an earlier attempt end, its end is unknown.
         ends = ["-"] * (len(attempts) - 1) + ["goes on"]
         yield from aligned([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
 

@@ -1,4 +1,4 @@
-"""otel-ddp open: the page of a run, in the browser; without an agent, the command serves it."""
+"""otel-ddp open: opens the page of a run in the browser; without an agent, serves it too."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _folder_and_run(words: str) -> tuple[Path, str, str]:
-    """The folder of histories, and group and name of a run in it; empty for the whole folder."""
+    """The folder of histories, and group and name of a run in it; both empty for all its runs."""
     try:
         with find_run(words, history_directory(), paths=False) as found:
             return history_directory(), found.group, found.name
@@ -90,7 +90,7 @@ def _serve(folder: Path, group: str, name: str) -> int:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:
         print(f"This command serves {folder}, as no agent does. Ctrl-C ends it.", file=sys.stderr)
-        # A browser in the terminal blocks until it is closed.
+        # Serve in a thread: `_open` blocks until the browser is closed if it runs in the terminal.
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         base = f"http://localhost:{server.server_port}"

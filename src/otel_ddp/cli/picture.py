@@ -54,7 +54,7 @@ def picture(
     directories of the user were searched.
     """
     runs: dict[tuple[str, str], list[ProcessState]] = {}
-    # In the order of their first processes, living runs first.
+    # The runs are in the order of their first processes, living runs first.
     for process in found.processes:
         runs.setdefault(process.of_run, []).append(process)
     ended = {of for of, processes in runs.items() if all(each.ended for each in processes)}
@@ -155,13 +155,13 @@ def _run(
     yield Line(heading(run, processes), "bold")
     for verdict in verdicts:
         yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
-    # Why late ranks cannot be detected.
+    # The reasons why late ranks cannot be detected.
     unknown = [cell(each.get("why"), "?") for each in found.insufficient if of_run(each) == run]
     looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
     if looks and not (trouble or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
     yield from (Line(f"  stragglers: {why}") for why in unknown)
-    # Which steps are sampled, of one rank only: the figures differ from rank to rank.
+    # Show which steps are sampled for one rank only, because each rank has its own figures.
     if (one := next((each for each in processes if each.measuring), None)) is not None:
         yield Line(f"  rank {cell(one.rank, '?')} {cell(one.measuring)}")
     if missing := next(filter(None, (each.not_measured for each in processes)), ""):
@@ -182,7 +182,7 @@ def _run(
 
 
 def heading(run: tuple[str, str], processes: list[ProcessState]) -> str:
-    """Name, group and size of a run; the role of its processes if they have the same."""
+    """Name, group and size of a run; also the role of its processes if they share one role."""
     group, name = (cell(each) for each in run)
     roles = {cell(each.job_type) for each in processes}
     parts = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
@@ -206,7 +206,7 @@ def _of_world(processes: list[ProcessState]) -> str:
 
 
 def _values(processes: Iterable[ProcessState]) -> str:
-    """The last values of the first rank's newest process; first those that have a best value."""
+    """The last logged values of the lowest rank's newest process, those with a best value first."""
     having = (each for each in processes if each.summary)
     first = min(
         having,
@@ -323,11 +323,11 @@ def _table(
 
 # -- GPUs
 
-# Up to this share of a GPU's memory may be the driver's own.
+# A GPU counts as unused up to this share of its memory, which the driver itself may take.
 _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
-# How the remark on every node without GPUs begins.
+# The remark on a missing GPU driver begins with these words. A node without GPUs does not show it.
 _NO_DRIVER = "There is no NVIDIA driver"
 
 
@@ -377,13 +377,13 @@ def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
         return f"{rank} of run {run}" if several_runs else rank
     if "run" in labels:
         return f"shared by run {run}"
-    # Other processes use it, or several runs. In a container the driver may report their memory
-    # only.
+    # No single run uses the GPU, but other processes or several runs may. In a container, the
+    # driver may report only the memory that they use.
     used, limit = gpu.get("used_bytes"), gpu.get("limit_bytes")
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
     if held or gpu.get("processes"):
         return "others"
-    # If the used memory is unknown, processes of other users may be invisible.
+    # If the used memory is unknown, the GPU may have invisible processes, so it is not called free.
     return "no rank" if used is None else "free"
 
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank",
         type=int,
         action="append",
-        help="this rank (default: the one that a verdict names), and one that no verdict names",
+        help="profile this rank, and a healthy one (default: the rank that a verdict names)",
     )
     parser.add_argument(
         "--steps",
@@ -170,8 +170,8 @@ def _choose(
                 found.append(Candidate(journal, each))
             elif each.rank == rank:
                 looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
-    # Of several processes with the same rank the last is chosen. Sort those last that take
-    # requests: they train, and are not evaluators.
+    # Of several processes with the same rank, the last one in this list is chosen. So put the
+    # processes that take requests at the end: they train, while the others only evaluate.
     found.sort(key=lambda each: each.takes_questions)
     suspects = [each for one in verdicts for each in reversed(found) if _is_named(each, one)]
     named = [each for each in reversed(found) if each.rank == rank]
@@ -225,7 +225,7 @@ class Window:
             "until_ns": self.asked_ns + int(wait_s * 1e9),
         }
         try:
-            # In one write, which is atomic for a fifo.
+            # A single write to a fifo is atomic, so requests of two users do not mix.
             line = f"profile {json.dumps(question)}\n"
             files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:

@@ -20,15 +20,16 @@ from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS, signals_with_en
 from otel_ddp.cli.command import cell
 from otel_ddp.errors import ConfigError
 
-# Metrics, traces or logs are abandoned after this many consecutive failures: a minute or two.
+# After this many consecutive failures, which take a minute or two, the rest of a signal (metrics,
+# traces or logs) is not sent.
 _MOST_FAILURES = 7
 # By default Prometheus refuses values older than this.
 _OLD_S = 3600.0
 _SHOWN_EVERY_S = 10.0
-# A file beside the data with the names of sent requests.
+# The name of a file beside the data, which lists the sent requests.
 _SENT = "sent"
 
-# The requests of one folder, in their order.
+# The requests of one folder, in the order in which they were stored.
 Requests = Sequence[Request]
 
 
@@ -51,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    # The variable OTEL_DDP_AGENT, meant for trainings, may be `offline`.
+    # Override OTEL_DDP_AGENT, which may still be `offline` from the training.
     conf = settings.read(agent="auto")
     directories = {each.resolve(): each for each in options.directories}
     spools = [spool for each in directories.values() for spool in find_spools(each)]
-    # These packages take long to import.
+    # Imported here, because these packages take long to import.
     from otel_ddp.agent.export.otlp.transport import Transport
 
     if not signals_with_endpoint(conf, os.environ):
@@ -94,8 +95,8 @@ def find_spools(directory: Path) -> list[Requests]:
 def merge_by_time(spools: Iterable[Requests]) -> list[Request]:
     """The requests of all spools, sorted by time; the order within each spool is preserved.
 
-    Backends refuse values much older than the newest one. If one node were sent after the other,
-    all values of the second would be too old.
+    Backends refuse values much older than the newest one. If the data of one node were sent after
+    that of another, all its values would be too old.
     """
     dated: list[tuple[int, Request]] = []
     for spool in spools:
@@ -159,7 +160,7 @@ class Replay(Waiting):
             while (wait_s := delivery.send_next(signal)) is not None:
                 yield
                 if wait_s:
-                    # Without any success, the address is probably wrong.
+                    # If no request has arrived so far, the address is probably wrong: give up.
                     if delivery.failures(signal) >= _MOST_FAILURES or self.left == total:
                         break
                     sleep(wait_s)
@@ -207,12 +208,13 @@ def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
 
 def _say_troubles(replay: Replay, spools: Sequence[Requests]) -> int:
     """Print how much did not arrive, and why; returns the exit status."""
-    # The reasons are in the log, on stderr.
+    # The log on stderr has the reason for each loss.
     lost = replay.dropped.items()
     troubles = [f"{points} points did not arrive: {what}" for what, points in lost]
     if replay.left:
         troubles.append(f"{replay.left} requests are left, and the next replay goes on there")
-    # Gaps in the numbers mean losses in offline spools only: others delete sent requests.
+    # Only in an offline spool does a gap in the numbers mean a loss: other spools delete requests
+    # once they are sent.
     offline = [each for each in spools if _folder(each).name.startswith(OFFLINE_PREFIX)]
     if missing := sum(each[-1].number - len(each) for each in offline):
         troubles.append(

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.http import as_json
 
-    # All reading is inside of `with`, which reports a damaged history.
+    # Read everything inside of `with`, which reports a damaged history.
     with find_run(options.which or "", history_directory()) as run:
         postmortems = postmortems_of(run)
         document = report.gather(run, postmortems)

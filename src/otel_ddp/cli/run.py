@@ -14,7 +14,7 @@ from otel_ddp.identity.identity import Choice
 from otel_ddp.integrations import launch
 from otel_ddp.journal import place
 
-# The exit codes of env, nohup and timeout.
+# Exit codes if the command cannot be run, as of env, nohup and timeout.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 

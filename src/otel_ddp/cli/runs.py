@@ -66,7 +66,7 @@ def _described(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The document for a terminal."""
+    """The document as lines for a terminal."""
     if found["runs"]:
         rows = [_HEADS, *(_row(each, found["now_ns"]) for each in found["runs"])]
         yield from aligned(rows, ("nodes", "world", "step"))

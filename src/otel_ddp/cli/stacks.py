@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank",
         type=int,
         action="append",
-        help="only this rank; may be given several times. On the node of rank 0 also one of "
-        "another node: its thread that trains",
+        help="only this rank; may be given several times. On rank 0's node also a rank of another "
+        "node, of which only the training thread is shown",
     )
     parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
     add_directory_option(parser)
@@ -67,7 +67,7 @@ def document(directory: str, ranks: Collection[int]) -> dict[str, Any]:
 def _row(
     process: AskedProcess | ProcessState, node: str, answer: Mapping[str, Any], **more: str
 ) -> dict[str, Any]:
-    """A process of the document. *node*: empty for this node."""
+    """The JSON of one process. *node*: empty for this node."""
     return {
         "group": str(process.group or ""),
         "run": str(process.run or ""),
@@ -122,9 +122,10 @@ def _credentials(named: str) -> Mapping[str, str]:
 
 
 def _ask_agent(place: Place, path: str, headers: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """The answer of the agent of a place, or a sentence on why there is none.
+    """The answer of the agent that serves this place, or a sentence on why there is none.
 
-    Not by urllib, which would use a proxy, and follow a redirect with the token.
+    Does not use urllib, which would use a proxy, and would send the token to the target of a
+    redirect.
     """
     if not place.agent_is_alive():
         return "no agent runs here"
@@ -148,7 +149,7 @@ def _ask_agent(place: Place, path: str, headers: Mapping[str, str]) -> Mapping[s
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The document for a terminal."""
+    """The document as lines for a terminal."""
     for each in found["processes"]:
         yield (
             f"rank {cell(each['rank'], '?')}, run {cell(each['run'])}"

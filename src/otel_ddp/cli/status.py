@@ -49,7 +49,7 @@ def watch(directory: str) -> int:
             "The live picture needs a terminal, and its name in TERM; `otel-ddp status` prints it "
             "once."
         )
-    # Called before the screen is cleared, as it may raise.
+    # Call this once before the screen is cleared, as it may raise.
     _survey(directory)
     end_by_signals()
     _write("\x1b[2J")

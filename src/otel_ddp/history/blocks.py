@@ -10,29 +10,29 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-# So few that a block is longer than the correlation of its steps.
+# With so few blocks, a block is longer than the time over which its steps are correlated.
 _BLOCKS = 12
-# Winsorize this many of the lowest and of the highest blocks: a run may be slow from some step on,
-# and its first steps are slow.
+# Winsorize this many of the lowest and of the highest blocks, because the first steps of a run are
+# slow, and a run may become slow later.
 _OUTLIERS = 2
 _FEWEST_STEPS = 40
-# Logged values are fewer than steps, and further apart.
+# This limit is lower than that of steps, because a run logs fewer values, at longer intervals.
 _FEWEST_VALUES = 5
-# Runs of the same code on a shared machine differed by 4 % to 6 %, their blocks by 3 %. So the
-# variance between runs is this many times the variance between blocks.
+# On a shared machine, runs of the same code differed by 4 % to 6 %, the blocks within a run by 3 %.
+# So the variance between runs is this many times the variance between blocks.
 _RUNS_VARY = 3.0
-# The same factor for logged values: a value that drifts during a run differs between runs.
+# The same factor for logged values. It is small, but not 0, since drifting values differ by run.
 _VALUES_VARY = 0.1
-# A step is a pause if it is this many standard deviations above the median...
+# A step is a pause if it takes this many standard deviations longer than the median step.
 _FAR = 10.0
-# ... unless pauses are more frequent than this: then they belong to the training.
+# If a larger share of the steps are pauses, they belong to the training, and count as steps.
 _MOST_PAUSES = 0.03
 
 
 def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The p value for the steps of two runs; None if there are too few.
+    """The p value for the step times of two runs; None if there are too few steps.
 
-    The pace of a machine differs from run to run, which counts as chance too. Its variance is
+    A machine is faster in some runs than in others. This counts as chance too: its variance is
     estimated from the variance within the runs.
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
@@ -42,7 +42,10 @@ def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def of_values(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The p value for logged values of two runs; if they are few, each value is a block."""
+    """The p value for one logged value of two runs; None if a run logged it too rarely.
+
+    If a run has fewer values than blocks, each value is a block.
+    """
     fewest = min(len(first), len(second))
     if fewest < _FEWEST_VALUES:
         return None
@@ -57,7 +60,7 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def without_pauses(values: Sequence[float]) -> list[int]:
-    """The positions of all values except a few far above the others."""
+    """The indices of all values but pauses; of all values if pauses are frequent."""
     middle = median(values)
     spread = median(abs(value - middle) for value in values)
     limit = middle + _FAR * max(1.4826 * spread, 0.01 * abs(middle))
@@ -96,14 +99,15 @@ def _of_means(
 
 def _squares(means: Sequence[float]) -> float:
     middle = fmean(means)
-    # `**` raises OverflowError for large numbers, a product becomes infinite.
+    # For large numbers `**` raises OverflowError, while a product becomes infinite.
     return sum((each - middle) * (each - middle) for each in means)
 
 
 def two_sided(t: float, freedom: float) -> float:
     """The two-sided p value of Student's t distribution, by Wallace's normal approximation.
 
-    With 8 or more degrees of freedom, a p of 0.01 is at most 1 % too high; a smaller p errs more.
+    With 8 or more degrees of freedom, a p of 0.01 is at most 1 % too high; the error of a smaller p
+    is larger.
     """
     nearer = (8 * freedom + 1) / (8 * freedom + 3)
     return math.erfc(nearer * math.sqrt(freedom * math.log1p(t * t / freedom) / 2))

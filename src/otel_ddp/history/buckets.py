@@ -1,8 +1,8 @@
 """Aggregates neighbouring values or steps into buckets, and packs buckets into blocks.
 
-A bucket is a tuple: four columns that all buckets have, then the columns of its form. A block is a
-row of the file, with up to BLOCK neighbouring buckets of one series: so a write costs a row or two
-for each series, not one for each value.
+A bucket is a tuple: four columns that all buckets have, then the columns of its `Form`. A block is
+a database row with up to BLOCK neighbouring buckets of one series, so that a write changes one or
+two rows for each series instead of one for each value.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE_CODE, PHASES
 BLOCK: Final = 64
 """At most this many buckets are in one block."""
 FAR: Final = (1 << 63) - 1
-"""No series has a higher step."""
-# In the head of a block: all numbers of a column are equal, and stored once.
+"""A number above the steps of all series."""
+# Flag in the head of a block: all numbers of this column are equal, and only one is stored.
 _ALIKE = 0x8000
 
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]
 FIRST, UNTIL, FIRST_NS, LAST_NS = range(4)
-"""The columns that all buckets have: first and last step, first and last time."""
+"""The indices of the columns that all buckets have: first and last step, first and last time."""
 FINITE: Final = 4
-"""The column `finite` of VALUES."""
+"""The index of the column `finite` in VALUES."""
 
 
 _LATEST = itemgetter(-1)
@@ -44,7 +44,7 @@ _SHARED: Mapping[str, _Column] = {
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The begin and end of each run of equal consecutive numbers."""
+    """The begin and end of each stretch of equal consecutive numbers."""
     if len({*numbers}) == len(numbers):
         return [*pairwise(range(len(numbers) + 1))]
     begins = [at for at, (one, other) in enumerate(pairwise(numbers), 1) if one != other]
@@ -72,7 +72,7 @@ class Form:
     """The columns of a series' buckets, and how buckets are merged."""
 
     def __init__(self, columns: Mapping[str, _Column]) -> None:
-        """*columns*: for each, its type code for `array`, and the function that merges numbers."""
+        """*columns*: by name, its type code for `array`, and the function that merges numbers."""
         self.names = (*_SHARED, *columns)
         self._columns = (*_SHARED.values(), *columns.values())
 
@@ -82,14 +82,17 @@ class Form:
         return tuple(rule(each) for (_, rule), each in zip(self._columns, columns, strict=True))
 
     def sum_up(self, columns: Columns, wide: int) -> dict[int, Row]:
-        """Merge the buckets of a series into buckets of *wide* steps; returns them by number."""
+        """Merge the buckets of a series into buckets of *wide* steps.
+
+        Returns them by their number, which is their first step divided by *wide*.
+        """
         numbers = [first // wide for first in columns[FIRST]]
         runs = _runs(numbers)
         rows = zip(*self._sums(columns, runs), strict=True)
         return dict(zip([numbers[begin] for begin, _ in runs], rows, strict=True))
 
     def in_pieces(self, columns: Columns, many: int) -> Iterable[Row]:
-        """Merge each *many* neighbouring buckets into one."""
+        """Merge each group of *many* neighbouring buckets into one bucket."""
         runs = _runs([at // many for at in range(len(columns[FIRST]))])
         return zip(*self._sums(columns, runs), strict=True)
 
@@ -101,7 +104,7 @@ class Form:
         return self._sums(columns, _runs([first // width for first in columns[FIRST]]))
 
     def _sums(self, columns: Columns, runs: Sequence[tuple[int, int]]) -> Columns:
-        # In the usual case there is nothing to merge.
+        # Usually each stretch is a single bucket, so there is nothing to merge.
         if len(runs) == len(columns[FIRST]):
             return columns
         return [
@@ -118,7 +121,7 @@ class Form:
         numbers = [first // span for first in columns[FIRST]]
         packed: list[tuple[str, Sequence[Any], bytes]] = []
         for (code, _), column in zip(self._columns, columns, strict=True):
-            # Reuse equal columns: of a single value, lowest, highest, last and sum are equal.
+            # Reuse equal columns: low, high, last and total of a single value are equal.
             same = (each[2] for each in packed if each[0] == code and each[1] == column)
             content = next(same, None) or array(code, column).tobytes()
             packed.append((code, column, content))
@@ -138,7 +141,7 @@ class Form:
         head = memoryview(content)[: 2 * len(self._columns)].cast("H")
         words = memoryview(content)[head.nbytes :]
         views: dict[str, memoryview[Any]] = {"q": words.cast("q"), "d": words.cast("d")}
-        # The file may come from elsewhere, with any content.
+        # The file may come from another machine and have any content.
         if not 0 < count <= BLOCK:
             raise ValueError(f"a block of {count} buckets")
         found = []
@@ -208,16 +211,16 @@ def form_of(kind: str) -> Form:
 
 
 def value_row(position: int, time_ns: int, value: float, epoch: float | None) -> Row:
-    """The bucket of one value. *position*: its step, or as in `Bucket.first` without steps."""
+    """The bucket of one value. *position*: its step; without steps, see `Bucket.first`."""
     epoch = math.nan if epoch is None else epoch
     if math.isfinite(value):
         return (position, position, time_ns, time_ns, 1, value, value, value, value, 0, epoch)
-    # The neutral elements of min and max.
+    # `low` and `high` of no finite value: the neutral elements of min and max.
     extremes = math.inf, -math.inf
     return (position, position, time_ns, time_ns, 0, 0.0, *extremes, value, 1, epoch)
 
 
-# From a phase code of the journal to the column of the phase; unknown codes count as "other".
+# Map phase codes of the journal to the index of the phase; unknown codes count as "other".
 _COLUMN = {PHASES[word]: at for at, word in enumerate(MEASURED_PHASES)}
 _COLUMN_OF = bytes(_COLUMN.get(code & PHASE_CODE, _COLUMN[PHASES["other"]]) for code in range(256))
 
@@ -241,7 +244,7 @@ def step_row(
 
 
 class Bucket(NamedTuple):
-    """Neighbouring values of one series."""
+    """Neighbouring values of one series, merged."""
 
     first: int
     """The first step; without steps the index of the value; in kind `node` the time in seconds."""
@@ -270,17 +273,17 @@ class Bucket(NamedTuple):
 
 
 class StepBucket(NamedTuple):
-    """Neighbouring steps of one rank, or of several."""
+    """Neighbouring steps of one rank, or of several, merged."""
 
     ranks: int
-    """The number of ranks."""
+    """The number of ranks whose steps are summed."""
     first: int
     until: int
     first_ns: int
     last_ns: int
     steps: int
     took_ns: int
-    """The sum over all steps and ranks, as in `phases_ns`."""
+    """The duration, summed over all steps and ranks. `phases_ns` are such sums too."""
     low_ns: int
     high_ns: int
     unusual: int
@@ -288,7 +291,7 @@ class StepBucket(NamedTuple):
     work: int
     """The number of tokens, or of samples if tokens are unknown."""
     phases_ns: dict[str, int]
-    """By phase. `comm_wait` is waiting for other ranks; all other phases are the rank's work."""
+    """The time in each phase. `comm_wait` is waiting for other ranks; all others are work."""
 
     @classmethod
     def of(cls, row: Row, ranks: int = 1) -> StepBucket:

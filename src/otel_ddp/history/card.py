@@ -1,4 +1,4 @@
-"""The card that a run shows at its end: at most twenty lines."""
+"""The card: the summary of at most twenty lines that a run prints at its end."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Card(NamedTuple):
     where: str = ""
     steps: int = 0
     last_step: int | None = None
-    """The program's number of the last step. After a restart it may exceed `steps`."""
+    """The program's number of the last step, above `steps` if the run resumed a training."""
     step_s: float | None = None
     phases_s: Mapping[str, float] = {}
     goodput: str = ""
     of_rank: str = ""
-    """The rank of `phases_s`; empty if that is the mean over all ranks."""
+    """The rank whose phases `phases_s` has; empty if `phases_s` is the mean over all ranks."""
     values: Sequence[CardValue] = ()
     sentences: Sequence[str] = ()
     gpus: Sequence[str] = ()
@@ -121,7 +121,7 @@ def card_of(
     sentences: Sequence[str] = (),
     look: Sequence[str] = (),
 ) -> Card | None:
-    """The card of a run that has just ended; None if it made no step."""
+    """The card of a run that has just ended, from a rank's journal; None if it made no step."""
     steps = round(_sum_of(reader, catalog.TRAINING_STEPS))
     values, last_step = _values(reader, extremes)
     if not steps and last_step < 0:
@@ -130,7 +130,7 @@ def card_of(
     group, run = process.group, process.run or "?"
     world, rank = process.world_size, process.rank
     hook_s = _sum_of(reader, catalog.OTEL_DDP_HOOK_TIME)
-    # A histogram's values: the sum, then the count of each bucket.
+    # The values of a histogram are the sum and then the count of each bucket.
     durations = [each.values for each in reader.totals(catalog.TRAINING_STEP_DURATION.name)]
     timed = sum(sum(each[1:]) for each in durations)
     return Card(
@@ -156,7 +156,10 @@ def _sum_of(reader: Journal, metric: catalog.Metric) -> float:
 
 
 def _phases_s(reader: Journal) -> dict[str, float]:
-    """Time by phase, on the device's clock if there is one: the host's phases only launch work."""
+    """The time in each phase, by the GPU's clock if there is one.
+
+    With a GPU, the phases on the CPU only launch work.
+    """
     by_clock: dict[str, dict[str, float]] = {}
     for each in reader.totals(catalog.TRAINING_PHASE_TIME.name):
         phases = by_clock.setdefault(each.attributes.get("clock", ""), {})
@@ -178,7 +181,7 @@ def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[Ca
 
 
 def _with(last: Point, extremes: Extremes) -> Extremes:
-    """The extremes including the last value, which the agent may not have counted yet."""
+    """The extremes including *last*, which the agent may not have counted yet."""
     points = [*extremes, *([last] if isfinite(last.value) else [])]
     by_value = operator.attrgetter("value")
     return Extremes(min(points, key=by_value), max(points, key=by_value))

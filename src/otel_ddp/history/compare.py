@@ -19,9 +19,9 @@ SCHEMA = 5
 _SIGNIFICANT_P = 0.01
 # A smaller relative change is not reported, however significant it is.
 _LEAST_CHANGE = 0.01
-# A change of a phase is not reported if it is a smaller share of the step.
+# A phase is not reported if its change is a smaller share of the step time.
 _LEAST_OF_STEP = 0.005
-# Logged values are compared over this last part of the steps that both runs have.
+# Logged values are compared over this last share of the steps that both runs have made.
 _LAST_PART = 0.2
 
 # The first steps are excluded: they fill caches, grow buffers, tune kernels.
@@ -35,7 +35,7 @@ _CONDITIONS = "nodes gpus model backend precision strategy torch device_runtime"
 
 
 class Value(NamedTuple):
-    """A logged value."""
+    """A logged value of one run."""
 
     name: str
     split: str
@@ -56,7 +56,7 @@ class Side(NamedTuple):
     cells: list[Cell]
     values: list[Value]
     look: str = ""
-    """A hint where all ranks are shown, if this history lacks some; else empty."""
+    """A hint on where to see all ranks, if this history lacks some; else empty."""
 
 
 def load(words: str, folder: Path, *, paths: bool = True) -> Side:
@@ -99,7 +99,7 @@ def _value(run: WholeRun, name: str, split: str, buckets: Sequence[Bucket]) -> V
 
 
 class Row(NamedTuple):
-    """One measure or logged value of both runs."""
+    """One row of the comparison: a measure or a logged value of both runs."""
 
     name: str
     unit: str
@@ -107,7 +107,7 @@ class Row(NamedTuple):
     before: float | None = None
     after: float | None = None
     p: float | None = None
-    """The p value, corrected for multiple tests; None if not tested: `untested` has the reason."""
+    """The p value, corrected for multiple tests; None without a test: `untested` says why."""
     untested: str = ""
     split: str = ""
     of_value: bool = False
@@ -161,7 +161,7 @@ def _tested(
 
 
 def _measures(cells: Sequence[Cell]) -> dict[str, list[float]]:
-    """By name of a measure, its value in each cell."""
+    """The values of each measure in all cells, by the name of the measure."""
     throughput = [cell.work / cell.took_s if cell.took_s else 0.0 for cell in cells]
     return {
         "step_time": [cell.took_s for cell in cells],
@@ -180,7 +180,7 @@ def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
     for name, first in _measures(before).items():
         second = others[name]
         if name == "throughput" and any(first) and any(second):
-            # A few quick steps dominate a mean of rates, so the test compares times.
+            # A few quick steps dominate a mean of rates, so test the time per token or sample.
             inverse = ([1 / each if each else 0.0 for each in side] for side in (first, second))
             p = blocks.of_steps(*inverse)
             rows.append(_tested(Row(name, "1/s", "max"), first, second, p, "too few steps"))
@@ -261,7 +261,7 @@ class Comparison(NamedTuple):
     used: tuple[Used, Used]
     rows: list[Row]
     conditions: list[Differing]
-    """Differences that affect the steps whatever the code: number of ranks, versions, device."""
+    """Differing properties that affect the step time even of equal code, such as the device."""
     config: list[Differing]
 
     @property
@@ -355,7 +355,7 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> list[Differing]
 
 
 def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:
-    """The cells without warm-up, unusual phases and pauses; and the counts of their steps."""
+    """The cells without warm-up, unusual phases and pauses; and how many steps were excluded."""
     warm_up = min(max(int(_steps(cells) * _WARM_UP_SHARE), _FEWEST_WARM_UP), _MOST_WARM_UP)
     passed, warm = 0.0, list(cells)
     while warm and passed < warm_up:
@@ -375,7 +375,7 @@ def _steps(cells: Sequence[Cell]) -> float:
 
 
 def tables(found: Comparison) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    """The heads and rows of a table of steps and one of values, as text."""
+    """A table of steps and a table of values, each as texts: the heads and the rows."""
     if steps := [_step_cells(row) for row in found.rows if not row.of_value]:
         yield _HEADS, steps
     if values := [_value_cells(row) for row in found.rows if row.of_value]:

@@ -20,9 +20,9 @@ from otel_ddp.history.whole_run import WholeRun
 log = logging.getLogger("otel_ddp.history")
 
 _LONGEST_NAME = 100
-# The names that `file_name` makes.
+# Matches the names that `file_name` makes.
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
-# With more histories than this in one run, the limit of open files is raised.
+# To open more histories than this, the process raises its limit of open files.
 _MANY = 16
 _POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
 _LARGEST_POSTMORTEM = 16 * 1024 * 1024
@@ -30,7 +30,7 @@ _MOST_POSTMORTEMS = 200
 
 
 def default_directory(named: str) -> Path:
-    """The directory of histories. *named*: the user's setting; empty for the default on a disk."""
+    """The directory of histories. *named*: the user's setting; empty for the default directory."""
     return Path(named) if named else files.default_root() / "history"
 
 
@@ -50,7 +50,7 @@ def histories(directory: Path) -> Iterator[Path]:
 
 
 def why_not_ours(directory: Path) -> str:
-    """Why another user may have written histories in our directory; empty if none can have."""
+    """Why another user may have written files in our directory; empty if no other user can."""
     try:
         files.check_kept(directory)
         for path in histories(directory):
@@ -97,7 +97,10 @@ def _size(path: Path) -> int:
 
 
 def change(paths: Iterable[Path], texts: Mapping[str, str]) -> None:
-    """Set texts that replace those of the program. Raises OSError or sqlite3.Error."""
+    """Store texts of a run that a user changed. They replace the texts that the program set.
+
+    Raises OSError or sqlite3.Error.
+    """
     for each in paths:
         # SQLite creates files of its own in this folder, so no other user may write to it.
         with files.own_directory(each.parent), contextlib.closing(RunFile(each)) as file:
@@ -118,7 +121,7 @@ def delete(paths: Iterable[Path]) -> None:
 
 
 class NotFound(errors.OtelDdpError):
-    """No history or several match; the message is for the user."""
+    """No history matches, or several do. The message is for the user."""
 
 
 def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
@@ -174,7 +177,7 @@ def open_run(paths: Collection[Path]) -> WholeRun:
 
 
 def _known(folder: Path) -> dict[RunKey, dict[Path, int]]:
-    """By run: its files, and when each was last written."""
+    """The history files of each run, with the time of the last write to each file."""
     found: dict[RunKey, dict[Path, int]] = {}
     for path in sorted(histories(folder)):
         with contextlib.suppress(Unreadable), History(path) as history:

@@ -23,9 +23,9 @@ def goodput_of(run: WholeRun) -> dict[str, Any] | None:
         time = plain.mapping(history.about.get("time"))
         own = {str(history.about.get("node")): time}
         for node, counted in {**plain.mapping(time.get("nodes")), **own}.items():
-            # Both the node's agent and the lead may have counted the node's time: take the longer.
+            # The node's agent and the lead may both have counted the node's time: use the larger.
             of_nodes[node] = max(of_nodes.get(node, {}), plain.mapping(counted), key=_total_s)
-        # The first history is the one of rank 0's node.
+        # The first history is from rank 0's node.
         attempts = attempts or plain.list_of(dict, history.about.get("attempts"))
     seconds, late = (_summed(of_nodes.values(), key) for key in ("seconds", "late"))
     if not seconds:
@@ -53,7 +53,7 @@ def _summed(of_nodes: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]
 
 
 def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The public fields of an attempt. The private ones serve an agent that resumes this history.
+    """The public fields of an attempt. Only an agent that resumes this history needs the others.
 
     *before*: the previous attempt.
     """

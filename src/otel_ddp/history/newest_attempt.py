@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from otel_ddp import plain
 from otel_ddp.vocabulary.words import ENDED_STATES, NOT_HEARD
 
-# A history whose agent was killed stays "running". After this time it counts as silent.
+# If an agent is killed, its history stays "running". A run counts as silent if its history has not
+# been written for this time.
 _SILENT_S = 60.0
-# The state of several processes is the first of these that one of them has.
+# The state of several processes is the first of these states that any of the processes has.
 _STATES = ("running", "starting", "killed", "failed", "finished")
-# Tolerance for the clocks of two nodes.
+# _SAME_NS: tolerance between the clocks of two nodes. _NEVER_NS: later than all times.
 _SAME_NS, _NEVER_NS = 60 * 10**9, 2**63
-# The longest rank in digits: Python refuses to parse huge numbers.
+# The number of a rank has fewer digits than this: Python refuses to parse huge numbers.
 _LONGEST_RANK = 20
 
 Rank = Mapping[str, Any]
@@ -35,9 +36,9 @@ class OfNode(NamedTuple):
     node: str = ""
     run_began_ns: int = 0
     led_by: str = ""
-    """The node that leads the run, if another one does."""
+    """The lead's node, if it is another node; else empty."""
     others: Mapping[str, int] = {}
-    """The other nodes whose ranks this history includes, and since when."""
+    """The other nodes whose ranks this history includes, and since when it includes each node."""
 
 
 class Newest(NamedTuple):
@@ -68,10 +69,10 @@ def of_node(about: Mapping[str, Any], ranks: Mapping[str, Rank]) -> OfNode:
 
 
 def are_redundant(nodes: Sequence[OfNode]) -> list[bool]:
-    """For each history, whether the lead's history includes it: nodes may share one folder.
+    """For each history, whether the lead's history in the same folder has its data too.
 
-    The lead's history includes all nodes that are connected to it. A history with ranks of other
-    nodes is never redundant.
+    The lead's history includes the ranks of all nodes that are connected to the lead. A history
+    with ranks of other nodes is never redundant.
     """
     since: dict[str, list[int]] = {}
     for each in nodes:
@@ -87,7 +88,10 @@ def are_redundant(nodes: Sequence[OfNode]) -> list[bool]:
 
 
 def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
-    """The newest attempt over all nodes. If two histories describe a process, the later counts."""
+    """The newest attempt over all nodes.
+
+    If two histories describe a process, the history that knew its state last counts.
+    """
     began_ns = max((each.began_ns for each in nodes), default=0)
     found: dict[str, tuple[Rank, int]] = {}
     for node in nodes:
@@ -96,7 +100,7 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
             started_ns, is_same = _started_ns(each), _are_one(each, before)
             seen_ns = _seen_ns(each, node.seen_ns)
             if before and not is_same:
-                # The rank has moved to another node.
+                # The rank has moved to another node, so this is a newer attempt.
                 began_ns = max(began_ns, started_ns, _started_ns(before))
             if seen_ns >= before_seen_ns if is_same else started_ns >= _started_ns(before):
                 found[rank] = each, seen_ns
@@ -134,13 +138,16 @@ def _started_ns(rank: Rank) -> int:
 
 
 def _are_one(one: Rank, other: Rank) -> bool:
-    """Whether both are one process. Its start may differ: clock offsets are measured repeatedly."""
+    """Whether both describe the same process.
+
+    Two histories may have different starts of a process: clock offsets are measured repeatedly.
+    """
     names = [(each.get("node"), each.get("journal")) for each in (one, other)]
     return _started_ns(one) == _started_ns(other) or (bool(names[0][1]) and names[0] == names[1])
 
 
 def _seen_ns(rank: Rank, seen_ns: int) -> int:
-    """When the process was last known; on a silent node, when that node was last heard."""
+    """When the state was last known: for a silent node, when the process was last seen alive."""
     return (
         plain.whole(rank.get("seen_alive_ns")) or 0 if rank.get("state") == NOT_HEARD else seen_ns
     )
@@ -154,8 +161,8 @@ def _ended_ns(rank: Rank) -> int:
 def _state(ranks: Sequence[tuple[Rank, int]]) -> str:
     """The state of several processes, each with the time at which it was last known.
 
-    The processes of a vanished node stay "running", so they count only if no other node was seen
-    later. A process on a silent node counts as running.
+    The processes of a vanished node stay "running", so they count only if no other process was seen
+    _SILENT_S later. A process on a silent node counts as running.
     """
     latest_ns = max((seen_ns for _, seen_ns in ranks), default=0)
     states = [(str(each.get("state")), seen_ns) for each, seen_ns in ranks]

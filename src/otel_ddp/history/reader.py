@@ -21,7 +21,7 @@ from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES
 
 # How long to wait for a lock: longer than any write takes. On a file system without locks, SQLite
-# always reports one.
+# always reports that the file is locked.
 _BUSY_S = 0.5
 
 log = logging.getLogger("otel_ddp.history")
@@ -33,7 +33,7 @@ class Unreadable(errors.OtelDdpError):
 
 # In these verdicts, `step` is the program's number of the step at which the trouble began.
 _AT_A_STEP = ("nonfinite", "death", "stall")
-# Errors of reading a file that no agent has written: SQLite does not enforce types.
+# Reading a damaged or foreign file may raise these errors, since SQLite does not enforce types.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -100,7 +100,7 @@ class History:
         """Convert errors of SQLite to Unreadable."""
         try:
             yield
-        # The message may quote content that is not valid UTF-8.
+        # UnicodeError: SQLite's message may quote content that is not valid UTF-8.
         except (sqlite3.Error, UnicodeError) as error:
             raise Unreadable(f"{self.path} cannot be read: {error}") from error
 
@@ -123,12 +123,13 @@ class History:
     def shift(self) -> int:
         """Add this to our step numbers, which begin at 1, to get those of the program.
 
-        For the first attempt; 0 if the program logs no step numbers, or counts parts of steps.
+        For the first attempt. 0 if the program logs no step numbers, or its numbers count something
+        else, such as micro-batches.
         """
         return self._shift_at(0)
 
     def _shift_at(self, time_ns: int) -> int:
-        """The shift of the attempt that ran at this time: our numbers begin at 1 in each."""
+        """The shift of the attempt at this time: in each attempt our numbers begin at 1."""
         attempts = plain.list_of(dict, self.about.get("attempts"))
         begun = [each for each in attempts if (plain.whole(each.get("began_ns")) or 0) <= time_ns]
         last = (begun or attempts[:1] or [{}])[-1]
@@ -198,7 +199,7 @@ class History:
         return Bucket.of(rows[-1]) if rows else None
 
     def _block(self, series: Series, which: str, *arguments: Any) -> list[Row]:
-        """The buckets of the first block that this SQL selects."""
+        """The buckets of the first block that the SQL clause *which* selects."""
         query = f"SELECT count, content FROM blocks WHERE series = ? {which} LIMIT 1"
         found = self._rows(query, (series.id, *arguments))
         return [row for block in found for row in zip(*series.form.unpack(*block), strict=True)]
@@ -210,7 +211,7 @@ class History:
 
     @cached_property
     def step_series(self) -> dict[str, Series]:
-        """By rank: the series of its steps, by the device's clock if there is one."""
+        """The series of steps of each rank: by the device's clock if there is one."""
         found = self.series("steps")
         by_device = {each.key.rank: each for each in found if each.key.name == "device"}
         return {each.key.rank: by_device.get(each.key.rank, each) for each in found}

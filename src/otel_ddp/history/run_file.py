@@ -16,13 +16,14 @@ from otel_ddp.history import tables
 from otel_ddp.history.buckets import BLOCK, FAR, FIRST, LAST_NS, UNTIL, Form, Row, form_of
 from otel_ddp.history.tables import Event, SeriesKey
 
-# Limit of the buckets of all series of a run, about 200 MB. Each series gets an equal share of it,
-# within the bounds below.
+# The file of a run has at most this many buckets, about 200 MB. Each series may have an equal share
+# of them, within the bounds below.
 _MOST_BUCKETS = 2_000_000
 MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 40_000
 _MOST_EVENTS = 20_000
-# How long to wait for a lock. On a file system without locks, SQLite always reports one.
+# How long to wait for a lock. On a file system without locks, SQLite always reports that the file
+# is locked.
 _BUSY_S = 1.0
 _SERIES = "kind = ? AND name = ? AND rank = ? AND labels = ?"
 
@@ -52,8 +53,8 @@ class RunFile:
         self.path = path
         self._series: dict[SeriesKey, OpenSeries] = {}
         with contextlib.suppress(FileExistsError):
-            # Private from the start. An existing file must not be opened here: closing it would
-            # release the locks that SQLite holds for a reading thread.
+            # Create the file so that only this user can read it. Never open an existing file here:
+            # closing it would release the locks that SQLite holds for another thread.
             os.close(files.create(path))
         files.check_own(path)
         self._db = sqlite3.connect(
@@ -70,7 +71,7 @@ class RunFile:
         self._check_version()
         # Safe against a killed agent and a full disk; a power cut may lose the last seconds.
         execute("PRAGMA synchronous = NORMAL")
-        # Only the last blocks of each series are read again: 256 KiB instead of 2 MiB.
+        # Only the last blocks of each series are read again, so a cache of 256 KiB suffices.
         execute("PRAGMA cache_size = -256")
         execute("BEGIN IMMEDIATE")
         try:
@@ -84,8 +85,8 @@ class RunFile:
             raise
         execute("COMMIT")
         # With a write-ahead log, readers do not block the writer. On file systems that do not
-        # support it, SQLite ignores this. Only after the commit, which writes the application id:
-        # else it would be in the log, and not yet in the file.
+        # support it, SQLite ignores this. The log starts after the commit above, so that the
+        # application id is in the file itself, where `is_history` reads it.
         execute("PRAGMA journal_mode = WAL")
 
     def _check_version(self) -> int:
@@ -114,7 +115,7 @@ class RunFile:
             self._db.close()
 
     def read_positions(self) -> dict[str, tuple[int, int, int]]:
-        """By journal: how far it was read, and the ends of the last host and device steps."""
+        """By journal: up to where it was read, and when its last host and device steps ended."""
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
@@ -142,8 +143,8 @@ class RunFile:
     ) -> None:
         """Write in one transaction; raises sqlite3.Error or OverflowError.
 
-        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt. Its steps
-        replace those of earlier attempts with the same or higher numbers.
+        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt. The steps
+        of this attempt replace steps of earlier attempts with the same or higher numbers.
         """
         with self._transaction():
             for key, of_series in rows.items():
@@ -200,7 +201,7 @@ class RunFile:
         return [*zip(*columns, strict=True)]
 
     def _store(self, series: OpenSeries, rows: list[Row]) -> int:
-        """Write the buckets of whole blocks; returns the number of buckets after merging."""
+        """Write buckets as whole blocks, which replace stored ones; returns how many are left."""
         merged = series.form.merged(rows, series.width)
         self._db.executemany(
             "INSERT INTO blocks (series, start, count, first_ns, content) VALUES (?, ?, ?, ?, ?) "

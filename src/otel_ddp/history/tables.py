@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from otel_ddp import files
 
 VERSION: Final = 2
-"""SQLite's user_version. A reader refuses any other."""
+"""SQLite's user_version. A reader refuses other versions."""
 # SQLite's application_id: "oddp".
 APPLICATION: Final = 0x6F646470
 SUFFIX: Final = ".sqlite"
@@ -55,7 +55,8 @@ CREATE TABLE verdicts (
 def is_history(path: Path) -> bool:
     """Whether the application id of a file is ours. Raises OSError.
 
-    Reads the bytes: SQLite would create files beside it. Follows no links, and opens no fifos.
+    Reads the bytes itself, since SQLite would create files beside the file. Follows no links, and
+    opens no fifos.
     """
     head = files.read(path, _APPLICATION_AT + 4)
     return head.startswith(_MAGIC) and head[_APPLICATION_AT:] == APPLICATION.to_bytes(4, "big")
@@ -98,8 +99,8 @@ class SeriesKey(NamedTuple):
     """Identifies a series."""
 
     kind: str
-    """`value`: logged values; `steps`: a rank's steps, `name` is the clock; `node`: a gauge of the
-    node, a device or a process; `counter`: a counter of these."""
+    """`value`: logged values; `steps`: a rank's steps, with the clock as `name`; `node` and
+    `counter`: a gauge or a counter of the node, a device or a process."""
     name: str
     rank: str = ""
     labels: tuple[tuple[str, str], ...] = ()

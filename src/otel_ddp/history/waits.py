@@ -1,4 +1,4 @@
-"""Computes who waits for whom: bars of the latest ranks and all others, and lateness over steps."""
+"""Computes the page's picture of who waits for whom: bars of late ranks, and a strip over steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from otel_ddp.history.whole_run import WholeRun, column_width
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT, TRAINING_COLLECTIVE_STEP_WAIT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
-# How many of the last steps the bars cover; and the strip, while the run goes on.
+# The bars cover this many of the last steps; the strip, while the run goes on, the second number.
 _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
 # Limits of the strip of lateness: rows, columns, and ranks times columns.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
-# At most this many bars are shown for a mesh dimension. Samples are used that were taken up to
-# _NEAR_S before or after the shown steps.
+# A mesh dimension has at most this many bars. They use the samples from _NEAR_S before the shown
+# steps to _NEAR_S after them.
 _MOST_BARS, _NEAR_S = 128, 15
 # The least lateness of a suspect, as a share of a step.
 _LATE = 0.05
@@ -47,9 +47,10 @@ def _mean(rank: str, node: str, found: StepBucket) -> dict[str, Any]:
 
 
 def waits(run: WholeRun) -> dict[str, Any]:
-    """Bars for the steps of the first shown verdict on lateness, else the last steps; and a strip.
+    """The data of the bars, and of the strip of lateness below them.
 
-    The ranks of the verdict are always among the suspects, which have a bar each.
+    The bars cover the steps of the first shown verdict on lateness, or else the last steps. Each
+    suspect has a bar, and the ranks of the verdict are always suspects.
     """
     series = {one.key.rank: (history, one) for history, one in reversed(run.step_series())}
     spans = [span for each, one in series.values() if (span := each.step_range(one))]
@@ -57,7 +58,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
         return {"ranks": []}
     lowest, highest = min(low for low, _ in spans), max(high for _, high in spans)
     first_ones = shown_first(run.verdicts(), run.newest.began_ns)
-    # Verdicts on lateness are recognized by their excess.
+    # Only verdicts on lateness have an excess.
     lates = (each for each in first_ones if "excess_s" in plain.mapping(each.get("evidence")))
     late = next(lates, {})
     is_past = late.get("until_ns") is not None
@@ -91,7 +92,10 @@ def waits(run: WholeRun) -> dict[str, Any]:
 
 
 def _work_s(columns: Columns, wide: int) -> dict[int, float]:
-    """The mean work in each column of *wide* steps, by number. *columns*: those of _STRIP."""
+    """The mean work per step in each column of the strip, by the number of the column.
+
+    *columns*: the data that _STRIP selects. *wide*: the number of steps in a column.
+    """
     steps, work_ns = Counter[int](), Counter[int]()
     for first, many, *parts_ns in zip(*columns, strict=True):
         steps[first // wide] += many
@@ -119,7 +123,7 @@ def _together(others: Sequence[_Mean]) -> dict[str, Any] | None:
 
 
 def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
-    """By dimension of the device mesh: how long each rank waited per step around these times."""
+    """How long each rank waited per step around these times, by dimension of the device mesh."""
     found: dict[str, dict[str, float]] = {}
     name = TRAINING_COLLECTIVE_STEP_WAIT.name
     first_s, until_s = (extreme(times_ns, default=0) // 10**9 for extreme in (min, max))
@@ -138,7 +142,8 @@ def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
 def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any]:
     """The excess work of each rank over the median, in columns of steps.
 
-    With many ranks, a row shows the latest of several ranks. *shift*: see `History.shift`.
+    With many ranks, a row stands for several ranks and shows the most delayed one. *shift*: see
+    `History.shift`.
     """
     most = max(min(_MOST_COLUMNS, _MOST_CELLS // len(series)), 2)
     wide = column_width(series.values(), first, until, most)

@@ -55,7 +55,7 @@ class WholeRun:
         }
         self.of_nodes = [*nodes.values()]
         self.newest = newest_attempt(self.of_nodes)
-        # The first one is from rank 0's node.
+        # The first history is from rank 0's node.
         self.histories = sorted(nodes, key=lambda each: first_rank(self.newest, nodes[each]))
         self._opened = histories
         self.paths = [each.path for each in histories]
@@ -93,7 +93,7 @@ class WholeRun:
         return self.histories[0].shift
 
     def head(self) -> dict[str, Any]:
-        """The keys that the list, the page and a report share."""
+        """The keys that the list of runs, the page of a run, and a report share."""
         return {
             "group": self.group,
             "run": self.name,
@@ -180,17 +180,17 @@ class WholeRun:
         return [*dict.fromkeys([*own, *others])]
 
     def node_of(self, history: History, rank: str) -> str:
-        """The node of a rank, according to one of the histories."""
+        """The node of a rank, according to *history*."""
         return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
     def has_events_of(self, history: History, rank: str) -> bool:
-        """Whether to take a rank's events from this history. That of its own node has priority."""
+        """Whether to use the events of a rank in this history: not if its node has another one."""
         node = self.node_of(history, rank)
         return all(node != _node(each) for each in self.histories if each is not history)
 
     @property
     def look(self) -> str:
-        """A hint where all ranks are shown; empty if these histories have them."""
+        """A hint on where all ranks are shown; empty if these histories have all ranks."""
         led_by = self.word("led_by")
         own = {_node(each) for each in self.histories}
         return "" if led_by in own else where_to_look(led_by)
@@ -242,9 +242,9 @@ class WholeRun:
     def steps(
         self, wide: int, first: int = -FAR, until: int = FAR, rank: str = ""
     ) -> dict[int, StepBucket]:
-        """By number: buckets of *wide* steps, over all ranks or of one *rank*.
+        """Buckets of *wide* steps over all ranks, or of one *rank*, by the number of the bucket.
 
-        If a rank repeated steps on another node, only the repeated ones count.
+        If a rank repeated steps on another node, only the repetitions count.
         """
         found: dict[int, list[Row]] = {}
         begins: dict[str, int] = {}
@@ -264,14 +264,14 @@ class WholeRun:
         steps = self.steps(wide)
         found = [_cell(steps[at]) for at in sorted(steps)]
         if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
-            # Too many buckets include an unusual step to leave them out. So remove only the time of
-            # unusual phases.
+            # So many buckets include an unusual step that leaving them out would hide much of the
+            # run. So remove only the time of unusual phases from them.
             found = [_without_special(each) for each in found]
         return found
 
 
 def column_width(chosen: Iterable[_Of], first: int, until: int, most: int) -> int:
-    """The number of steps per column for at most *most* columns, a multiple of bucket widths."""
+    """The number of steps per column for at most *most* columns. Every bucket width divides it."""
     kept = math.lcm(*(series.width for _, series in chosen))
     return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
@@ -320,7 +320,7 @@ def _without_special(cell: Cell) -> Cell:
 
 
 def _merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each name and split. The last value is from the first row, extremes from all."""
+    """One row for each name and split: the first row's last value, and the extremes of all rows."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = plain.text(row.get("name")), plain.text(row.get("split"))
@@ -338,6 +338,6 @@ def _has_value(point: Any) -> bool:
 
 
 def _joined(earlier: list[Bucket], later: list[Bucket]) -> list[Bucket]:
-    """The values of a rank that moved to another node; repeated values count on the later node."""
+    """The values of a rank that moved to another node; for a repeated step, the later value."""
     from_step = min((each.first for each in later), default=2**63)
     return [each for each in earlier if each.until < from_step] + later

@@ -1,4 +1,4 @@
-"""The addresses of a run's page, on its node's agent."""
+"""Finds the address at which the node's agent serves a run's page, and a tunnel to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from otel_ddp import errors, files
 from otel_ddp.journal.place import Place
 
-# The address is near the beginning of the agent's file, which may be long.
+# Only this part of the agent's file is read: the address is near its beginning.
 _BEGINNING_BYTES = 4096
 _SCRAPE = re.compile(r'"scrape": "(http://[^"\\]+)/metrics"')
 
@@ -29,7 +29,7 @@ def page(place: Place) -> str:
 
 
 def page_of_run(page: str, run: str, group: str = "") -> str:
-    """The page of a run; without a group, of the newest run of this name."""
+    """The address of a run's page; without a group, that of the newest run with this name."""
     of_group = f"?{urlencode({'group': group})}" if group else ""
     return f"{page}/run/{quote(run, safe='')}{of_group}"
 
@@ -43,15 +43,16 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
     _, _, came_to, port = words
     forward = f"ssh -L {parts.port}:localhost:{parts.port}"
     if env.get("SLURM_JOB_ID"):
-        # A job inherits SSH_CONNECTION from the login node where it was submitted: jump over that.
+        # A job inherits SSH_CONNECTION from the login node where it was submitted. So this node is
+        # reached through the login node.
         return f"{forward} -J {_user()}@{came_to}:{port} {_user()}@{socket.gethostname()}"
     at = "" if port == "22" else f"-p {port} "
     return f"{forward} {at}{_user()}@{came_to}"
 
 
 def _user() -> str:
-    # Imported here, as few starts need it.
+    # Imported here, as it is rarely needed.
     import getpass
 
-    # It raises in a container whose user database lacks this user.
+    # `getuser` raises in a container whose user database lacks this user.
     return errors.attempt(getpass.getuser, str(os.geteuid()))

@@ -13,7 +13,8 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, run_names
 from otel_ddp.identity.lead import Lead
 
-# The variables of each argument, ours first, then other trackers'. The first one set counts.
+# The variables that set each argument: ours, then those of other trackers. The first one that is
+# set counts.
 VARIABLES = {
     "group": ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
     "run": ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
@@ -54,7 +55,7 @@ class Identity:
     name: str = ""
     description: str = ""
     tags: str = ""
-    """Sorted, with commas between them."""
+    """The tags, sorted, with commas between them."""
     node: str = ""
     """The user's name for this node; empty if there is none."""
     host: str = ""
@@ -78,8 +79,8 @@ class Identity:
     """Identifies the process that launched this one. It stays the same when restarted workers get
     other node ranks."""
     proposal: str = ""
-    """A unique name for the ranks to agree on. `run` may be the same in the next launch, if it is
-    derived from the address and port of a rendezvous."""
+    """A unique name that this rank proposes to the others. `run` is not unique if it comes from the
+    address and port of a rendezvous, as the next launch may use the same ones."""
 
     @property
     def may_have_others(self) -> bool:
@@ -98,7 +99,7 @@ class Identity:
 
     @property
     def wants_agreement(self) -> bool:
-        """Whether a name agreed by the process group is better than `run`."""
+        """Whether a name on which the ranks agree should replace `run`."""
         return self.run_from in run_names.NEGOTIABLE
 
     @property
@@ -132,7 +133,7 @@ def resolve(
     # Read arguments, variables and facts of the process.
     parent = launchers.multiprocessing_parent()
     if host is None:
-        # Windows lacks os.uname, but nothing is recorded there.
+        # Windows lacks os.uname. Nothing is recorded there, so the host may be empty.
         host = os.uname().nodename if hasattr(os, "uname") else ""
     process = launchers.ProcessFacts(
         env=env,
@@ -147,7 +148,7 @@ def resolve(
         for name in ("global_rank", "local_rank", "world_size")
     }
     asked_run = arguments.get("run")
-    # A task ignores the variable, which is the same for all tasks of a pool.
+    # A task ignores variables that name the run, since all tasks of a pool have the same variables.
     given_run = _text("run", asked_run, {} if in_task else env) or None
     given = frozenset(
         name for name, each in (numbers | {"run": given_run}).items() if each is not None
@@ -164,7 +165,7 @@ def resolve(
     may_be_alone = world in (None, 1)
     alone = facts.launcher == "lone" and not rank and may_be_alone
     parents = run_names.of_parent(process, facts, 1 if alone else world)
-    # A multiprocessing child with a name of its own does not belong to its parent's run.
+    # A multiprocessing child with a run name of its own does not belong to its parent's run.
     named = facts.launcher == "spawn" and bool(asked_run) and not joins
     named = named and given_run not in (parents.run, _text("run", None, env))
     # A named child without a rank counts as alone, until it joins a process group.
@@ -266,7 +267,7 @@ def _local_rank(
     master: str,
     host: str,
 ) -> int | None:
-    """Derive the local rank that a launcher does not provide: each node has consecutive ranks."""
+    """Derive the local rank if no launcher provides it, assuming consecutive ranks on each node."""
     if rank is None:
         return None
     if world == 1 or nodes == 1 or _is_here(master, host):
@@ -326,7 +327,7 @@ def _number(name: str, argument: object, env: Mapping[str, str], least: int = 0)
         text = env.get(variable, "").strip()
         return launchers.whole(variable, text, least, "correct or unset it") if text else None
     value = least - 1
-    # Refuse a bool, which is an int to Python; accept integers of NumPy and torch, which are not.
+    # Refuse a bool, which Python counts as an int; accept integers of NumPy and torch.
     if isinstance(argument, SupportsIndex) and not isinstance(argument, bool):
         value = operator.index(argument)
     if value < least:

@@ -68,13 +68,13 @@ _TORCHRUN = _Variables(
     ("GROUP_WORLD_SIZE",),
     "TORCHELASTIC_RUN_ID",
 )
-# A parent may set the variables of these launchers for one of its children.
+# Launchers whose variables a multiprocessing parent may set for one of its children.
 _OWN = ("environment", "kubernetes")
 # DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's pytorch plugin, a shell loop.
-# Their other variables (PET_*, VC_TASK_INDEX, JOB_COMPLETION_INDEX) are not used: the first are
-# torchrun's arguments, the others count within a part of the job.
+# Their other variables are not used: PET_* are torchrun's arguments, and VC_TASK_INDEX and
+# JOB_COMPLETION_INDEX count only within a part of the job.
 _ENVIRONMENT = _Variables("environment", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# OMPI_COMM_WORLD_NODE_RANK is not the node's index, but the process's index on its node.
+# OMPI_COMM_WORLD_NODE_RANK is not used: it is the process's index on its node, not the node's.
 _OPENMPI = _Variables(
     "openmpi",
     "OMPI_COMM_WORLD_RANK",
@@ -82,7 +82,7 @@ _OPENMPI = _Variables(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-# MPICH and Intel MPI. srun also sets PMI_RANK, but not the local ranks.
+# MPICH and Intel MPI. srun also sets PMI_RANK, but not MPI_LOCALRANKID, so both must be set.
 _HYDRA = _Variables("hydra", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _SLURM = _Variables(
     "slurm",
@@ -100,9 +100,9 @@ MPI = frozenset({"openmpi", "hydra"})
 
 
 def read(process: ProcessFacts) -> LauncherFacts:
-    """The facts of the innermost launcher.
+    """The facts from the innermost launcher.
 
-    Outer launchers with the same rank and world size fill gaps.
+    Facts that it does not set are taken from outer launchers with the same rank and world size.
     """
     candidates = list(_candidates(process.env))
     if process.spawned and candidates and not _is_torchruns_own(process, candidates[0]):
@@ -114,7 +114,7 @@ def read(process: ProcessFacts) -> LauncherFacts:
         try:
             outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # the innermost launcher is enough
+            continue  # an invalid outer launcher is ignored
         if (outer.global_rank, outer.world_size) == (facts.global_rank, facts.world_size):
             gaps: dict[str, Any] = {
                 key: getattr(outer, key) for key, value in facts._asdict().items() if value is None
@@ -161,12 +161,12 @@ def multiprocessing_parent() -> int | None:
     # In a multiprocessing child, the module is always imported.
     module = sys.modules.get("multiprocessing")
     parent = None if module is None else module.parent_process()
-    # Not os.getppid(), which may be the fork server.
+    # Do not use os.getppid(), which may be the pid of the fork server.
     return None if parent is None else parent.pid or 0
 
 
 def parent_was_given(process: ProcessFacts, name: str) -> bool:
-    """Whether our parent inherited the same value of a variable, so that it did not set it for
+    """Whether our parent was started with our value of a variable, so it did not set the value for
     us."""
     theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
     return process.env.get(name, "") == theirs.get(name, "")
@@ -186,7 +186,7 @@ def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[s
         if above < 1 or any(theirs.get(name) != value for name, value in ours.items()):
             break
         pid = above
-    # With the boot id, since after a reboot another process may have the same pid and start time.
+    # Includes the boot id: after a reboot, another process may have the same pid and start time.
     stat = files.stat_fields(process.proc / str(pid))
     started = stat[19] if len(stat) > 19 else ""
     return "process", _boot_id(process.proc), process.host, str(pid), started
@@ -241,7 +241,7 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
         local_world = local_world or world
         node_rank = node_rank or 0
     if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
-        # --virtual-local-rank sets 0 for all ranks, each of which sees a single GPU.
+        # With --virtual-local-rank each rank sees a single GPU, and LOCAL_RANK is 0 for all ranks.
         local = rank % local_world if world == local_world * nodes else 0
     return LauncherFacts(
         launcher=variables.launcher,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 
 FACT = "lead"
-"""Name of the fact in a journal that holds the lead. It is never sent to another node."""
+"""The fact of a journal that holds the lead. As it has the secret, it never leaves the node."""
 
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"[0-9a-f]{64}")
@@ -23,7 +23,7 @@ _MOST_HOSTS = 8
 _MOST_PORTS = 8
 _MOST_BYTES = 4096
 
-# Below the ephemeral ports of Linux, and below Kubernetes' node ports.
+# The range for the lead's port: below the ephemeral ports of Linux and Kubernetes' node ports.
 _PORTS = range(20000, 30000)
 _CANDIDATES = 4
 
@@ -33,9 +33,9 @@ class Lead(NamedTuple):
 
     secret: str
     hosts: tuple[str, ...]
-    """Names and addresses of its node, the most likely first; some may be wrong."""
+    """Names and addresses of the lead's node, the most likely first; some may be wrong."""
     ports: tuple[int, ...]
-    """Candidates: the lead listens on the first free one."""
+    """Candidates for its port: the lead listens on the first free one."""
 
     def __repr__(self) -> str:
         # Without the secret, as this text may be logged.
@@ -57,7 +57,7 @@ class Lead(NamedTuple):
 
 def propose(hosts: Iterable[str] = ()) -> Lead:
     """A lead with a new secret, at ports that may be free."""
-    # Not `random`: training scripts seed it, so that it would repeat the secret.
+    # Do not use `random`: training scripts seed it, so it would repeat the secret.
     drawn = os.urandom(_SECRET_BYTES + 2 * _CANDIDATES)
     numbers = memoryview(drawn[_SECRET_BYTES:]).cast("H")
     ports = dict.fromkeys(_PORTS[number % len(_PORTS)] for number in numbers)
@@ -98,8 +98,8 @@ _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 def _leaves_by(family: int, far: str) -> str:
     """Our source address on the route to another address. Connecting a UDP socket sends nothing."""
-    # inet_pton refuses a host name, whose lookup could block the training. A missing route raises
-    # too.
+    # inet_pton raises for a host name, whose lookup could block the training; connect raises if
+    # there is no route.
     with contextlib.suppress(OSError):
         socket.inet_pton(family, far)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -17,7 +17,8 @@ INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 # Sources whose names may differ between nodes, or be the same for two launches: a process group may
 # replace such a name by an agreed one.
 NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
-# Of these, the sources that may give each rank another name: the run waits for the process group.
+# Of these, the sources that may give each rank another name, so that the name is not final before
+# there is a process group.
 OPEN = frozenset({"parent", "rendezvous"})
 
 MOST_CHARACTERS = 200
@@ -36,7 +37,7 @@ class RunName(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The names inherited from another process, and its pid; empty if there are none."""
+    """Run and group that another process handed down, and its pid; empty if there is none."""
 
     run: str = ""
     group: str = ""
@@ -50,7 +51,7 @@ def find(
     world: int | None,
     make_id: Callable[[], str],
 ) -> RunName:
-    """The name of this launch, the same on all ranks if they share anything to derive it from."""
+    """The name of this launch. It is the same on all ranks if they share data to derive it from."""
     env = process.env
     if given:
         return RunName(given, "given")
@@ -60,7 +61,7 @@ def find(
     if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
         is_uuid = _UUID.fullmatch(elastic_id)
         return RunName(_derived("torchrun", elastic_id) if is_uuid else elastic_id, "launcher")
-    # Several tasks of srun that each run their own torchrun are several launches.
+    # If each task of srun runs a torchrun of its own, each task is a launch of its own.
     own_torchruns = facts.launcher == "torchrun" and facts.nodes != launchers.slurm_tasks(env)
     step = launchers.slurm_step(env)
     if step and facts.launcher not in launchers.MPI and not own_torchruns:
@@ -109,13 +110,13 @@ def hand_down(run: str, group: str, env: MutableMapping[str, str] = os.environ) 
     """Let ranks that this process starts join its run, if no launcher names one."""
     from urllib.parse import quote
 
-    # Quoted, as the locale's encoding may lack letters of the name.
+    # Percent-encode the names, as the locale's encoding may lack some of their letters.
     env[INHERITED_RUN] = f"{os.getpid()}:{quote(run)}:{quote(group)}"
 
 
 def make() -> str:
     """A new unique name."""
-    # Not `random`, which training scripts seed: every launch would get the same name.
+    # Do not use `random`: training scripts seed it, so every launch would get the same name.
     return readable(os.urandom(16))
 
 
@@ -128,7 +129,7 @@ def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
             return "\ufffd"
         return " " if category in ("Cc", "Zl", "Zp") else character
 
-    # Cut first, as cleaning a long text takes time.
+    # Shorten the text before cleaning it, since cleaning a long text takes time.
     some = text.strip()[: 4 * longest]
     return "".join(map(keep, some)).strip()[:longest].rstrip()
 
@@ -194,7 +195,7 @@ _MOST_LETTERS = 5
 
 
 def readable(random: bytes) -> str:
-    """The name for these bytes, deterministic.
+    """The readable name for these bytes; equal bytes give the same name.
 
     There are 2.5 x 10^11 names: a collision among 10,000 runs has a probability of 1 in 5,000.
     """

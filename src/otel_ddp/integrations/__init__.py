@@ -1,6 +1,6 @@
-"""What the integrations share: argument checks, phases between events, and automatic runs.
+"""Shared by the integrations: argument checks, phases between events, and automatic runs.
 
-Each framework has a module here, which imports the framework. `trackers` imports no tracker.
+The module of a framework imports that framework; `trackers` does not import the trackers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def checked(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class OpenPhase:
-    """Keeps at most one phase open.
+    """Holds at most one open phase.
 
-    The next phase ends it, because frameworks may skip end events.
+    The begin of the next phase ends it, because frameworks may skip end events.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class OpenPhase:
 def instrument(model: Any = None, **arguments: Any) -> otel_ddp.Run:
     """Like `otel_ddp.instrument`, but log a mistake instead of raising it.
 
-    Returns a run that records nothing after a mistake, or if the program has finished its run.
+    After a mistake, or if the program has finished its run, it returns a run that records nothing.
     """
     if _is_over():
         return _silent()

@@ -37,7 +37,7 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
     @property
     def experiment(self) -> otel_ddp.Run:
         """The run of this rank. Lightning reads it on every rank, before the training."""
-        # A run that an exception has ended is not continued: the next trial, say, opens its own.
+        # If an exception has ended the run, open a new one, as for the next trial of a sweep.
         if self._run is None or self._run.is_closed:
             self._run = self._instrument(**self._arguments)
         return self._run
@@ -132,7 +132,8 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 def _log(metrics: Mapping[str, Any], step: int | None) -> None:
     """Log on rank 0 only, like other loggers: values not averaged over ranks are rank 0's."""
     numbers = {name: value for name, value in metrics.items() if name != "epoch"}
-    # The step is the Trainer's, or a value that the program logs as `step`, mostly its epoch.
+    # `step` is not always a training step: a program may log another number as `step`, mostly its
+    # epoch.
     if (run := otel_ddp.current()) is not None:
         run.log_beside(numbers, step, metrics.get("epoch"))
 
@@ -141,8 +142,8 @@ def _log(metrics: Mapping[str, Any], step: int | None) -> None:
 def _wrapped(trainer: Any, module: Any) -> Any:
     """The model as wrapped by the strategy, or None if it is not wrapped.
 
-    Lightning calls `training_step` of an unwrapped module, and this calls models, which
-    `instrument` discovers. The same happens if `training_step` optimizes manually.
+    If it is not wrapped, Lightning calls `training_step` directly, and `instrument` discovers the
+    models that this method calls. The same holds if `training_step` optimizes manually.
     """
     model = trainer.strategy.model
     return None if model is module or not module.automatic_optimization else model
@@ -187,7 +188,7 @@ class _AddedLogger(OtelDdpLogger):
 
     @property
     def version(self) -> str:
-        """The version of the program's own logger, as the progress bar shows all versions."""
+        """The version of the program's own logger: the progress bar shows all loggers' versions."""
         return str(self._first.version)
 
 
@@ -206,7 +207,7 @@ def add_to_every_trainer() -> None:
 def _add_to_trainer(trainer: Any, *_: Any, **__: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return
-    # First, so that it ends the phase `eval` before the callback that saves a checkpoint.
+    # Ours comes first, so that it ends the phase `eval` before another callback saves a checkpoint.
     trainer.callbacks.insert(0, _AddedCallback())
     # The first logger determines the directory of checkpoints. So ours is never the only logger,
     # and not added if Lightning has dropped the program's loggers for `fast_dev_run`.

@@ -11,9 +11,9 @@ from otel_ddp.torch.hooks.called import Called
 
 
 def end_with_the_function() -> None:
-    """End a worker's run with its training function, with its exception if it raised one.
+    """End a worker's run when its training function ends; an exception makes the run fail.
 
-    Called by `otel-ddp run`. Ray ends workers by a signal, which would look like a death.
+    Called by `otel-ddp run`. Later Ray ends the worker by a signal, which would look like a death.
     """
     # Ray calls the function inside this context, in each worker.
     context = import_module("ray.train.torch").TorchConfig().train_func_context

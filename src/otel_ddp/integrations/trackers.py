@@ -49,18 +49,19 @@ class Call(NamedTuple):
     """The arguments by name."""
     result: Any
     is_inner: bool
-    """Whether the tracker made the call itself."""
+    """Whether the tracker itself made the call, and not the program."""
     is_recorded: bool
     """Whether a framework or another tracker made the call, and is itself recorded."""
 
 
 _Record = Callable[[Call], None]
 
-# The functions that are wrapped, by owner and attribute.
+# The owner and the attribute of each function that is wrapped.
 _wrapped: set[tuple[Any, str]] = set()
 # Runs that the program has opened with `mirror=True`.
 _mirrors: WeakSet[Any] = WeakSet()
-# A run that a tracker has named -> the pid in which it did so: a forked child inherits the object.
+# A run that a tracker has named -> the pid of the process in which it did. A forked child inherits
+# this entry, but its own tracker may name the run again.
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # The tracker's run -> the step of its next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -110,7 +111,7 @@ def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        # There is no frame if this function is the target of a thread.
+        # The caller's frame; None if this function is the target of a thread.
         frame = sys._getframe().f_back
         _record(tracker, record, frame, {**dict(zip(names, args, strict=False)), **kwargs}, result)
         return result
@@ -200,7 +201,7 @@ def _end(call: Call) -> None:
     given = call.given
     run = _run_of(call, opens=False)
     mlflow = sys.modules.get("mlflow")
-    # After the end of a nested MLflow run, its parent is still open.
+    # If a nested MLflow run has ended, its parent is still open, so our run goes on.
     if run is None or (mlflow is not None and mlflow.active_run() is not None):
         return
     error, state = given.get("error"), given.get("status") or given.get("state")
@@ -243,7 +244,7 @@ def _numbers(data: Mapping[Any, Any], joint: str, prefix: str) -> Iterator[tuple
 
 
 def _step(call: Call, commits: bool) -> Any:
-    """The step at which the tracker plots these values; the tracker counts steps by itself."""
+    """The step at which the tracker plots these values: given, or from the tracker's own count."""
     run, given = call.given["run"], call.given.get("step")
     if (following := _next_steps.get(run)) is None:
         following = errors.attempt(lambda: int(run.starting_step), 0)
@@ -292,7 +293,7 @@ def _write(call: Call) -> None:
     given = call.given
     tag, value = given.get("tag"), given.get("scalar_value")
     if (run := _run_of(call)) is not None:
-        # `add_hparams` writes results with an inner writer, whose folder is no prefix and no split.
+        # `add_hparams` writes with an inner writer, whose folder gives neither prefix nor split.
         prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
         # A split in the tag takes precedence.
         split = split_in(str(tag)) or split

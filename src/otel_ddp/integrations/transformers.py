@@ -15,7 +15,8 @@ from otel_ddp.torch.hooks.called import Called
 
 # Prefix of the metrics of an evaluation or a prediction -> their split.
 _SPLITS = {"eval_": "val", "test_": "test"}
-# Exists after an evaluation of a single data set; with several, the data set's name is part of it.
+# The metric by which an evaluation of a single data set is recognized. If there are several, the
+# names of their metrics include the data set.
 _OF_ONE_SET = "eval_runtime"
 # Keys of a model's configuration that list its classes.
 _NO_SETTINGS = frozenset({"id2label", "label2id"})
@@ -40,10 +41,10 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Like `instrument`, this raises for invalid arguments, before the first step."""
         arguments = self._arguments.copy()
-        # A run that the user has opened has a name already.
+        # If the user has opened the run, it already has a name.
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
-        # Without the model: callbacks get the inner one, not the DDP, FSDP or compiled module
+        # Do not pass the model: callbacks get the inner model, not the DDP, FSDP or compiled module
         # around it.
         run = self._instrument(**arguments)
         # The Trainer logs its own `loss`, a mean over ranks and steps, so no rank's loss is read.
@@ -104,7 +105,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
     ) -> None:
         self._phase.end()
-        # This may not be the last data set: if another follows, its evaluation replaces the phase.
+        # If another data set follows, its evaluation ends this phase again.
         if control.should_save and _OF_ONE_SET in (metrics or ()):
             self._phase.begin("checkpoint")
 
@@ -119,7 +120,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 def _configuration(args: Any, model: Any) -> dict[str, Any]:
     """The settings of Trainer and model, beginning with those that differ from the default.
 
-    Unset ones are left out, as labels have room for a hundred settings.
+    Unset settings are left out, because only a hundred settings fit into labels.
     """
     found: dict[str, Any] = args.to_dict()
     defaults = {name: field.default for name, field in args.__dataclass_fields__.items()}

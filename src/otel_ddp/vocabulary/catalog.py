@@ -21,7 +21,7 @@ LABELS: Mapping[LabelSet, tuple[str, ...]] = {
 
 
 class Kind(str, Enum):
-    """How the values of a series relate to each other."""
+    """The kind of a metric, as in OpenTelemetry."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -296,7 +296,7 @@ TRAINING_COLLECTIVE_STEP_CALLS = _collectives.gauge("training.collective.step_ca
     "Calls per step."
 )
 TRAINING_COLLECTIVE_STEP_SIZE = _collectives.gauge("training.collective.step_size", "By")(
-    "Bytes per step, of inputs or outputs: the larger."
+    "Bytes per step: the larger of inputs and outputs."
 )
 TRAINING_COLLECTIVE_STEP_WAIT = _collectives.gauge("training.collective.step_wait", "s")(
     "Time per step waiting for other members, if known."
@@ -355,8 +355,8 @@ TRAINING_ARTIFACT_STEP = _artifacts.gauge("training.artifact.step", "{step}")(
 _diagnosis = Section("Diagnosis", "rank")
 
 TRAINING_STRAGGLER = _diagnosis.gauge("training.straggler", "", "phase", "side")(
-    "1 while this rank keeps the others waiting; `phase` loses the time, `side` (`device` or "
-    "`host`) is late."
+    "1 while this rank keeps the others waiting; `phase` is the phase in which it is late, `side` "
+    "is what is late: `device` or `host`."
 )
 TRAINING_STRAGGLER_EXCESS = _diagnosis.gauge("training.straggler.excess", "1", "phase")(
     "Work time above that of the other ranks, as a share of the median step."

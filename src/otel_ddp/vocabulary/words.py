@@ -11,11 +11,11 @@ class Phase(NamedTuple):
 
     word: str
     code: int
-    """Public: boards map it to the word. Journals store it in the bits of PHASE_CODE."""
+    """Public: Grafana maps it to the word. Journals store it in the bits of PHASE_CODE."""
     kind: Literal["work", "compute", "wait", "unusual", "unmeasured"]
     """`compute` is work of a device. Steps with an `unusual` phase are not compared."""
     colour: str
-    """On boards and on the page. If one rank hangs, all others turn grey: the colour of waiting."""
+    """In Grafana and on the page. Waiting is grey, so if one rank hangs, all others turn grey."""
     shown: str = ""
     """The name in tables and sentences, if the word is not clear."""
 
@@ -50,7 +50,7 @@ _OF_CODE = {each.code: each.word for each in _PHASES}
 
 # The phases in which ranks work, in the order of tables.
 WORK_PHASES = ("data", "forward", "backward", "optimizer", "graph", "other")
-# Python's garbage collections: not a phase, they occur in any phase.
+# Python's garbage collection. It is no phase, because it occurs in any phase.
 GARBAGE = "garbage"
 COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")
 UNUSUAL_PHASES = tuple(each.word for each in _PHASES if each.kind == "unusual")
@@ -72,7 +72,7 @@ def shown_phase(word: str) -> str:
 
 STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
 ENDED_STATES = ("finished", "failed", "killed")
-# The state shown for a process on a silent node, as it may have ended.
+# The state shown for a process on a silent node, since the process may have ended.
 NOT_HEARD = "not heard"
 _STATE_OF_CODE = {code: word for word, code in STATES.items()}
 
@@ -85,13 +85,13 @@ def state_word(code: int) -> str:
 # Kinds of verdicts, the worst first. A harmless one is information.
 Kind = Literal[
     "death",  # a process was killed or failed
-    "silence",  # a node is silent, and the ranks of other nodes wait
+    "silence",  # a node is silent, and the ranks of other nodes wait for it
     "stall",  # no rank moves any more
     "nonfinite",  # a logged value became NaN or infinite
     "straggler",  # one rank keeps the others waiting
     "imbalance",  # one rank has more to do than the others
     "recurring",  # one rank stalls at regular intervals
-    "bound",  # what bounds the run
+    "bound",  # what limits the speed of the run
 ]
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
@@ -119,7 +119,7 @@ TIME_CAUSES: Mapping[str, str] = {
     "end": "after the last step",
     "unknown": "not known",
 }
-# On boards and on the page. Causes that are phases have the phase's colour.
+# Colours in Grafana and on the page. Causes that are phases have the phase's colour.
 TIME_COLOURS: Mapping[str, str] = {
     "productive": "#73BF69",
     "start": "#5794F2",

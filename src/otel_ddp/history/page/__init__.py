@@ -1,1 +1,1 @@
-"""The web page on live runs and histories: the answers to the requests of a browser."""
+"""The web page that shows live runs and histories: answers the requests of a browser."""

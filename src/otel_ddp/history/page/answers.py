@@ -81,7 +81,7 @@ def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
 
 
 def _pictures(run: WholeRun, names: Sequence[str], *kinds: str) -> dict[str, Any]:
-    """By name: the answer for its chart. The more lines a chart has, the fewer points each has."""
+    """The answer for the chart of each name. Charts of many lines have fewer points per line."""
     found = {}
     for name in names:
         lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)

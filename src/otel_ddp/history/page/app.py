@@ -20,11 +20,11 @@ from otel_ddp.history.reader import Unreadable
 from otel_ddp.journal.survey import Survey
 from otel_ddp.vocabulary.words import ENDED_STATES
 
-# Paths of the page; its script reads the view from the address.
+# All these paths return the same page, whose script selects the view by the path.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
-# Requests that do not read histories.
+# Requests that need no histories, so they are answered even while the disk hangs.
 _WITHOUT_DISK = ("now", "stacks")
-# Longer answers are compressed.
+# Answers of more bytes are compressed.
 _PACKED_FROM = 4096
 HIDDEN = (
     "This page is shown to the user of the agent and to root on this node, and to whoever has "
@@ -56,7 +56,7 @@ class App:
     ) -> None:
         """*ours*: read the folder only while no other user can write there.
 
-        *disk_hangs*: whether reading the folder may block for long. *live*: the agent's state; None
+        *disk_hangs*: whether the disk of the folder hangs. *live*: returns the agent's state; None
         without an agent.
         """
         self._runs = Runs(folder, ours)
@@ -96,7 +96,7 @@ class App:
     def _api(self, path: str, question: Question) -> Answer:
         if not question.is_private():
             raise Refused(403, HIDDEN)
-        # These have side effects, so only our page and command may send them.
+        # These requests have side effects, so only our page and command may send them.
         posts = {"stacks": self._stacks, "change": self._change}
         if path in posts:
             if question.method != "POST":
@@ -104,7 +104,7 @@ class App:
             http.check_post(question.headers)
         elif question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
-        # While a disk hangs, do not block further threads in it.
+        # While the disk hangs, reading histories would block this thread too.
         hangs = path not in _WITHOUT_DISK and self._disk_hangs()
         if path == "runs":
             rows, faults = ([], []) if hangs else self._runs.rows()
@@ -187,7 +187,7 @@ class App:
                 raise Refused(409, f"{run.name} goes on: change it once it has ended")
             paths, key = run.paths, (run.group, run.name)
         if "delete" in question.query and any(e.of_run == key for e in self._now_known().processes):
-            # The agent would restore the deleted file.
+            # An agent that still writes this history would restore the deleted file.
             raise Refused(409, f"the agent still writes {key[1]}: try again in five minutes")
         try:
             if "delete" in question.query:
@@ -204,7 +204,7 @@ class App:
         return _NOTHING if self._live is None else self._live()
 
     def _seen_by(self, live: Survey) -> dict[str, Any]:
-        """The keys that the answers with lists share."""
+        """The keys that the list of runs and the view Now share."""
         return {
             "now_ns": time.time_ns(),
             "node": live.agent.get("node", ""),
@@ -213,7 +213,7 @@ class App:
 
 
 def _not_kept(live: Survey) -> list[str]:
-    """Why the agent records no history at the moment, if it does not."""
+    """The reason why the agent records no history at the moment; empty if it does."""
     history = live.agent.get("history", {})
     if history.get("directory") == "":
         return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]

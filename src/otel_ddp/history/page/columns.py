@@ -28,7 +28,7 @@ SHOWN_PHASES = [
     }
     for each in map(PHASE.__getitem__, MEASURED_PHASES)
 ]
-# Keys of a series that a label must not override.
+# Keys in the JSON of a series that a label must not override.
 _TAKEN = ("run", "name", "rank", "node", "columns")
 
 
@@ -49,7 +49,7 @@ def described(name: str) -> dict[str, str]:
 
 
 def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]:
-    """The series of the requested names; `left_out` counts the series beyond the limit."""
+    """The series of the requested names; `left_out` is the number of series beyond the limit."""
     first = question.whole("first", -FAR, -FAR, FAR)
     until = question.whole("until", FAR, -FAR, FAR)
     wanted = question.whole("columns", 400, 2, _MOST_COLUMNS)
@@ -59,8 +59,8 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
         for name in question.texts("name")[:_MOST_NAMES]:
             found += _over_ranks(run, name, kinds, (wanted, first, until))
         return {"series": found, "left_out": 0}
-    # For ranks that moved to another node: the first step of each series on its newest node. Up to
-    # there, older nodes count.
+    # If a rank moved to another node: the first step of its series on the newest node. Only for
+    # earlier steps, its series on older nodes are used.
     begins: dict[SeriesKey, int] = {}
     for name in question.texts("name")[:_MOST_NAMES]:
         for history, series in _named(run, name, kinds):
@@ -90,7 +90,7 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
 def _over_ranks(
     run: WholeRun, name: str, kinds: tuple[str, ...], how: tuple[int, int, int]
 ) -> list[dict[str, Any]]:
-    """A series for each set of labels: mean, lowest and highest over the ranks."""
+    """One series for each set of labels, with the mean, lowest and highest value of the ranks."""
     alike: dict[tuple[tuple[str, str], ...], list[tuple[History, Series]]] = {}
     for one in _named(run, name, kinds):
         alike.setdefault(one[1].key.labels, []).append(one)
@@ -149,7 +149,7 @@ def _rates(buckets: list[Bucket]) -> dict[str, list[Any]]:
 
 
 def grid(run: WholeRun, question: Question) -> dict[str, Any]:
-    """Columns of equal numbers of steps: means over the requested ranks, weighted by steps."""
+    """The mean step times over the requested ranks, in columns of equal numbers of steps."""
     chosen = [one for one in run.step_series() if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]
     if not ranges:

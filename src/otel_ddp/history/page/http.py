@@ -32,13 +32,13 @@ class Question(NamedTuple):
     method: str = "GET"
     headers: Mapping[str, str] = {}
     is_private: Callable[[], bool] = lambda: True
-    """Whether the client may read more than /metrics."""
+    """Returns whether the client may read more than /metrics."""
     has_token: bool = False
     """Whether the request has a bearer token, which browsers do not send by themselves."""
 
     @classmethod
     def of_address(cls, target: str, **more: Any) -> Question:
-        """*target*: path and query that `check_request` has passed."""
+        """*target*: path and query, which `check_request` has accepted."""
         try:
             parts = urlsplit(target)
             query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
@@ -51,7 +51,7 @@ class Question(NamedTuple):
 
     @property
     def group(self) -> str | None:
-        """The requested group; None for the newest."""
+        """The requested group; None if the request means the newest group."""
         return self.text("group") if "group" in self.query else None
 
     def texts(self, name: str) -> Sequence[str]:
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 def json_text(content: Any, **how: Any) -> str:
     """JSON with null for NaN and infinities. *how*: arguments of `json.dumps`."""
-    # `default=str`: a history from elsewhere may have bytes instead of text.
+    # `default=str`: a history from another machine may have bytes instead of text.
     try:
         return json.dumps(content, allow_nan=False, default=str, **how)
     except ValueError:
@@ -84,7 +84,7 @@ def json_text(content: Any, **how: Any) -> str:
 
 
 def as_json(status: int, content: Any) -> Answer:
-    # A cut text may end with half a surrogate pair.
+    # "replace": a shortened text may end with half a surrogate pair.
     body = json_text(content, separators=(",", ":")).encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON}, body)
 
@@ -108,11 +108,11 @@ def _plain(content: Any) -> Any:
 
 # A Host header: a name or an address, with or without a port; no user, no escapes, no zone.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I | re.ASCII)
-# A header that POST requires: a form of another site cannot set it.
+# A POST must have this header, which a form of another site cannot set.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
-    # The page has a policy of its own, which replaces this one.
+    # For all answers but the page, which has a policy of its own.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -126,7 +126,7 @@ def check_request(target: str, headers: Message, *, any_name: bool = False) -> N
     """Raises Refused for a request by another site.
 
     A site may resolve its own name to this machine, so that its scripts can read our answers (DNS
-    rebinding). The Host header then has that name. *any_name*: accept any Host, as a token is
+    rebinding). The Host header then has the site's name. *any_name*: accept any Host, as a token is
     required.
     """
     if not target.startswith("/") or target.startswith("//"):

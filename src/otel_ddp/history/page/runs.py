@@ -27,7 +27,7 @@ from otel_ddp.vocabulary.words import ADVICE, HARMLESS_VERDICTS, TIME_CAUSES
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
-# Limits of a run in the list: points of its curve, settings.
+# Limits for each run in the list: points of its curve, and settings.
 _CURVE, _MOST_SETTINGS = 40, 60
 _RANK = "group run node rank state step phase phase_since_ns seen_alive_ns reason measuring read_ns"
 
@@ -36,7 +36,7 @@ _Signature = tuple[int, ...]
 
 
 class _File(NamedTuple):
-    """Data of a history file, read when the file had this signature."""
+    """Data of a history file. It is read again once the signature of the file changes."""
 
     signature: _Signature
     of_run: RunKey = ("", "")
@@ -49,7 +49,7 @@ class Runs:
     """The runs of a folder, with a cache of unchanged files. Thread-safe."""
 
     def __init__(self, folder: Path, ours: bool) -> None:
-        """*ours*: as in App."""
+        """*ours*: read the folder only while no other user can write there."""
         self.folder = folder
         self._ours = ours
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Runs:
         self._rows: dict[RunKey, tuple[dict[Path, _Signature], dict[str, Any]]] = {}
 
     def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """The runs, newest first; and the reasons for unreadable files."""
+        """The rows of the list, newest run first; and for each unreadable file the reason."""
         try:
             files = self._read()
         except Unreadable as why:
@@ -79,7 +79,7 @@ class Runs:
         return sorted(rows, key=lambda row: -row["began_ns"]), sorted(faults)
 
     def opened(self, group: str | None, run: str) -> WholeRun:
-        """Open the histories of a run; if *group* is None, of the newest group with such a run."""
+        """Open the histories of a run. *group*: None for the newest group that has such a run."""
         found = {
             path: each
             for path, each in self._read().items()
@@ -123,7 +123,7 @@ def _file(path: Path, signature: _Signature) -> _File:
 
 
 def _row(parts: dict[Path, _Signature]) -> tuple[dict[Path, _Signature], dict[str, Any]]:
-    """The row of the run with these files."""
+    """The row of one run in the list. *parts*: its history files."""
     with directory.open_run(parts) as run:
         verdicts = worst_first(run.verdicts(), run.newest.began_ns)
         summary = run.own_summary[:_MOST_SUMMARY_IN_LIST]
@@ -164,7 +164,7 @@ def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:
 
 
 def _short(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a verdict that the list shows."""
+    """The keys of a verdict that the list of runs shows."""
     keys = ("kind", "who", "phase", "step", "sentence", "since_ns", "until_ns", "evidence")
     return {key: verdict.get(key) for key in keys}
 
@@ -217,7 +217,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
 
 
 def _words_of(ranks: Iterable[Mapping[str, Any]], key: str) -> list[str]:
-    """The distinct texts under this key of the processes."""
+    """The distinct texts that the processes have under this key."""
     return sorted({str(each[key]) for each in ranks if each.get(key)})
 
 

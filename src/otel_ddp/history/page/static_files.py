@@ -1,4 +1,4 @@
-"""Assembles the page in one file with its scripts and style, to serve, or to save with answers."""
+"""Assembles the page as one file with its scripts and style, to be served, or saved with data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMPORT = re.compile(r'"\./([\w]+\.js)"')
 _NONCE = "NONCE-OF-THIS-FILE"
 # Characters that a data URL need not escape.
 _AS_IT_IS = "!$&'()*+,-./:;=?@[]^_`{|}~"
-# Only scripts with the nonce run, and nothing can be loaded.
+# Content security policy: only scripts with the nonce run, and the page cannot load other files.
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{}'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -25,14 +25,14 @@ _POLICY = (
 
 
 def served() -> tuple[str, str]:
-    """The page, which requests its data, and its content security policy."""
+    """The page without data, which it requests, and its content security policy."""
     nonce = secrets.token_urlsafe(16)
     policy = f"{_POLICY.format(nonce)}; connect-src 'self'; frame-ancestors 'none'"
     return _page().replace(_NONCE, nonce), policy
 
 
 def saved(answers: bytes) -> str:
-    """The page with answers: gzipped JSON in base64, so no text of a run can become markup."""
+    """The page with its data as gzipped JSON in base64, so that no text of a run becomes markup."""
     nonce = secrets.token_urlsafe(16)
     own = (
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(nonce)}">\n'
@@ -45,7 +45,7 @@ def saved(answers: bytes) -> str:
 
 @cache
 def _page() -> str:
-    """The page with a placeholder for the nonce."""
+    """The page with a placeholder instead of the nonce."""
     modules = {
         f"page/{path.name}": f"data:text/javascript,{quote(_module(path), safe=_AS_IT_IS)}"
         for path in sorted(_FOLDER.glob("*.js"))
@@ -63,5 +63,5 @@ def _page() -> str:
 
 def _module(path: Path) -> str:
     text = _IMPORT.sub(r'"page/\1"', path.read_text())
-    # The name of the module in a debugger.
+    # `sourceURL` sets the name of the module in a debugger.
     return f"{text}//# sourceURL={path.name}\n"

@@ -21,13 +21,13 @@ def add_to_path(env: MutableMapping[str, str]) -> None:
     """Make every Python that is started with these variables import our sitecustomize."""
     before = env.get("PYTHONPATH", "")
     others = [each for each in before.split(os.pathsep) if each != FOLDER]
-    # An empty entry means the working directory, an empty variable none.
+    # Do not join an empty variable: an empty entry of PYTHONPATH means the working directory.
     env["PYTHONPATH"] = os.pathsep.join([FOLDER, *others]) if before else FOLDER
 
 
 @errors.contained()
 def imported(name: str, call: str) -> None:
-    """Call our function for a module (see `NAMES`) that was imported."""
+    """Call our function for an imported module. `NAMES` in sitecustomize.py lists both."""
     if name in _done:
         return
     # A program may remove torch from `sys.modules`, and import it again.
@@ -42,14 +42,14 @@ def wait_for_training() -> None:
     try:
         from otel_ddp.torch.hooks.called import wait_for_training
     except ImportError:
-        # Another module named torch, or a torch that is years too old.
+        # This torch is another module of that name, or years too old.
         errors.reraise_foreign()
         return
     wait_for_training(_search)
 
 
 def _search() -> None:
-    # Imported here: a process that never trains does not need them.
+    # Imported here: a process that never trains does not need these modules.
     from otel_ddp.torch import discovery, models
 
     if models.is_new_enough():

@@ -21,7 +21,7 @@ export function allChosen(name) {
   return new URLSearchParams(location.search).getAll(name);
 }
 
-/** Write a choice into the address; the default, `otherwise`, is left out. */
+/** Write a choice into the address, unless it is the default, `otherwise`. */
 export function choose(name, value, otherwise = "") {
   // Some browsers do not let a script change the address of a local file.
   if (isSaved) return;

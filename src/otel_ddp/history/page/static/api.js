@@ -2,8 +2,8 @@
 
 import { answered, isSaved } from "./saved.js";
 
-// Duty cycle: the page waits for this many times the CPU time that the agent needed for its answers,
-// but no longer than LONGEST_REST_MS.
+// Limits the page's load on the agent: after a round of requests, the page waits for this many times
+// the CPU time that the agent's answers took, but no longer than LONGEST_REST_MS.
 const REST = 20;
 const LONGEST_REST_MS = 30000;
 const ANSWER_MS = 20000;
@@ -29,7 +29,7 @@ export async function ask(path, parameters = {}, options = {}) {
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
     answer = await fetch(address(path, parameters), { signal, ...options });
-    // Within `try`: the connection may break in the middle of an answer.
+    // Also within `try`, as the connection may break in the middle of an answer.
     text = await answer.text();
   } catch {
     throw new Error("The agent does not answer.");
@@ -48,7 +48,7 @@ export async function ask(path, parameters = {}, options = {}) {
 
 const asked = new Map();
 
-/** Like `ask`, but equal requests at about the same time share one answer. */
+/** Like `ask`, but equal requests within a short time share one answer. */
 export function askOnce(path, parameters) {
   const key = address(path, parameters);
   if (!asked.has(key)) {
@@ -89,7 +89,7 @@ export function pollWhileVisible(work, everyMs) {
 
 let silentSince = null;
 
-/** Show an error at the top of the page; the rest of the page stays. Empty: hide the error. */
+/** Show an error at the top of the page, or hide it if `error` is empty. The rest stays as it is. */
 function showTrouble(error) {
   const place = document.getElementById("trouble");
   if (!error) {

@@ -1,4 +1,4 @@
-// The x axis that all pictures of a view share: its kind, and the zoomed range of each kind.
+// The x axis that all pictures of a view share: its kind (step, time or epoch), and its zoomed range.
 
 import { choose, chosen } from "./address.js";
 
@@ -18,7 +18,7 @@ export class Axis {
     return this.zooms[kind] || null;
   }
 
-  /** Zoom all pictures with this kind of x; without a range, show all. */
+  /** Zoom all pictures with this kind of x axis to the range; without a range, show all data. */
   zoomTo(kind, range) {
     const before = this.zooms[kind];
     if (range && before && range.every((at, number) => at === before[number])) return;

@@ -1,6 +1,6 @@
 // The numbers of a picture as CSV.
 
-// A spreadsheet would read a text that begins like this as a formula.
+// A spreadsheet would run a text that begins with one of these characters as a formula.
 const FORMULA = /^[=+\-@\t\r]/;
 
 /** The points as rows; the labels of the series are the first columns. */

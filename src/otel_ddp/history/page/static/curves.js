@@ -11,7 +11,7 @@ export function positions(columns, kind) {
   return { time: columns.ms, epoch: columns.epoch || [] }[kind] || columns.x;
 }
 
-/** The EWMA of the values, without bias towards 0 at the first points. Gaps stay gaps. */
+/** The EWMA of the values, without bias towards 0 at the first points. Null stays null. */
 export function smoothed(values, weight) {
   let [sum, total] = [0, 0];
   return values.map((value) => {

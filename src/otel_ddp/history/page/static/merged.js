@@ -4,7 +4,7 @@ import { askOnce } from "./api.js";
 import { Picture } from "./picture.js";
 
 export class MergedPicture extends Picture {
-  /** `keys`: the runs. `draw` gets their answers as `parts`, and all their series as one list. */
+  /** `keys`: group and run of each run. `draw` gets the answers for all runs as `parts`. */
   constructor({ keys, ...rest }) {
     super(rest);
     this.keys = keys;

@@ -17,14 +17,14 @@ const resized = new ResizeObserver((entries) => {
 
 const KEYS = { "+": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
 const [PNG_SCALE, PNG_HEAD] = [2, 24];
-// How many columns to request: a multiple of SHARED up to MOST for a picture, MOST_ROWS for CSV.
+// A picture requests a multiple of SHARED columns, up to MOST; a CSV file has up to MOST_ROWS rows.
 const [SHARED, MOST, MOST_ROWS] = [800, 2400, 4096];
 
 /**
  * A picture of the answer to one request.
  *
- * `draw(answer, kind)` returns the arguments of `plot`, notes (sentences), and label (for screen
- * readers). Pictures that zoom together share an `axis`; `kind()` returns the kind of this one's x.
+ * `draw(answer, kind)` returns the arguments of `plot`, `notes` (sentences), and `label` (for screen
+ * readers). Pictures that zoom together share an `axis`; `kind()` returns the kind of the x axis.
  */
 export class Picture {
   constructor({ title, path, parameters, draw, axis, kind, isBare = false }) {
@@ -62,7 +62,7 @@ export class Picture {
     this.element.remove();
   }
 
-  /** Request the data again if the picture is in view; else when it comes into view. */
+  /** Request the data again: now if the picture is in view, else once it comes into view. */
   async refresh() {
     this.isStale = true;
     if (!this.isSeen || this.isAsking) return;
@@ -71,7 +71,7 @@ export class Picture {
     try {
       const zoom = this.axis.zoomOf(this.kind());
       const parameters = { ...this.parameters(), ...this.bounds(zoom) };
-      // Rounded up, so that pictures of similar width share one answer.
+      // Round up, so that pictures of similar width share one answer.
       const columns = Math.min(Math.ceil((this.plot.clientWidth || 1) / SHARED) * SHARED, MOST);
       this.answer = await this.load({ ...parameters, columns });
       if (!zoom) this.whole = this.answer;
@@ -93,7 +93,7 @@ export class Picture {
     return series || [{ columns }];
   }
 
-  /** The steps (or seconds) of the zoomed range, to request it in more detail. */
+  /** The first and last step (or second) of the zoomed range, to request it in more detail. */
   bounds(zoom) {
     if (!zoom) return {};
     const [low, high] = [Math.min(...zoom), Math.max(...zoom)];

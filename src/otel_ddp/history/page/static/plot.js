@@ -5,8 +5,8 @@ import { el } from "./dom.js";
 import { measured, number, scaled } from "./shown.js";
 
 const FONT = "11px system-ui, sans-serif";
-// A single long pause would flatten the rest of the chart. So if the highest value exceeds FAR times
-// the range without the highest RARE share of values, those above it are cut off, with a mark.
+// One very high value would flatten the rest of the chart. So if the values without the highest RARE
+// share of them span less than 1 / FAR of the full range, higher values are cut off, with a mark.
 const [RARE, FAR] = [0.02, 3];
 // In a line with at most this many values, each value gets a dot.
 const FEW = 60;
@@ -104,7 +104,7 @@ function tables(lines, colors) {
   return { ...found, data: found.parts.length > 1 ? window.uPlot.join(found.parts) : found.parts[0] };
 }
 
-/** The range of y: from the lowest to the highest value, without rare outliers; and their number. */
+/** The range of y: the lowest and the highest value except outliers; and the number of outliers. */
 function rangeOf(lines, { isLog, fromZero, cut }) {
   const values = lines.flatMap((line) => line.y).filter((value) => value !== null && (!isLog || value > 0)).sort((one, other) => one - other);
   if (!values.length) return { ends: [0, 1], cut: 0 };
@@ -120,7 +120,7 @@ function rangeOf(lines, { isLog, fromZero, cut }) {
   return { ends: [fromZero ? 0 : low - space, high + space], cut: isCut ? values.filter((value) => value > high).length : 0 };
 }
 
-/** The labels of ticks, with as many digits as make neighbours differ. */
+/** The labels of ticks, with enough digits that neighbouring labels differ. */
 function ticks(values, unit) {
   const [factor, name] = scaled(Math.max(...values.map(Math.abs)), unit);
   let digits = 0;
@@ -170,7 +170,7 @@ function cutMarks(chart, range, lines, { quiet }) {
   }
 }
 
-/** Show the values under the pointer: of each line, the last value up to there. */
+/** Show for each line the last value at or left of the pointer. */
 function showTip(chart, tip, told, { kind, unit }) {
   const { idx, left } = chart.cursor;
   tip.hidden = idx === null || idx === undefined || left < 0;

@@ -28,7 +28,7 @@ export function show(main, { group, run }, head) {
 }
 
 class Run {
-  /** `asked`: the promise of the run's first head, which main.js has requested. */
+  /** `asked`: the promise of the data of the page's head, which main.js has requested. */
   constructor(group, run, asked) {
     Object.assign(this, { group, run, asked });
     this.head = null;

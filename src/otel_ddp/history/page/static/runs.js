@@ -116,7 +116,7 @@ class Runs {
   }
 
   row(run, columns) {
-    // Each answer creates new rows: restore the ticks.
+    // Each answer creates new rows, so restore the user's ticks.
     const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": run.key, checked: this.ticked.has(run.key), change: () => this.tick(run, box.checked) });
     return el("tr", { "data-run": run.run }, el("td", {}, box), columns.map((name) => COLUMNS[name][0](run)));
   }
@@ -139,13 +139,13 @@ class Runs {
     if (isTicked) this.ticked.set(run.key, run);
     else this.ticked.delete(run.key);
     this.compare.disabled = this.ticked.size < 2;
-    // For a single run the fields show its texts, and an empty field deletes the text.
+    // If one run is ticked, the fields show its texts, and an empty field deletes the text.
     if (this.ticked.size > 2) return;
     const [only] = this.ticked.size === 1 ? this.ticked.values() : [{}];
     for (const [name, field] of Object.entries(this.texts)) field.value = only[name] ?? "";
   }
 
-  /** The texts to write. For several runs, an empty field leaves their texts unchanged. */
+  /** The texts to write. If several runs are ticked, an empty field leaves their texts unchanged. */
   written() {
     const all = Object.entries(this.texts).map(([name, field]) => [name, field.value]);
     return Object.fromEntries(all.filter(([, text]) => text || this.ticked.size === 1));

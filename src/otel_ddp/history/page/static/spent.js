@@ -38,7 +38,7 @@ function cause({ name, shown, colour, spent_s, share }, told) {
 
 function attemptsTable(attempts, now) {
   const rows = attempts.map((each, at) => {
-    // If no agent saw the end of an earlier attempt, it is unknown.
+    // If no agent saw an earlier attempt end, its end is unknown.
     const open = at === attempts.length - 1 ? now : "-";
     const ended = each.ended_ns ? `${each.state} ${time(each.ended_ns)}` : open;
     return [

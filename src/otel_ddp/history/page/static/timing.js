@@ -7,7 +7,7 @@ import { seconds, share as percent } from "./shown.js";
 import { marks } from "./marks.js";
 import { Picture } from "./picture.js";
 
-// At most this many remarks of ranks on which steps are measured, and which are not.
+// The picture has at most this many remarks on which steps the ranks measure, and which they do not.
 const MOST_REMARKS = 3;
 
 export class Timing {
@@ -67,7 +67,7 @@ export function meanOf(columns) {
   return (name) => columns[name].reduce((sum, value, at) => sum + (value || 0) * columns.steps[at], 0) / total;
 }
 
-/** The attempts to mark. None on an axis of steps: it has our step numbers, attempts have the program's. */
+/** The attempts to mark; none on an axis of steps, which has our numbers: attempts have the program's. */
 function begun(run, kind) {
   return kind === "time" ? run.attempts() : [];
 }

@@ -75,7 +75,7 @@ export class Values {
     this.more.hidden = wanted.length <= now.length;
     const remarks = [`${wanted.length} of ${this.names.length} names`];
     if (hidden.length) remarks.push(`${hidden.join(", ")} is logged under another name: filter for it to see it`);
-    // The program logs nothing itself, and the model does not return its loss.
+    // The program logs no values, and otel_ddp reads no loss, because the model returns none.
     if (!names.includes("loss") && names.every((name) => name in READ)) {
       remarks.push('no loss is read, as the model returns none: run.log({"loss": loss}, step=step) logs it');
     }
@@ -99,7 +99,7 @@ export class Values {
   }
 }
 
-/** The names that the program logs before those that otel_ddp reads; and the latter's duplicates. */
+/** All names, first those that the program logs; and the names that duplicate one of the program. */
 function arranged(names) {
   const plain = new Set(names.map((name) => name.toLowerCase().replace(/[/.]/g, "_")));
   const isRead = (name) => name in READ;

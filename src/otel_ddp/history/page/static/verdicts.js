@@ -20,7 +20,7 @@ export function subject({ kind, who }) {
   return LATE.includes(kind) ? who?.node || "" : "";
 }
 
-/** The numbers of all ranks that the verdicts are about. `ranks`: to find the ranks of a node. */
+/** All ranks that the verdicts are about. `ranks`: all ranks, to find those of a late node. */
 export function named(verdicts, ranks = []) {
   const found = verdicts.flatMap((each) => {
     if (each.who?.rank) return [each.who.rank];
@@ -45,7 +45,7 @@ export function brief(verdict) {
   return [title(verdict.kind), subject(verdict), of].filter(Boolean).join(" · ");
 }
 
-/** Whether the verdict is about lateness, with its amount. */
+/** Whether the verdict is about lateness, and has its amount. */
 export function isLate({ kind, evidence }) {
   return LATE.includes(kind) && evidence?.excess_s > 0;
 }
@@ -78,7 +78,7 @@ export function headline(verdict) {
   return { first: `${first[0].toUpperCase()}${first.slice(1)}`, rest: rest || "", advice: "" };
 }
 
-/** The advice in a sentence on a late rank: its last sentences. */
+/** The advice at the end of the text on a late rank. */
 function advice(text) {
   return /(?:^|\. )((?:Look|Its|Their|The device)\b.*)$/s.exec(text)?.[1] || "";
 }

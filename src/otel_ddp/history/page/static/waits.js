@@ -9,7 +9,7 @@ import { isLate, named } from "./verdicts.js";
 const [STRIP_PX, LABEL_PX] = [116, 13];
 const WAIT = "comm_wait";
 const LAST = ["other", WAIT];
-// Bars leave out these phases: in them no rank is late.
+// Bars leave out these phases, because they do not count as lateness.
 const SPECIAL = ["checkpoint", "eval", "compile"];
 
 export class Waits {
@@ -59,7 +59,7 @@ export class Waits {
     this.paint();
   }
 
-  /** The least lateness that is drawn in red. */
+  /** The least lateness that is shown in red, in seconds. */
   least() {
     return 0.05 * (this.answer.step_s || 0);
   }

@@ -23,7 +23,7 @@ NAMES = {
 
 
 class Finder(object):
-    """Finds no module itself, but notices when one of these has been imported."""
+    """Finds no module itself, but calls *imported* once one of the modules *names* is imported."""
 
     is_of_otel_ddp = True
 
@@ -38,7 +38,7 @@ class Finder(object):
     def find_spec(self, name, path=None, target=None):
         if name not in self._names:
             return None
-        # The finders before this one have found nothing.
+        # Ask the finders after this one: those before it have found nothing.
         reached = False
         for each in list(sys.meta_path):
             find = getattr(each, "find_spec", None) if reached else None
@@ -92,7 +92,7 @@ def give_way():
     here = os.path.dirname(__file__)
     sys.path[:] = [each for each in sys.path if each != here]
     sys.modules.pop("sitecustomize", None)
-    # Without another one, this raises the error that Python expects.
+    # If there is no other sitecustomize, this raises the error that Python expects.
     __import__("sitecustomize")
 
 
