@@ -50,8 +50,8 @@ def fed(deaths: Deaths, ended: list[EndedProcess], stall: str = "") -> list[Chan
 
 
 def seen_at_work(deaths: Deaths, rank: int, node: str = "n1") -> list[Change]:
-    """It is at work now."""
-    deaths.feed(RankState(labels_of(rank, node=node)), Observation())
+    """It has begun a second after the ends, and is at work now."""
+    deaths.feed(RankState(labels_of(rank, node=node), began_ns=T + S), Observation())
     return deaths.poll(0)
 
 
@@ -312,6 +312,9 @@ def test_a_run_that_is_started_anew_closes_the_incident(
     again = f"Rank {back} ({node}) is at work again: the run was restarted."
     assert change.verdict.sentence == f"{told} {again}"
     assert seen_at_work(deaths, 1) == []
+    # An end that its node reports late, or again, is no new incident; a later end is one.
+    assert fed(deaths, [killed(3, 0.5), *gone]) == []
+    assert [each.opened for each in fed(deaths, [killed(4, 2)])] == [True]
 
 
 # -- after a hang

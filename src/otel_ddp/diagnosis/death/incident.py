@@ -42,11 +42,15 @@ class _Incident:
         self.stall = stall
         # The names of silent nodes.
         self.unheard: Sequence[str] = ()
+        # When the run was restarted; 0 if it was not.
+        self.restarted_ns = 0
 
     def includes(self, process: EndedProcess) -> bool:
         known = self.members.get(process.labels)
         if known is not None:
             return known.ended_ns == process.ended_ns
+        if self.restarted_ns and process.ended_ns >= self.restarted_ns:
+            return False
         worlds = {member.world_size for member in self.members.values()} - {None}
         if worlds and process.world_size is not None and process.world_size not in worlds:
             # Processes of different worlds, as an evaluator and the training, are not connected, so
@@ -84,11 +88,12 @@ class Deaths(Detector):
             self._ended.append(seen.ended)
             return
         self._finished.pop(rank.labels, None)
-        for incident in [*self._incidents]:
+        for incident in self._incidents:
             # Ranks are compared without their nodes: a restart may move them to other nodes.
-            if _rank(rank.labels) not in map(_rank, incident.members):
+            if incident.restarted_ns or _rank(rank.labels) not in map(_rank, incident.members):
                 continue
-            self._incidents.remove(incident)
+            # Kept, because ends that are reported late, or again, belong to it.
+            incident.restarted_ns = rank.began_ns
             if incident.verdict is not None:
                 who, before = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
                 sentence = f"{before} {who} is at work again: the run was restarted."
@@ -112,6 +117,8 @@ class Deaths(Detector):
             if incident is None:
                 incident = _Incident(stall)
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
+            elif incident.restarted_ns:
+                continue
             incident.members[each.labels] = each
             if incident not in touched:
                 touched.append(incident)
