@@ -174,7 +174,7 @@ def test_the_memory_of_any_type_of_device_is_recorded(
     assert (capability["memory"], capability["out_of_memory"]) == reasons
     if reasons == ("", ""):
         assert {metric: journal.total(metric) for metric in WHOLE} == WHOLE
-    sentence = "memory, out_of_memory (torch tells no statistics of this device's allocator)"
+    sentence = "memory, out_of_memory (torch has no statistics of this device's allocator)"
     assert journal.facts["not_measured"].count(sentence) == (not backend)
 
 

@@ -119,7 +119,7 @@ def tenths_of_a_second(measured: Measured, model: nn.Module, steps: int) -> None
 def test_what_changes_slowly_is_read_at_each_flush_and_then_once_a_second(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_loss, "_STEPS_TO_KEEP_BACK", 0)
+    monkeypatch.setattr(step_loss, "_STEPS_TO_WITHHOLD", 0)
     tenths_of_a_second(measured, Loss(4, 1), 120)
 
     journal = Journal(measured.recorder.writer.path)

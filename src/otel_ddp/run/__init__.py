@@ -1,1 +1,1 @@
-"""The run of a training process: what users call, how it opens and how it ends."""
+"""The run of a training process: the functions that users call, and how a run opens and ends."""

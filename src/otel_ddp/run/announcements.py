@@ -1,4 +1,4 @@
-"""The messages of a run: warnings, once per process; on stderr, where the run is shown."""
+"""The messages of a run: warnings, once per process, and the address of its page, on stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from otel_ddp.settings import Settings
 
 
 def nothing_is_recorded(lacking: str) -> None:
-    """This system lacks calls that a journal needs."""
+    """Warn that the system lacks calls that a journal needs."""
     warn_once(
         "system",
         "Nothing is recorded here: this system lacks %s, which Linux has. Your script goes on as "
@@ -29,7 +29,7 @@ def nothing_is_recorded(lacking: str) -> None:
 
 
 def doubts(conf: Settings, process: Identity) -> None:
-    """Incomplete, invalid or unknown variables; once per node."""
+    """Warn of incomplete, invalid or unknown environment variables; once per node."""
     if process.local_rank:
         return
     if process.launcher == "environment" and process.world_size is None:
@@ -47,7 +47,7 @@ def doubts(conf: Settings, process: Identity) -> None:
 
 
 def where_it_is_kept(conf: Settings) -> None:
-    """Offline: where data is stored, and how much."""
+    """In offline mode, say where data is stored, and how much at most."""
     where = shlex.quote(conf.spools)
     warn_once(
         "offline",
@@ -60,7 +60,7 @@ def where_it_is_kept(conf: Settings) -> None:
 
 
 def journal_is_full(agent: str) -> None:
-    """The journal is full, and no agent reads it."""
+    """Warn that the journal is full, and that no agent reads it."""
     warn_once(
         "overwritten",
         "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records are "
@@ -70,7 +70,7 @@ def journal_is_full(agent: str) -> None:
 
 
 def exports_are_unknown(choice: Choice) -> None:
-    """The strategy needs a rank that is not known."""
+    """Warn that the strategy needs a rank that is not known, so series stay on the node."""
     what = "LOCAL_RANK" if choice.text == "node" else "RANK"
     warn_once(
         "strategy",
@@ -86,7 +86,7 @@ def exports_are_unknown(choice: Choice) -> None:
 
 
 def comes_too_late(name: str, known: object, asked: object) -> None:
-    """A second `init` has other arguments than the first."""
+    """Warn that a second `init` has another value for an argument than the first."""
     warn_once(
         f"again {name}",
         "A run is open in this process, with %s=%r: %s=%r comes too late and is ignored. Say it "
@@ -98,14 +98,14 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
     )
 
 
-# -- where a run is shown, printed once at its start
+# -- the address of a run's page, printed once at its start
 
-# What a pipe accepts at once: a longer text could block.
+# Limit of a text: a pipe with free space accepts this much at once, and a longer text could block.
 _MOST_BYTES = 4096
 
 
 def where_to_look(place: Place, run: str) -> str:
-    """Empty if the agent has no address yet."""
+    """The line with the address of the run's page; empty if the agent has no address yet."""
     if not (base := addresses.page(place)):
         return ""
     tunnel = addresses.tunnel(base, os.environ)
@@ -114,15 +114,15 @@ def where_to_look(place: Place, run: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write to stderr, or nothing if a full pipe would block."""
+    """Write a text to stderr, unless that would block, as a full pipe does."""
     stream = sys.stderr
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    # A name may contain control codes, or characters that reverse the line.
+    # Names in the text may contain control codes, or characters that reverse the line.
     clean = "\n".join(map(printable, text.split("\n")))
     encoded = clean.encode(encoding, "replace")[:_MOST_BYTES]
-    # It may be closed, or a pipe without a reader.
+    # Ignore errors: stderr may be closed, or a pipe without a reader.
     with contextlib.suppress(OSError, ValueError):
         if _takes_at_once(stream):
             stream.write(encoded.decode(encoding, "ignore"))
@@ -133,5 +133,5 @@ def _takes_at_once(stream: Any) -> bool:
     try:
         fd = stream.fileno()
     except (AttributeError, OSError, ValueError):
-        return True  # as in a notebook, or in memory
+        return True  # no file, as in a notebook: writing does not block
     return bool(select.select([], [fd], [], 0)[1])

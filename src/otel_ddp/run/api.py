@@ -17,7 +17,7 @@ from otel_ddp.run.run import Origin, Run, silent
 T = TypeVar("T")
 
 
-# Arguments of `instrument` for measuring, not for the run.
+# Arguments of `instrument` that concern measuring, not the run.
 _NOT_OF_RUN = ("model", "optimizer", "step_optimizer", "scaler", "flops_per_sample", "mirror")
 # Arguments of `init` that `instrument` leaves to the launcher.
 _NOT_OF_INSTRUMENT = dict.fromkeys(("node", "global_rank", "local_rank", "world_size"))
@@ -42,8 +42,9 @@ def init(
 ) -> Run:
     """Open the run of this process, or return the one that is open.
 
-    Arguments have variables (OTEL_DDP_GROUP, ...); the launcher gives defaults. *best* is the
-    direction of names: `best={"wer": "min", "speed": "max", "aux_loss": "none"}`.
+    For an argument that is not passed, an environment variable (such as OTEL_DDP_GROUP) or the
+    launcher gives the value. *best* maps names of logged values to the direction in which they
+    improve: `best={"wer": "min", "speed": "max", "aux_loss": "none"}`.
     """
     return _open(locals())
 
@@ -88,10 +89,11 @@ def instrument(
     """Open a run as `init` does, and measure the steps of a model.
 
     *group* to *tags*, *config* and *best* are as for `init`. Without a *model*, as with a trainer
-    that builds its own, models are found at their first call. *optimizer* has parameters that are
-    not the model's own, such as copies in float32. Of several optimizers, *step_optimizer* ends a
-    training step. *scaler* counts skipped steps. *flops_per_sample* are those of forward and
-    backward. *mirror* records what the program logs to W&B, SwanLab, MLflow and TensorBoard.
+    that builds it, models are found at their first call. Pass *optimizer* if it has other
+    parameters than the model's, such as copies in float32. If there are several optimizers,
+    *step_optimizer* is the one that ends a training step. With *scaler* (a gradient scaler),
+    skipped steps are counted. *flops_per_sample*: FLOPs of forward and backward for one sample.
+    *mirror*: also record what the program logs to W&B, SwanLab, MLflow and TensorBoard.
     """
     arguments = {name: value for name, value in locals().items() if name not in _NOT_OF_RUN}
     opened = _open({**_NOT_OF_INSTRUMENT, **arguments})
@@ -105,7 +107,7 @@ def instrument(
         flops_per_sample=flops_per_sample,
     )
     if mirror:
-        # By name, as integrations import this module.
+        # Imported by name here, as integrations import this module (an import cycle).
         import_module("otel_ddp.integrations.trackers").mirror(opened)
     return opened
 
@@ -168,7 +170,7 @@ def event(name: str, /, **attributes: Any) -> None:
 
 
 def alert(title: str, text: str = "", level: Literal["info", "warn", "error"] = "info") -> None:
-    """Tell people something, in the current run if there is one."""
+    """Send people a message, in the current run if there is one."""
     _run().alert(title, text, level)
 
 
@@ -180,12 +182,12 @@ def artifact(
     direction: Literal["output", "input"] = "output",
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Record a file or directory that came out of the current run, or went into it."""
+    """Record a file or directory as an output or input of the current run, if there is one."""
     _run().artifact(path, name=name, type=type, direction=direction, metadata=metadata)
 
 
 def config(mapping: T) -> T:
-    """Record the configuration in the current run if there is one; returned unchanged."""
+    """Record the configuration in the current run, if there is one; returns *mapping* unchanged."""
     return _run().config(mapping)
 
 

@@ -1,4 +1,4 @@
-"""The run of this process, and its end, which happens once whatever interrupts it."""
+"""The current run of this process, and the end of a run, which happens exactly once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from otel_ddp import errors
 from otel_ddp.recording import values
 
-# A `Run`. Its module imports this one.
+# A `Run`, but `Any` here, as its module imports this one.
 _current: Any = None
 # A run that came into this process by pickle or fork and is not used yet.
 _inherited: Any = None
-# Further runs of a process, for example of a pool's worker in a sweep.
+# Further open runs of this process, for example of a pool's worker in a sweep.
 _beside: list[Any] = []
 _opening = threading.RLock()
 _watched: set[int] = set()
 
 
 def opening() -> threading.RLock:
-    """The lock that is held while a run is opened. A forked child has a new one."""
+    """The lock that is held while a run is opened. Don't keep it: a forked child has a new one."""
     return _opening
 
 
@@ -45,12 +45,15 @@ def had_one() -> bool:
 
 
 def attach(unpickled: Any) -> Any:
-    """The run that an unpickled one becomes here; it opens at its first use."""
+    """Replace an unpickled run by the run of this process; if it has none, use the unpickled one.
+
+    It opens at its first use.
+    """
     global _inherited
     with _opening:
         if _current is not None:
             return _current
-        # One process has one run, however often it is unpickled.
+        # If a run is unpickled several times in one process, use the first object.
         if _inherited is None:
             _inherited = unpickled
         return _inherited
@@ -60,7 +63,7 @@ def join(run: Any) -> None:
     """Open a run that came by pickle or fork, at its first use."""
     global _inherited
     with _opening:
-        # Another thread may have been faster.
+        # Another thread may have opened it meanwhile.
         if run.opened:
             return
         if run is _inherited:
@@ -73,19 +76,19 @@ def join(run: Any) -> None:
 
 
 def start(run: Any) -> None:
-    """Open this run and make it the one of this process."""
+    """Open this run and make it the current run of this process."""
     try:
         run.open()
         adopt(run)
     except BaseException as raised:
-        # Also at Ctrl-C: end a run that has begun to open.
+        # End a run that has begun to open, also at Ctrl-C (hence BaseException).
         run.ended_by(raised)
         run.close("failed", values.error_line(raised))
         raise
 
 
 def adopt(run: Any) -> None:
-    """Make this the run of the process, and end it when the process ends."""
+    """Make this the current run of the process, and end it when the process ends."""
     global _current, _inherited
     _current = run
     if _inherited is run:
@@ -98,7 +101,8 @@ def adopt(run: Any) -> None:
     atexit.register(_at_exit, pid, bootstrap)
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        # A forked child skips atexit, and its exception is known only here.
+        # Also register with multiprocessing: its forked children skip atexit, and its finalizers
+        # know the exception that ends the child.
         from multiprocessing.util import Finalize
 
         Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
@@ -114,9 +118,9 @@ def release(run: Any) -> None:
 
 
 def _bootstrap() -> FrameType | None:
-    """The frame of multiprocessing that runs this child and has its exit code.
+    """The frame of multiprocessing that runs this child; it has a local variable `exitcode`.
 
-    From Python 3.13 on, it has handled the exception before finalizers are called.
+    From Python 3.13 on, finalizers need this code, as the exception is handled before them.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (
@@ -153,10 +157,10 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
 
 
 def _be_ended_by_interrupt() -> None:
-    """Let Python end by SIGINT after an uncaught Ctrl-C, so that a shell ends its loop too.
+    """Let Python end by SIGINT after an uncaught Ctrl-C, so that the calling shell stops, too.
 
-    Python forgets this when code is compiled from text, as in the import of a named tuple at the
-    end of a run.
+    Python does so if its last `exec` raised KeyboardInterrupt, so repeat that: ending a run may
+    have called `exec` since, as when it creates a named tuple.
     """
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
@@ -167,28 +171,28 @@ def _after_fork() -> None:
     for run in _beside:
         run.enter_fork()
     _beside.clear()
-    # A thread of the parent may have held it, which does not exist here.
+    # A thread of the parent may have held the lock, and does not exist here to release it.
     _opening = threading.RLock()
     candidate = _inherited if _current is None else _current
     _current = None
     _inherited = candidate if candidate is not None and candidate.enter_fork() else None
 
 
-# Systems without it import this module, but record nothing.
+# Systems without fork can import this module, but record nothing.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# -- the end of a run: a list of actions, each of which runs
+# -- the end of a run: a list of actions, all of which run even if some fail
 
 Action = Callable[[], Any]
 
-# How long a thread waits for another one that ends the same run.
+# How long a thread waits for another thread that is ending the same run.
 _WAIT_S = 1.0
 
 
 class Ending:
-    """Ends one run. Threads and signal handlers may request that at the same time."""
+    """Ends one run, once. Threads and signal handlers may request the end at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -196,13 +200,14 @@ class Ending:
 
     def run(self, is_over: Callable[[], bool], actions: Callable[[], list[Action]]) -> None:
         """Run the actions, unless the run has ended."""
-        # With a timeout, as the other thread may need a lock of this one.
+        # With a timeout, as the other thread may wait for a lock that this thread holds.
         if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
             if is_over():
                 return
-            # A signal handler that interrupts this runs the remaining actions.
+            # Actions are left only if this is a signal handler that has interrupted another call of
+            # this method: run the remaining ones.
             if not self._actions:
                 self._actions += actions()
             _do_all(self._actions)
@@ -213,8 +218,8 @@ class Ending:
 def _do_all(actions: list[Action]) -> None:
     """Run all actions, and remove each one that is done.
 
-    If a signal handler raises in an action, that action is repeated, and the exception is raised
-    after the last action. The handler may run the remaining actions itself.
+    If a signal handler raises during an action, this action is repeated, and the exception is
+    raised again after the last action. The handler may also run the remaining actions itself.
     """
     try:
         while actions:

@@ -1,6 +1,6 @@
 """Prints the result of a run on stderr of its first rank, without waiting for anything.
 
-The rank reads its own journal, and the status that the agent has written by then.
+The rank reads its own journal, and the last status that the agent has written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from otel_ddp.journal.values import extremes_of
 from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
 
-# Shorter runs print nothing: tests, and sweeps of thousands of runs.
+# Shorter runs print nothing, as they are mostly tests, or parts of a sweep of thousands of runs.
 SHORTEST_S = 10.0
 
 
@@ -37,8 +37,8 @@ def show(
 ) -> None:
     """Print the card of an ended run, if it has a step.
 
-    Call it last: closing the reader releases the process's lock on its journal, and the agent takes
-    the process for dead.
+    Call it last: closing the reader also releases this process's lock on its journal (a POSIX
+    lock), and then the agent considers the process dead.
     """
     try:
         reader = JournalReader(journal)
@@ -46,7 +46,7 @@ def show(
         return
     try:
         status, process = told_by_agent(place), ProcessState.read(reader, STATES[state])
-        # An earlier attempt may have begun the run.
+        # Take the earliest start, as the run may have begun with an earlier attempt.
         of_run = [each.started_ns for each in status.processes if each.of_run == process.of_run]
         lasted_s = (now_ns() - min([reader.created_ns, *filter(None, of_run)])) / 1e9
         if not (always or lasted_s >= SHORTEST_S):

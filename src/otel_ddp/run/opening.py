@@ -1,4 +1,4 @@
-"""What a run collects when it opens: a directory for its journal, and facts about the program."""
+"""Opens the journal of a new run, and collects facts about its program, job and pool task."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _JOB = {
     "slurm_job_name": "SLURM_JOB_NAME",
     "slurm_partition": "SLURM_JOB_PARTITION",
 }
-# Set by Apptainer, Singularity and Slurm. In Docker and Kubernetes a container does not know its
-# image.
+# Apptainer, Singularity and Slurm put the image's name in these variables. In Docker and Kubernetes
+# a container does not know its image.
 _IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "SLURM_CONTAINER")
 
 
@@ -49,7 +49,7 @@ def open_journal(conf: Settings, identity: dict[str, Any]) -> JournalWriter | No
 
 
 def directions(best: Any) -> dict[str, str]:
-    """The argument `best`: name -> direction in which it improves."""
+    """The argument `best`, checked: name of a value -> direction in which it improves."""
     if best is None:
         return {}
     found = dict(best) if isinstance(best, Mapping) else {"": best}
@@ -64,20 +64,22 @@ class LeadSearch:
     """Looks for the agent that leads the run, in the process group's store."""
 
     def __init__(self, conf: Settings | None = None) -> None:
-        # Whether the process group may still have new information.
+        # Whether the lead is still to be looked up, as the process group may have new information.
         self.is_sought = conf is not None and conf.lead != "off"
         self._found: Lead | None = None
         self._has_answer = False
 
     def is_due(self, *, has_synced: bool) -> bool:
-        """Whether to ask now. *has_synced*: a step has ended, so that each rank has begun one."""
-        # In between, a rank other than 0 would ask in vain.
+        """Whether to ask the store now. *has_synced*: a step has ended, so all ranks have begun
+        one."""
+        # After the first answer wait for that step, as rank 0 may publish its addresses until then.
         return self.is_sought and (has_synced or not self._has_answer)
 
     def take(self, group: GroupFacts, *, has_synced: bool) -> None:
-        """Take the answer of the process group."""
+        """Note the answer of the process group's store."""
         self._found = group.lead or self._found
-        # Rank 0 may publish its addresses last, but before its first step ends.
+        # Other ranks ask again after the first step: rank 0 may publish its addresses last, but
+        # does so before its first step ends.
         self.is_sought &= group.lead is not None and group.global_rank != 0 and not has_synced
         self._has_answer = True
 
@@ -93,9 +95,9 @@ def in_data_worker() -> bool:
 
 
 def job_facts(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The job and the container of this program, from variables.
+    """The job and the container of this program, from environment variables.
 
-    No other environment variable is recorded.
+    No other variable is recorded here.
     """
     found = {name: env.get(variable, "") for name, variable in _JOB.items()}
     images = (env.get(variable, "") for variable in _IMAGES)
@@ -106,11 +108,12 @@ def job_facts(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 def program_facts() -> dict[str, Any]:
     """Facts about this program, and the process that started it."""
     script = sys.argv[0] if sys.argv else ""
-    # The working directory may be gone. `-c` and an interactive Python have no script.
+    # Contained, as the working directory may be gone. With `-c` and in an interactive Python there
+    # is no script.
     folder = errors.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
     folder = folder if script and script != "-c" else ""
     found: dict[str, Any] = {
-        # With the last directory, as several runs may have a `train.py`.
+        # Includes the script's directory, as several runs may have a `train.py`.
         "script": os.path.join(os.path.basename(folder), os.path.basename(script)),
         "git_sha": revision(script) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -122,7 +125,7 @@ def program_facts() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))
-        # Another thread may be importing torch.
+        # If another thread is importing torch, `torch.version` may not be there yet.
         version = sys.modules.get("torch.version")
         found["device_runtime"] = "" if version is None else device_runtime(vars(version))
     return found
@@ -130,7 +133,7 @@ def program_facts() -> dict[str, Any]:
 
 # -- tasks of process pools: a worker runs one task after another
 
-# The functions in which workers wait for tasks, and their variables with the task.
+# Module and name of the function in which workers wait for tasks -> its variables with the task.
 _LOOPS = {
     ("multiprocessing.pool", "worker"): ("job", "i"),
     ("concurrent.futures.process", "_process_worker"): ("call_item",),
@@ -138,12 +141,12 @@ _LOOPS = {
 
 
 class Task(NamedTuple):
-    """A task, as far as it can be distinguished from others."""
+    """Identifies a task of a pool, and the place in it that calls us."""
 
     number: tuple[object, ...]
-    """The pool's number. A pool may submit several calls of a function as one task."""
+    """The pool's number of the task. One task may contain several calls of the user's function."""
     calls: tuple[tuple[CodeType, int], ...]
-    """The stack from the pool to us: code objects and positions of the next instruction."""
+    """The stack from the pool to us: code objects and positions of the current instruction."""
 
 
 def in_pool_worker() -> bool:
@@ -152,16 +155,18 @@ def in_pool_worker() -> bool:
 
 
 def current_task() -> Task | None:
-    """The task that calls us, if it should be a run of its own; None outside of pools.
+    """The task that calls us, if it should be a separate run; None outside of pools.
 
-    None also in a worker's initializer, and if a process group joins the workers.
+    Also None in a worker's initializer, and if the workers form a process group: then they are
+    ranks of one run.
     """
     loop, calls = _find_task()
     if loop is None or process_group.is_up():
         return None
     known = loop.f_locals
     held = [known.get(name) for name in _LOOPS[_function(loop)]]
-    # Before Python 3.13 this is a copy that the frame holds, with the task's arguments.
+    # Before Python 3.13, `f_locals` is a copy that the frame keeps: clear it, so that it does not
+    # keep the task's arguments alive.
     if type(known) is dict:
         known.clear()
     if None in held:
@@ -172,7 +177,7 @@ def current_task() -> Task | None:
 
 def _find_task() -> tuple[FrameType | None, list[tuple[CodeType, int]]]:
     calls: list[tuple[CodeType, int]] = []
-    # Thread pools use the same functions, but a thread is no process of its own.
+    # Only on the main thread: thread pools use the same functions, but are not separate processes.
     is_beside = threading.current_thread() is not threading.main_thread()
     if is_beside or launchers.multiprocessing_parent() is None:
         return None, calls
@@ -199,7 +204,7 @@ def revision(script: str) -> str:
         first = Path(script).resolve().parent
         git = next(each / ".git" for each in (first, *first.parents) if (each / ".git").exists())
         if git.is_file():
-            # In a worktree or a submodule, it has the path of the directory.
+            # In a worktree or a submodule, `.git` is a file with the path of git's directory.
             git = git.parent / _text(git).removeprefix("gitdir:").strip()
         common = git / _text(git / "commondir")
         head = _text(git / "HEAD")

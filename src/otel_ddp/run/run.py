@@ -29,21 +29,23 @@ from otel_ddp.vocabulary import catalog
 
 T = TypeVar("T")
 
-# Arguments of `init` that a later call may extend.
+# Arguments of `init` that a second call may extend.
 _ADDED_LATER = ("config", "best")
-# An agent that was just started has no address yet: check more often for so long.
+# For this long after the start, check for the agent's address at the shorter interval: an agent
+# that was just started has none yet.
 _AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
 class Origin(NamedTuple):
-    """How a run was created: the arguments of `init`, and by which process."""
+    """How a run was created: by which arguments of `init`, and in what kind of process."""
 
     arguments: dict[str, Any]
     joins: bool = False
-    """Whether another process has opened it."""
+    """Whether another process has opened the run, so that this process only joins it."""
     task: Task | None = None
-    """The pool's task that this run is, if any."""
+    """The task of a process pool for which this run was opened, if any."""
     forked: bool = False
+    """Whether the run came into this process by fork."""
 
 
 class Records:
@@ -60,7 +62,7 @@ class Records:
         self.exported = exported
         # Whether the journal has the final identity.
         self.settled = process.settled
-        # Whether the address of the page was printed.
+        # Whether the address of the run's page was printed.
         self.said_where = False
 
 
@@ -71,16 +73,17 @@ class Run:
         self._origin = origin
         self._identity: Identity | None = None
         self._choice = Choice("all")
-        # A run that came into a child by pickle or fork opens at its first use.
+        # False at first, also in a child: a run that came by pickle or fork opens at its first use.
         self._opened = False
         self._records: Records | None = None
         self._ending = Ending()
         self._lead = LeadSearch()
-        # Whether it was opened for a program that has not called `init` or `instrument` yet.
+        # Whether this run was opened automatically: the program has not called `init` or
+        # `instrument` yet.
         self.was_automatic: bool = False
-        # State and reason of its last tracker's run, if that has ended.
+        # State and reason with which the program ended its run in a tracker (W&B, ...), if it did.
         self.tracker_outcome: tuple[str, str] | None = None
-        # Name -> direction in which it improves, as chosen by the user.
+        # Name of a value -> direction in which it improves, as chosen by the user.
         self._best: dict[str, str] = {}
 
     # -- opening
@@ -117,7 +120,7 @@ class Run:
 
     def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
         exported = self._choice.exports(process)
-        # Before there is a journal: one without a state would show no end.
+        # Read this first, as it may fail: a journal created before would stay without an end.
         of_run = spans.run_facts(os.environ)
         writer = opening.open_journal(conf, self._identity_record(exported))
         if writer is None:
@@ -154,7 +157,7 @@ class Run:
             announcements.exports_are_unknown(self._choice)
 
     def _speaks_for_all(self) -> bool:
-        """Whether this process prints what concerns all ranks."""
+        """Whether this process prints the messages that concern all ranks."""
         if opening.in_pool_worker() and run_names.parent_has_run():
             return False
         return not self.identity.global_rank and not self.identity.local_rank
@@ -167,7 +170,7 @@ class Run:
         if records.said_where or not is_wanted or not self._speaks_for_all():
             return False
         if text := announcements.where_to_look(records.place, self.run):
-            # First, so that a signal handler that interrupts this does not repeat it.
+            # Set before printing, so that a signal handler that interrupts this prints it no more.
             records.said_where = True
             announcements.say(text)
         return not records.said_where
@@ -191,7 +194,7 @@ class Run:
 
     @property
     def opened(self) -> bool:
-        """Whether this run was opened, or never will be."""
+        """Whether this run was opened, or has ended without being opened."""
         return self._opened
 
     @property
@@ -207,13 +210,13 @@ class Run:
             **arguments,
             joins=origin.joins,
             in_task=origin.task is not None,
-            # A child of os.fork has its parent's variables, and none from a launcher.
+            # A child of os.fork has its parent's environment: no launcher has set variables for it.
             in_spawned_child=True if origin.forked and origin.joins else None,
         )
 
     @property
     def group(self) -> str:
-        """What ties several processes or runs of one experiment together."""
+        """The name of the experiment that this run belongs to, which may have several runs."""
         return self.identity.group
 
     @property
@@ -241,10 +244,10 @@ class Run:
         if records is None:
             return
         if records.settled:
-            # Further calls go directly to the recorder.
+            # Further calls of `log` go directly to the recorder.
             vars(self)["log"] = records.recorder.log
         elif records.exported is None:
-            # Values are logged while the rank is unknown, which may stay so.
+            # Warn now: the rank is unknown, and may never be known.
             announcements.exports_are_unknown(self._choice)
         records.recorder.log(metrics, step=step, epoch=epoch, split=split)
 
@@ -255,12 +258,12 @@ class Run:
         epoch: float | None = None,
         split: str | None = None,
     ) -> None:
-        """Record numbers that go to a tracker: its steps do not number training steps."""
+        """Record numbers that a program logs to a tracker, whose steps are not training steps."""
         if (records := self._ready()) is not None:
             records.recorder.log_beside(metrics, step, epoch, split)
 
     def resume_from(self, done: int) -> None:
-        """Continue the count of steps that a framework made before this process."""
+        """Continue the count of steps after the *done* steps of earlier processes."""
         if (records := self._ready()) is not None:
             records.recorder.steps.resume_from(done)
 
@@ -269,7 +272,7 @@ class Run:
         vars(self).pop("log", None)
 
     def config(self, mapping: T) -> T:
-        """Record the configuration of this run, flat or nested; returned unchanged."""
+        """Record the configuration of this run, flat or nested; returns *mapping* unchanged."""
         self._config(mapping)
         return mapping
 
@@ -298,7 +301,7 @@ class Run:
     ) -> contextlib.AbstractContextManager[None]:
         """Mark what this process does: `with run.phase("checkpoint"): save()`.
 
-        *expect_s* is the expected duration: up to 1.5 times as long, it is no stall.
+        *expect_s* is the expected duration: no stall is reported before 1.5 times this duration.
         """
         return self._around(name, {}, phase=True, expect_s=expect_s)
 
@@ -323,7 +326,8 @@ class Run:
         records = self._ready()
         if records is None:
             return None
-        # A span that is not exported cannot be a parent.
+        # Without the run's name, this span does not become the parent of the user's OpenTelemetry
+        # spans: it is not exported, so their traces would lack it.
         run = self.identity.run if records.settled and records.exported else ""
         try:
             return spans.OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
@@ -340,7 +344,7 @@ class Run:
     ) -> None:
         if entered is not None:
             records = self._records
-            # In a forked child, the parent records the spans that it entered.
+            # After a fork inside the span, only the parent process records it.
             is_here = records is not None and records.progress is entered.progress
             entered.leave(attributes, raised, is_here)
 
@@ -361,9 +365,9 @@ class Run:
     def alert(
         self, title: str, text: str = "", level: Literal["info", "warn", "error"] = "info"
     ) -> None:
-        """Tell people something: `run.alert("loss rises", f"{loss:.3f}", "warn")`.
+        """Send people a message: `run.alert("loss rises", f"{loss:.3f}", "warn")`.
 
-        The node's agent sends it to the addresses in `OTEL_DDP_NOTIFY`; it is a log record too.
+        The node's agent sends it to the addresses in `OTEL_DDP_NOTIFY`, and as a log record.
         """
         self._record("alert", spans.record_alert, title, text, level)
 
@@ -371,7 +375,7 @@ class Run:
     def ended_by(self, error: BaseException) -> None:
         """Record the exception that ends this run, with its stack trace."""
         records = self._records
-        # A program that calls sys.exit has printed the reason.
+        # Not for SystemExit: a program that calls sys.exit has printed the reason itself.
         if records is not None and not isinstance(error, SystemExit):
             spans.record_exception(records.recorder, error)
 
@@ -384,11 +388,11 @@ class Run:
         direction: Literal["output", "input"] = "output",
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a file or directory that came out of this run, or went into it.
+        """Record a file or directory as an output or input of this run.
 
         `run.artifact("out/model.pt", name="model", type="model")`, once the file is written. The
         node's agent reads size and digest, and stores a copy if `OTEL_DDP_ARTIFACTS` is set. An
-        address such as `s3://bucket/data` is recorded as it is. *name* is by default the last part
+        address such as `s3://bucket/data` is recorded unchanged. *name* is by default the last part
         of the path.
         """
         self._record("artifact", spans.record_artifact, path, name, type, direction, metadata)
@@ -419,21 +423,22 @@ class Run:
             leads=not process.global_rank,
             settle=self._settle_by_hooks,
         )
-        # Imported here: the hooks need a torch that is new enough.
+        # Imported only now: this module needs a torch that is new enough.
         from otel_ddp.torch import measure
 
         measure.start(model, records.progress, self.describe, **options)
-        # A signal handler may have ended the run meanwhile.
+        # A signal handler may have ended the run meanwhile: then take the hooks off again.
         if self._records is not records:
             _unwatch(records.progress)
 
     @errors.contained()
     def unwatch(self) -> None:
-        """Take every hook off again."""
+        """Stop measuring steps, and take every hook off."""
         if self._records is not None:
             _unwatch(self._records.progress)
 
-    # -- agreement with other ranks: hooks and calls that log ask the process group again
+    # -- rank, run and lead from the process group: hooks and `log` look for them repeatedly, as the
+    # program may create the group late
 
     def _ask_group(self, process: Identity) -> Identity:
         if not process_group.is_up():
@@ -449,7 +454,7 @@ class Run:
 
     @errors.contained(default=True)
     def _settle_by_hooks(self) -> bool:
-        """Ask the process group during training; True once nothing is left to ask."""
+        """Read rank, run and lead during training; True once they are final."""
         records = self._records
         if records is None:
             return True
@@ -459,7 +464,7 @@ class Run:
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
     def _look_again(self, records: Records) -> None:
-        """Ask the process group for what it may know by now."""
+        """Read from the process group what is not final yet: rank, run and lead."""
         if not records.settled or self.identity.may_have_others:
             self._settle(records)
         is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
@@ -484,7 +489,7 @@ class Run:
             self._log_by_run()
         records.exported = self._choice.exports(process)
         written = records.recorder.documents.identity(self._identity_record(records.exported))
-        # A signal handler interrupted a write: the next call writes the identity.
+        # Not written, as a signal handler has interrupted another write: the next call writes it.
         if written is None:
             return
         records.settled = self.identity.settled
@@ -498,7 +503,7 @@ class Run:
     def _check_agent(self, now: int) -> None:
         """Restart a missing agent, among other checks.
 
-        There is no thread for this: every few seconds a call that logs, or a step's end, does it.
+        There is no thread for this: every few seconds, `log` or the end of a step calls it.
         """
         records = self._records
         if records is None:
@@ -527,7 +532,7 @@ class Run:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this run has ended, or never records anything."""
+        """Whether this run records nothing any more, or never did."""
         return self._opened and self._records is None
 
     def finish(self, state: str = "finished", *, reason: str = "") -> None:
@@ -538,13 +543,13 @@ class Run:
 
     @errors.contained()
     def close(self, state: str, reason: str) -> None:
-        """Like `finish`; also called when the process ends without it."""
+        """Like `finish`, without checks; also called if the process ends without `finish`."""
         self._opened = True
         records = self._records
         if records is None:
             current_run.release(self)
             return
-        # A signal handler may end the run in the middle of a write of its own thread.
+        # If a signal handler has interrupted a write of this thread, end the run after the write.
         if records.progress.defer(partial(self.close, state, reason), state):
             current_run.release(self)
             return
@@ -562,22 +567,22 @@ class Run:
         if reason:
             actions.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
-        # In this order, so that a reader of the end record finds the final progress.
+        # Progress before the end record, so that a reader of the latter finds the final progress.
         actions += [
             partial(progress.end_run, state),
             partial(recorder.documents.append, layout.END, content),
             partial(self._wait_for_agent, records),
         ]
         if records.conf.say != "nothing" and self._speaks_for_all():
-            # While our lock is held, the agent does not delete the journal that the card is made
-            # from.
+            # Before `recorder.close`: while our lock is held, the agent does not delete the
+            # journal, from which the card is made.
             actions.append(partial(self._show_card, records, state))
         release = partial(current_run.release, self)
         return [*actions, recorder.close, records.place.wake_agent, release, self.go_silent]
 
     @errors.contained()
     def _show_card(self, records: Records, state: str) -> None:
-        # Imported here: only one rank shows it, at its end, and the import would delay each start.
+        # Imported here, as only one rank shows the card, and the import would delay every start.
         from otel_ddp.run import end_card
 
         conf, look = records.conf, []
@@ -585,7 +590,7 @@ class Run:
         if base := addresses.page(records.place):
             look.append(addresses.page_of_run(base, self.run))
         if conf.agent != "off":
-            # The agent and its address end some minutes after the run.
+            # Commands, too, as the agent and its address are gone some minutes after the run.
             look += [f"otel-ddp open {name}", f"otel-ddp report {name}"]
         journal = records.recorder.writer.path
         end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
@@ -612,14 +617,14 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Programs may end with sys.exit(0).
+        # `sys.exit(0)` is a normal end.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close("finished", "")
         else:
             self.ended_by(error)
             self.close("failed", values.error_line(error))
 
-    # -- a second init, which may name a run that was opened automatically
+    # -- a second `init`, which may rename a run that was opened automatically
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
         """A second `init` adds configuration and directions, and warns of other new arguments."""
@@ -644,7 +649,7 @@ class Run:
             records.recorder.documents.facts({"best": self._best.copy()})
 
     def _take_names(self, arguments: Mapping[str, Any]) -> None:
-        """The program names a run that was opened automatically: apply the arguments."""
+        """Apply the arguments to this run, which was opened automatically."""
         named = {k: v for k, v in arguments.items() if v is not None and k not in _ADDED_LATER}
         records = self._ready()
         if not named or records is None:
@@ -654,19 +659,20 @@ class Run:
         choice = Choice(named["strategy"]) if "strategy" in named else self._choice
         process = self._resolve(asked)
         if "run" not in named:
-            # Keep a generated name.
+            # Keep the run's generated name: resolving again would generate another one.
             kept = {name: getattr(before, name) for name in ("run", "run_from", "proposal")}
             process = dataclasses.replace(process, **kept)
         self.was_automatic = False
         self._origin, self._choice = self._origin._replace(arguments=asked), choice
         self._change_identity(records, self._ask_group(process))
 
-    # -- children, forks and tasks of pools
+    # -- child processes, forks and tasks of pools
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
         """Add arguments of `init` to this run, which is not opened yet.
 
-        A forked child drops its parent's arguments, since a spawned child never has them.
+        A forked child drops its parent's arguments, so that it behaves like a spawned child, which
+        has none.
         """
         origin = self._origin
         own = {} if origin.forked else origin.arguments
@@ -682,17 +688,17 @@ class Run:
             return False
         if task.number != before.number:
             return True
-        # The same place again is either a loop in one task, or the next of several calls that the
-        # pool submitted as one task. Only the latter should get another run. Comparing users'
-        # values may raise.
+        # A second call from the same place is either a loop in one call of the user's function, or
+        # the next of several calls in one task. Only the latter gets another run; its arguments
+        # differ. Contained, as comparing users' values may raise.
         same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
         return task.calls == before.calls and not same
 
     def enter_fork(self) -> bool:
         """In a forked child, drop the parent's state; True if the child can join this run.
 
-        The parent's journal is mapped here too, and the child must not write to it. Locks are new,
-        as a thread of the parent may have held one, and it does not exist here.
+        The parent's journal is mapped here, too, but the child must not write to it. Locks are
+        replaced: a thread of the parent may have held one, and does not exist here to release it.
         """
         records, self._records = self._records, None
         joinable = not self._opened or records is not None
@@ -711,11 +717,11 @@ class Run:
     def __reduce__(self) -> tuple[Callable[..., Run], tuple[dict[str, Any]]]:
         """A run pickled into a child process joins the same launch there at its first use."""
         arguments = self._for_a_child()
-        # Functions may not be picklable.
+        # Leave out functions, which may not be picklable.
         return (_attach, ({k: v for k, v in arguments.items() if not callable(v)},))
 
     def _for_a_child(self) -> dict[str, Any]:
-        """The arguments with which a child joins this run, without ranks and configuration."""
+        """The arguments with which a child process joins this run: no ranks and configuration."""
         stays = ("config", "global_rank", "local_rank", "world_size")
         own = self._origin.arguments.items()
         arguments = {key: value for key, value in own if key not in stays}
@@ -730,7 +736,7 @@ def silent() -> Run:
 
 
 def _attach(arguments: dict[str, Any]) -> Run:
-    """The run that an unpickled one becomes in this process."""
+    """Unpickle a run: returns this process's run, or if it has none, one that joins the pickled."""
     attached: Run = current_run.attach(Run(Origin(arguments, joins=True)))
     return attached
 

@@ -1,6 +1,6 @@
 """Reads which collectives each process group has started and finished, from torch's own records.
 
-All of it is private to torch and looked up by name: what a version lacks is left out.
+These records are private to torch and looked up by name; fields that a version lacks are omitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.process_group import is_up
 
 _MOST_GROUPS = 256
-# For each process group: more than two ranks can differ by while one of them waits for the other.
+# Most collectives reported per process group. That is enough: two ranks are never this far apart in
+# a group while one of them waits for the other.
 _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
 
@@ -31,7 +32,7 @@ Recorded = tuple[str, dict[str, Any]]
 
 
 def world() -> Any:
-    """Torch's table of process groups; None where there is none."""
+    """Torch's table of process groups; None without a default process group."""
     if not is_up():
         return None
     c10d = getattr(sys.modules["torch.distributed"], "distributed_c10d", None)
@@ -39,16 +40,16 @@ def world() -> Any:
 
 
 def started(group: Any) -> int | None:
-    """How many collectives a process group has been given; None of a group without this process."""
+    """How many collectives a process group has started; None if this process is no member."""
     count = getattr(group, "_get_sequence_number_for_group", None)
     return None if count is None else errors.attempt(count, None)
 
 
 def groups(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
-    """The process groups, by the names that they have on all ranks, and how far each has come.
+    """The process groups, and how many collectives each has started and completed.
 
-    Each group itself counts what it was given, and has one name on all ranks. The flight recorder
-    numbers groups differently on each rank, and not all backends have one.
+    Names and counts come from the groups themselves: a group has the same name on all ranks. The
+    flight recorder numbers groups differently on each rank, and not all backends have one.
     """
     found: list[dict[str, Any]] = []
     table = world()
@@ -71,26 +72,32 @@ def groups(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
         statuses = dump.get("pg_status")
         if isinstance(statuses, dict):
             _add_statuses(backend, statuses, found)
-            # An empty one stands for a recorder that is switched off.
+            # If `pg_config` is empty, the recorder is switched off.
             if backend == "gloo" and dump.get("pg_config"):
                 _add_sends(dump, statuses, found)
     return found
 
 
 def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """The recorder numbers the groups of a backend in the order in which they were made."""
+    """Add each group's number of completed collectives, from the statuses in a flight recorder.
+
+    A recorder numbers the groups of its backend in the order of their creation.
+    """
     mine = [each for each in found if backend in each["backend"]]
     for number, status in statuses.items():
         if not number.isdigit() or int(number) >= len(mine) or not isinstance(status, dict):
             continue
         group = mine[int(number)]
-        # After groups were destroyed that order no longer holds: then the counts differ.
+        # Destroyed groups shift these numbers: ignore a status whose count does not match.
         if _number(status.get("last_enqueued_collective")) == group["enqueued"]:
             group["completed"] = _number(status.get("last_completed_collective"))
 
 
 def _add_sends(dump: dict[str, Any], statuses: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Count a Gloo group's sends and receives: its status has them, its flight recorder has not."""
+    """Count a Gloo group's sends and receives.
+
+    Its status counts them as collectives, its flight recorder does not: so subtract.
+    """
     collectives: dict[str, int] = {}
     for entry in _collectives_of(dump):
         name, number = str(entry["process_group"][0]), _number(entry.get("collective_seq_id"))
@@ -103,7 +110,7 @@ def _add_sends(dump: dict[str, Any], statuses: dict[str, Any], found: list[dict[
         if group["name"] in collectives:
             group["sends"] = group["enqueued"] - collectives[group["name"]]
         elif str(at) not in statuses:
-            # It has never had a collective.
+            # No status: the group has never had a collective.
             group["sends"] = group["enqueued"]
 
 
@@ -116,9 +123,9 @@ def _collectives_of(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def latest(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
-    """Collectives of each process group: on gloo the last ones, on NCCL the first under way.
+    """Collectives of each process group: the last ones on Gloo, the first pending ones on NCCL.
 
-    Under NCCL hosts run ahead by hundreds of collectives, and the first is the one that hangs.
+    With NCCL, hosts enqueue hundreds of collectives ahead, and the first pending one hangs.
     """
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for backend, dump in recorded:
@@ -141,7 +148,7 @@ def latest(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
 
 
 def flight_recorders(*, with_collectives: bool) -> list[Recorded]:
-    """The content of the flight recorders that this torch has; slow *with_collectives*."""
+    """The content of torch's flight recorders. *with_collectives*: include all entries (slow)."""
     wanted = {"includeCollectives": with_collectives, "onlyActive": with_collectives}
     found = []
     c10d = getattr(torch._C, "_distributed_c10d", None)
@@ -166,31 +173,34 @@ def _number(text: Any) -> int | None:
     return None if number < 0 else number
 
 
-# The phases in which DDP starts its own collectives: of gradients, and of buffers.
+# The phases in which DDP starts collectives: for gradients in backward, for buffers in comm_wait.
 _GRADIENTS = "backward"
 _OF_DDP = (_GRADIENTS, "comm_wait")
-# Found beside phases: sends and receives. NCCL's groups do not number them.
+# Reported like a phase: the step has sends or receives. NCCL's groups do not count them, so their
+# calls are wrapped.
 SENDS = "sends"
 
 
 class OwnCollectives:
-    """Compares, at each change of phase, how many collectives each process group has counted.
+    """Finds the phases in which the program has collectives besides DDP's.
 
-    On the training thread, in few steps, without a collective and without torch's recorder.
+    Compares the process groups' counts at each change of phase, on the training thread and in few
+    steps. It needs neither a collective nor torch's flight recorder.
     """
 
     def __init__(self) -> None:
         self.counts = False
-        """Whether the present step is one in which they are counted."""
+        """Whether collectives are counted in the current step."""
         self._steps = 0
         self._steps_with: Counter[str] = Counter()
         self._phases: set[str] = set()
         self._own: set[str] = set()
-        # By a group's id: the collectives of gradients that DDP starts there in a step at most.
-        # None: that is not known.
+        # Id of a process group -> most gradient collectives that DDP starts in it per step; None if
+        # unknown.
         self._of_ddp: dict[int, int | None] = {}
-        # The same, as counted in this step; and the groups that had collectives elsewhere.
+        # Id of a process group -> collectives in this step's backward.
         self._in_backward: Counter[int] = Counter()
+        # Ids of process groups that had other collectives than DDP's in this step.
         self._shared: set[int] = set()
         self._counts: dict[int, int] = {}
         self._numbered = True
@@ -198,7 +208,10 @@ class OwnCollectives:
         self._thread = 0
 
     def begin(self, models: list[nn.Module], numbered: bool = True) -> None:
-        """A step begins in which collectives are counted. *numbered*: by their groups' numbers."""
+        """A step begins in which collectives are counted.
+
+        *numbered*: whether to compare the groups' counts; otherwise only sends are noticed.
+        """
         self._of_ddp = {}
         self._numbered = numbered
         for each in {
@@ -216,7 +229,7 @@ class OwnCollectives:
         self._counts = _counts()
 
     def phase_ended(self, phase: str) -> None:
-        """The time since the last call was spent in this phase."""
+        """Assign the collectives since the previous call to this phase."""
         if not self._numbered:
             return
         before, self._counts = self._counts, _counts()
@@ -231,26 +244,27 @@ class OwnCollectives:
                 self._in_backward[group] += more
 
     def _sent(self, *_: Any, **__: Any) -> None:
-        # Another thread may copy a checkpoint to a neighbour: the step does not wait for that.
+        # Ignore other threads: one may send a checkpoint to another rank, but no step waits for it.
         if threading.get_ident() == self._thread:
             self._phases.add(SENDS)
 
     def take_off(self) -> None:
-        """Leave torch as it was found."""
+        """Restore torch's `send` and `recv`."""
         for each in self._sends:
             each.take_off()
         self._sends = []
 
     def end(self, unseen: Collection[str] = ()) -> list[str]:
-        """The phases in which most counted steps had collectives that are not DDP's; and SENDS.
+        """The phases in which most counted steps had collectives besides DDP's, and SENDS if most
+        steps had sends.
 
-        A phase is removed once few steps have any: each change restarts the agent's comparison.
-        *unseen*: more such phases of this step.
+        Hysteresis: a phase is added at half of the steps and removed below a quarter, as each
+        change restarts the agent's comparison of ranks. *unseen*: further such phases of this step.
         """
         self.take_off()
         self._phases.update(unseen)
-        # A layer that waits for other ranks in forward often does so in backward as well, on the
-        # group that DDP uses: there are more collectives than DDP has gradients to reduce.
+        # A layer with collectives in forward often has some in backward, too. If they use DDP's
+        # group, this group has more collectives in backward than DDP starts for gradients.
         for group in self._shared & self._in_backward.keys():
             of_ddp = self._of_ddp[group]
             if of_ddp is None or self._in_backward[group] > of_ddp:
@@ -266,7 +280,8 @@ class OwnCollectives:
 
 
 def _of_gradients(model: Any) -> int | None:
-    """How many collectives this DDP starts in a backward: one a bucket, and what it asks beside."""
+    """How many collectives this DDP starts per backward: one per bucket, and one for unused
+    parameters."""
     ask = getattr(model, "_get_ddp_logging_data", None)
     known = None if ask is None else errors.attempt(ask, None)
     if not isinstance(known, dict):
@@ -278,6 +293,6 @@ def _of_gradients(model: Any) -> int | None:
 
 
 def _counts() -> dict[int, int]:
-    """By a group's id, how many collectives it was given so far."""
+    """Id of a process group -> how many collectives it has started so far."""
     counts = {id(group): started(group) for group in list(getattr(world(), "pg_names", ()))}
     return {group: int(count) for group, count in counts.items() if count is not None}

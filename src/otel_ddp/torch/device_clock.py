@@ -1,4 +1,4 @@
-"""Times phases on the device: records events between them, and resolves those it has passed."""
+"""Times phases on the device: records events between phases, and reads those that it has passed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import DevicePosition, DeviceTimes
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# A host that reads its loss every 100 or 200 steps runs that far ahead of its device. With ten
-# marks a step that is 2,560 events. FSDP's waits have five marks for each layer and micro-batch.
+# Limits of unresolved steps and marks. A host that reads its loss every 100 or 200 steps runs so
+# many steps ahead of its device, mostly with ten marks a step. With FSDP, waits need five marks for
+# each layer and micro-batch.
 _MOST_STEPS = 256
 _MOST_MARKS = 16_384
-# The device keeps pace with the host if it reaches a mark this soon after it was recorded, or
-# within this part of the phase that ends there. A launch takes some microseconds.
+# The device keeps pace with the host if it reaches a mark within this time after the host recorded
+# the mark (a launch takes some microseconds), plus this part of the phase that ends there.
 _SOON_NS = 100_000
 _SOON_PART = 16
-# Clocks of hosts and devices drift by less than one part in this many.
+# The clocks of host and device drift apart by less than one part in this many.
 _DRIFT = 20_000
 
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
@@ -33,26 +34,26 @@ _IN_MARK = layout.IN_MARK // 8
 
 
 class _Mark:
-    """An event at which the device begins the phase of this word of the journal."""
+    """An event on the device's stream, at which the phase in this journal word begins."""
 
     __slots__ = ("event", "not_before_ns", "word")
 
     def __init__(self, event: Any) -> None:
         self.event = event
         self.word = 0
-        # A time since the journal's creation at which the device had not reached the mark yet; or
-        # 0.
+        # A time (since the journal's creation) at which a query found that the device had not yet
+        # reached the mark; 0 without such a query.
         self.not_before_ns = 0
 
 
 class _Marks(list[_Mark]):
-    """The marks of one step; the last one is its end if the step has a number."""
+    """The marks of a step, which ends at the last one; if `number` is 0, of a part of a step."""
 
     __slots__ = ("number", "passed")
 
     def __init__(self) -> None:
         self.number = 0
-        # How many of them the device has passed.
+        # How many of the marks the device has passed.
         self.passed = 0
 
 
@@ -61,16 +62,17 @@ class _DeviceTime:
 
     def __init__(self, times: DeviceTimes, pool: list[_Mark]) -> None:
         self._times, self._pool = times, pool
-        # The last resolved mark, which began the phase that ends at the next one.
+        # The last resolved mark; the phase that began there ends at the next mark.
         self.since: _Mark | None = None
-        # When the device reached it, and the least offset of its clock behind the host's.
+        # When the device reached this mark by its own clock, and the least offset of this clock
+        # behind the host's.
         self._reached_ns = self._offset_ns = 0
-        # The words of the step that is being resolved; None before the end of a first step.
+        # The journal words of the step that is being resolved; None until a first step ends.
         self._words: list[int] | None = None
         self._paced: dict[int, int] = {}
 
     def begin_anew(self) -> None:
-        """Reset after a gap, in which the device's work is unknown."""
+        """Reset after a gap in the marks, during which the device's work is unknown."""
         self._words = None
         self._paced = {}
         if self.since is not None:
@@ -78,7 +80,7 @@ class _DeviceTime:
             self.since = None
 
     def passed(self, marks: _Marks) -> None:
-        # Ten times a step, so everything is in local variables.
+        # The loop runs ten times a step or more, so it uses local variables.
         since, reached_ns, offset_ns = self.since, self._reached_ns, self._offset_ns
         words, paced, pool = self._words, self._paced, self._pool
         spent_ms: dict[int, float] = {}
@@ -87,18 +89,18 @@ class _DeviceTime:
             recorded_ns = word & _VALUE
             not_before_ns = recorded_ns
             if mark.not_before_ns:
-                # It was queried later than it was recorded.
+                # Use the later time, at which a query found the mark pending.
                 not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
             if since is None:
-                # The first mark anchors the device's timeline at the host's time.
+                # At the first mark, set the device's time to the host's.
                 since, reached_ns, offset_ns = mark, recorded_ns, not_before_ns - recorded_ns
                 continue
             took_ms = since.event.elapsed_time(mark.event)
             if took_ms > 0:
                 took_ns = int(took_ms * 1e6 + 0.5)
                 reached_ns += took_ns
-                # A device reaches no mark before it was recorded, nor before a query that found it
-                # pending.
+                # The device cannot reach a mark before the host has recorded it, nor before a query
+                # that found it pending: this gives a lower bound of the clocks' offset.
                 if not_before_ns - reached_ns > offset_ns:
                     offset_ns = not_before_ns - reached_ns
                 code = since.word >> _SHIFT
@@ -108,7 +110,8 @@ class _DeviceTime:
                 pool.append(since)
                 since = mark
             else:
-                # Another stream is behind: nevertheless its phase is the newer one.
+                # This mark is on another stream, which reached it before the last one: only replace
+                # the phase, which is the newer one.
                 since.word = word
                 pool.append(mark)
             if words is not None:
@@ -120,7 +123,7 @@ class _DeviceTime:
             self._times.add_device_time(code, each_ms / 1000)
 
     def step_passed(self, number: int, recorded_ns: int) -> None:
-        """The device has reached the end of a step: write its words."""
+        """The device has reached the end of a step: write the step's words to the journal."""
         reached_ns, paced = self._reached_ns, self._paced
         words, self._words = self._words, []
         self._paced = {}
@@ -129,7 +132,7 @@ class _DeviceTime:
             if self.since is not None:
                 words.append(self.since.word & ~_VALUE | reached_ns)
         else:
-            # The next phase belongs to the next step.
+            # The last word begins the first phase of the next step.
             following = words.pop()
             words.append(_NUMBER | number)
             words.append(_LAG | max(reached_ns + self._offset_ns - recorded_ns, 0))
@@ -141,7 +144,7 @@ class _DeviceTime:
 
 
 class DeviceClock:
-    """Never waits for the device: only queries which events it has passed."""
+    """Times phases on one device without waiting for it: only queries which events have passed."""
 
     def __init__(self, device: torch.device, *, module: Any, times: DeviceTimes) -> None:
         self.failed = False
@@ -155,22 +158,22 @@ class DeviceClock:
         self._stopped = self._paused = False
         self._discards = False
         self._pool: list[_Mark] = []
-        # Marks of the current step. Those of backward come from autograd's thread; `append` is
-        # atomic.
+        # Marks of the current step. Autograd's thread adds those of backward, without a lock:
+        # `append` is atomic.
         self._open = _Marks()
-        # Steps that are over, oldest first; discarded steps are empty.
+        # Marks of steps that are over on the host, oldest first; empty for discarded steps.
         self._closed: deque[_Marks] = deque()
         self._mark_count = 0
         self._time = _DeviceTime(times, self._pool)
 
     def mark(self, word: int) -> None:
-        """The device begins a phase, given as the journal's word with the time."""
+        """Record an event at which the device begins a phase. *word*: the phase and host time."""
         if self._stopped or self._discards or self._paused:
             return
         try:
             if self._capturing():
-                # Captured work does not run now, and our event would run with every replay. Such a
-                # step is unlike the others, and is discarded.
+                # Discard this step: captured work does not run now, and our event would run in
+                # every replay.
                 self._discards = True
                 return
             try:
@@ -178,10 +181,10 @@ class DeviceClock:
             except IndexError:
                 mark = _Mark(self._module.Event(enable_timing=True))
             mark.word = word
-            # By index: the current device of this thread may be another one.
+            # With an index, as this thread's current device may be another one.
             self.stream = stream = self._stream(self._index)
-            # With a full launch queue this blocks, and as torch's events hold the GIL, no other
-            # thread can report it.
+            # Recording blocks if the launch queue is full. Torch holds the GIL then, so no other
+            # thread could report it: this flag in shared memory shows it.
             words = self._times.present_words
             words[_IN_MARK] = 1
             try:
@@ -198,7 +201,7 @@ class DeviceClock:
     def step_finished(self, number: int, now_ns: int) -> None:
         """Step *number* ends at the last mark; resolve all marks that the device has passed.
 
-        *now_ns*: since the creation of the journal.
+        *now_ns*: the time since the journal's creation.
         """
         if self._stopped:
             return
@@ -210,27 +213,28 @@ class DeviceClock:
             self._fail()
 
     def pause(self) -> None:
-        """A step ends, and the next ones are not measured: they form one phase."""
+        """A step ends, and the next ones are not measured: set no marks until `resume`."""
         self._paused = True
 
     def resume(self, number: int, word: int) -> None:
-        """An unmeasured step ends at this word, and the next one is measured.
+        """Unmeasured step *number* ends at this word's time, and the next step is measured.
 
-        The device's lag at this point counts for that step.
+        The device's lag behind the host at this time is recorded for the unmeasured step.
         """
         self._paused = False
         self.mark(word)
         self._close_step(number)
 
     def position(self) -> DevicePosition | None:
-        """Where the device is; called by another thread while the training hangs."""
+        """The phase and step that the device is in; another thread calls this during a hang."""
         if self._stopped or self._discards:
             return None
         reached, held = self._time.since, [*self._closed, self._open]
         step = None
         for at, mark in [(at, mark) for at, marks in enumerate(held) for mark in [*marks]]:
             if not mark.event.query():
-                # Its current step has a number if the host has finished that step.
+                # Only steps that the host has finished have a number: the first such step at or
+                # after this mark is the one that the device is in.
                 numbers = [marks.number for marks in held[at:] if marks.number]
                 step = numbers[0] - 1 if numbers else None
                 break
@@ -240,7 +244,7 @@ class DeviceClock:
         return DevicePosition(reached.word >> _SHIFT & PHASE_CODE, step)
 
     def close(self) -> None:
-        """Resolve what the device has passed, stop measuring, and release all events."""
+        """Resolve the marks that the device has passed, stop measuring, and release all events."""
         try:
             if not self._stopped:
                 self._stopped = True
@@ -257,12 +261,12 @@ class DeviceClock:
             self._time.since = None
 
     def _fail(self) -> None:
-        # A failed device stays failed, and the training will fail by itself.
+        # Stop for good: a failed device does not recover, and the training fails by itself.
         self.failed = self._stopped = True
         self.close()
 
     def _close_step(self, number: int) -> None:
-        """*number*: 0 for a part of a step."""
+        """Close the marks so far. *number*: the step's, or 0 if they are only a part of a step."""
         marks, self._open = self._open, _Marks()
         if self._discards:
             self._discards = False
@@ -283,8 +287,8 @@ class DeviceClock:
         # A query during a capture would invalidate the graph.
         while self._closed and not self._capturing():
             marks = self._closed[0]
-            # Each mark is queried until it is passed. With several streams, a later mark may be
-            # passed before an earlier one.
+            # Query every mark, not only the last one: with several streams, the device may pass a
+            # later mark before an earlier one.
             for at in range(marks.passed, len(marks)):
                 if not marks[at].event.query():
                     marks[at].not_before_ns, marks.passed = now_ns, at
@@ -297,7 +301,7 @@ class DeviceClock:
             try:
                 self._time.passed(marks)
             except BaseException:
-                # A signal handler has raised here: the rest of these marks is lost.
+                # After any exception, also of a signal handler, the rest of these marks is lost.
                 self._time.begin_anew()
                 raise
             if marks.number:
@@ -310,7 +314,7 @@ def clock_for(
     *,
     module: Callable[[torch.device], Any] = module_of,
 ) -> DeviceClock | None:
-    """A clock for this device; None if it cannot be timed without waiting for it."""
+    """A clock for this device; None if its module has no events that can be timed."""
     found = module(device)
     event = getattr(found, "Event", None)
     if not hasattr(found, "current_stream") or not hasattr(event, "elapsed_time"):

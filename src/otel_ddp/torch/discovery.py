@@ -28,29 +28,29 @@ from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_step import outside_of_backward
 from otel_ddp.torch.steps.stepper import Stepper
 
-# A model in training is called in one of so many steps; a GAN's critic may make several steps
-# before the generator makes one.
+# A search ends after this many optimizer steps. Not after one: a GAN's critic may make several
+# steps before the generator is called.
 _STEPS = 10
-# After so many fruitless searches in a row a new optimizer starts no search, as a program may
-# create one in each step. After twice as many, an unknown optimizer's step starts none either.
+# After this many fruitless searches in a row, a new optimizer starts no further search: a program
+# may create an optimizer in each step. After twice as many, no optimizer starts a search.
 _MOST_FRUITLESS = 4
-# A compilation outside of modules counts as so many fruitless searches: Dynamo recompiles when our
-# hook changes, and gives up after eight times.
+# A compilation outside of modules counts as this many fruitless searches: each change of our hook
+# makes Dynamo recompile, and Dynamo stops compiling a function after eight recompilations.
 _COMPILED_FRUITLESS = 2
-# A search ends after so many calls, in case no step is made, as in inference.
+# A search also ends after this many module calls, as a program may make no steps (inference).
 _CALLS = 5000
-# Warn if no model is found within so many optimizer steps.
+# Warn if no model is found within this many optimizer steps.
 _STEPS_WITHOUT_MODEL = 10
 
 _search: _Announced | _Search | None = None
 
 
 def look(begin: Callable[[], None]) -> None:
-    """Training is near: call *begin* once, right before the first call of the model."""
+    """Wait for training, and call *begin* once, right before the model's first call."""
     global _search
     detach()
     _search = _Announced(begin)
-    # Creating the first optimizer has imported Dynamo.
+    # Dynamo is imported by now: creating an optimizer imports it.
     runtime.listen(_before_compile, _nothing)
     # Last: from now on any thread may call a module.
     model_hooks.set_global_hook(before_any)
@@ -83,11 +83,12 @@ def detach() -> None:
 
 
 class _Announced:
-    """Waits for a training model's call, with a hook on all modules."""
+    """Waits for the first call of a model in training, with a hook on all modules."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
-        # For models that train in evaluation mode or in other processes (RPC), or no module at all.
+        # A backward also announces training: the hook on modules misses a model in evaluation mode
+        # or in another process (RPC), and parameters outside of any module.
         self._backwards = backwards(errors.contained()(lambda *_, **__: self._open()))
 
     def _open(self) -> None:
@@ -105,29 +106,29 @@ class _Announced:
         runtime.ignore(_before_compile, _nothing)
 
     def failed(self) -> None:
-        """A hook raised."""
+        """A hook raised: stop waiting."""
         errors.record_failure("waiting for the training")
         detach()
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A module is called."""
+        """A module is called: open the run if this is the outermost call of a model in training."""
         if trains(module) and is_outermost(module):
             self._open()
-            # This call is the first one of the first step.
+            # The search that *begin* has started must see this call: the first step begins here.
             before_any(module, args)
 
     def compiling(self) -> None:
-        """A compilation begins: calls of a model inside the graph are not seen."""
+        """A compilation begins: open the run now, as hooks do not see calls inside a graph."""
         model_hooks.take_off_all()
         self._open()
         runtime.compiling()
 
 
 class _Search:
-    """Searches from the beginning, and again when another optimizer is created or steps.
+    """Searches for models at first, and again when another optimizer is created or steps.
 
     The hook on all modules is off while any thread is in a module: inner modules are not
-    candidates, cost nothing, and may be compiled.
+    candidates. So the hook costs them nothing and does not disturb their compilation.
     """
 
     def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
@@ -137,15 +138,17 @@ class _Search:
         self._steps_left = self._calls_left = 0
         self._unknown_steps = self._fruitless = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
-        # If set, another optimizer calls this instead of starting a search: a pool's next task.
+        # If set, a new optimizer calls this instead of starting a search: in a pool's worker, it
+        # belongs to the next task, which is another run.
         self.next_begins: Callable[[], None] | None = None
-        # The thread inside an outermost call, or 0: meanwhile the hook is off, and calls of other
-        # threads are not seen. And that call's module, which has our hook at its end.
+        # The thread that is inside an outermost call, or 0. The hook is off until this call ends,
+        # so calls in other threads are not seen.
         self._calling_thread = 0
+        # The module of this call; our forward hook on it reports the call's end.
         self._hooked_module: Callable[[], nn.Module | None] = _nothing
 
     def begin(self) -> None:
-        """Search for as many steps as it may take until every model is called."""
+        """Start a search; it lasts long enough for every model to be called."""
         self._steps_left, self._calls_left = _STEPS, _CALLS
         self._reported = False
         if self._fruitless >= 2 * _MOST_FRUITLESS:
@@ -160,7 +163,7 @@ class _Search:
         self.stepper.searching = False
         model_hooks.set_global_hook(None)
         self._calling_thread = 0
-        self._let_go()
+        self._unhook()
 
     def end(self) -> None:
         """Stop searching for good."""
@@ -169,7 +172,7 @@ class _Search:
         self.pause()
 
     def failed(self) -> None:
-        """A hook raised."""
+        """A hook raised: the stepper counts failures, and stops after some."""
         self.stepper.failed("looking for the model")
 
     @errors.contained()
@@ -178,17 +181,18 @@ class _Search:
         if self.next_begins is not None:
             self.next_begins()
         elif stepper.alive and not stepper.searching and self._fruitless < _MOST_FRUITLESS:
-            # In a cross-validation, for example, the next model is about to be called.
+            # The next model is about to be called, as in a cross-validation.
             stepper.model_comes()
             self.begin()
 
     def between_calls(self) -> None:
-        """This thread is in no module: put the hook on, unless another thread is in one."""
+        """Put the hook on, unless another thread is in a module. This thread is in none."""
         if not self.stepper.searching:
             return
         runtime.attach(self.stepper)
-        # After Ctrl-C or sys.exit, torch calls no hook at the end of a forward. No local variable
-        # holds the frames, as a frame that holds itself is a reference cycle.
+        # Look at the other thread's stack: after Ctrl-C or sys.exit in a forward, torch calls no
+        # hook that resets `_calling_thread`. No local variable holds the frames: they include this
+        # one, which would make a reference cycle.
         inside = self._calling_thread
         if not (inside and times_called(sys._current_frames().get(inside), CALL_MODULE)):
             self._calling_thread = 0
@@ -204,7 +208,8 @@ class _Search:
             return
         # This thread may have called an outer module while the hook was off.
         if not is_outermost(module):
-            # Its inner modules are watched; the module itself only describes the run.
+            # If a call of this module is a whole step, watch its inner modules instead; the module
+            # itself only describes the run.
             if models.makes_steps(module) and model_hooks.add_around(module):
                 optimizer_hooks.forget_others()
                 self._report(module)
@@ -212,32 +217,33 @@ class _Search:
         self._calling_thread = get_ident()
         model_hooks.take_off_all()
         runtime.attach(self.stepper)
-        self._let_go()
-        # Torch looks up the module's own hooks after its forward.
+        self._unhook()
+        # The hook runs in this very call: torch looks up a module's forward hooks after forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._hooked_module = ref(module)
-        if trains(module) and self._is_no_part() and self._adopt(module):
-            # Torch has collected the hooks before this forward already, so call ours directly.
+        if trains(module) and self._is_outside_watched() and self._adopt(module):
+            # Torch has already collected the pre-hooks of this call, so call our new one directly.
             model_hooks.before_forward(module, args, _kwargs_of(module))
 
     def ended(self, module: nn.Module) -> None:
         """A module with our hook, or a copy of one, has returned or raised."""
-        # Torch iterates over a copy of its hooks, but over the original after an exception.
+        # After an exception torch iterates over the hooks themselves, which must not change then;
+        # otherwise over a copy.
         if sys.exc_info()[1] is None:
             model_hooks.take_off(module, _after_any)
         if self._hooked_module() is module and self._calling_thread == get_ident():
             self._calling_thread = 0
             self.between_calls()
 
-    def _let_go(self) -> None:
+    def _unhook(self) -> None:
         marked, self._hooked_module = self._hooked_module(), _nothing
         if marked is not None:
             model_hooks.take_off(marked, _after_any)
 
-    def _is_no_part(self) -> bool:
-        """Whether the called module is certainly no part of a watched model.
+    def _is_outside_watched(self) -> bool:
+        """Whether the called module is certainly not a part of a watched model.
 
-        Checkpointing calls parts during backward, DataParallel calls replicas in threads.
+        Activation checkpointing calls parts during backward, DataParallel replicas in threads.
         """
         return outside_of_backward() and not self.stepper.calls.forward_in_another_thread()
 
@@ -258,9 +264,9 @@ class _Search:
     # -- compilation
 
     def compiling(self) -> None:
-        """A compilation begins. A graph compiled with our hook on would be valid only with it.
+        """A compilation begins: take the hook off, as the graph has a guard on global hooks.
 
-        So the hook is off until a step ends: the compilation may be in the middle of a call.
+        It stays off until a step ends: the compilation may be in the middle of a call.
         """
         if not model_hooks.take_off_all():
             return
@@ -270,9 +276,9 @@ class _Search:
             if self.stepper.end.has_model or self._fruitless >= 2 * _MOST_FRUITLESS:
                 self.pause()
             return
-        # A model compiled in place never runs its hooks: measure it from outside from the next call
-        # on.
-        if _may_train(module) and self._is_no_part():
+        # A model compiled in place never runs its hooks: from its next call on, `_CompiledInPlace`
+        # measures it.
+        if _may_train(module) and self._is_outside_watched():
             self._adopt(module)
 
     # -- optimizers
@@ -294,7 +300,7 @@ class _Search:
         """An optimizer of no watched model has stepped."""
         if not self.stepper.end.has_model:
             self._unknown_steps += 1
-            # Very many calls without a step may have ended the search.
+            # Search again: `_CALLS` calls without a step may have ended the search.
             if not self.stepper.searching and self._unknown_steps < _STEPS_WITHOUT_MODEL:
                 self.begin()
             if self._unknown_steps == _STEPS_WITHOUT_MODEL:
@@ -304,9 +310,9 @@ class _Search:
     def _warn(self) -> None:
         errors.warn_once(
             "discovery",
-            "In %d steps of an optimizer no model was seen that is called and trains, so no steps "
-            "are measured: name the model by otel_ddp.instrument(model), after whatever wraps or "
-            "compiles it. Where the whole step is compiled, compile the model in its place.",
+            "In %d optimizer steps no call of a model in training was seen, so no steps are "
+            "measured: name the model by otel_ddp.instrument(model), after wrapping and compiling "
+            "it. If the whole step is compiled, compile only the model instead.",
             _STEPS_WITHOUT_MODEL,
         )
 
@@ -352,7 +358,7 @@ def _active() -> _Announced | _Search | None:
 
 
 def is_outermost(module: nn.Module) -> bool:
-    """Whether the beginning call of this module can be measured, and is made by no other module."""
+    """Whether this module's call can be measured, and no other module makes it."""
     if isinstance(module, ScriptModule) or torch.jit.is_tracing():
         return False
     if times_called(sys._getframe(), CALL_MODULE) <= 1:
@@ -369,21 +375,21 @@ def outermost_called() -> nn.Module | None:
 def _called_in_step() -> list[Any]:
     """The modules that this thread is calling, innermost first.
 
-    Without modules whose call is a whole step: a wrapper, and the module that it calls.
+    Modules whose call is a whole step are left out: a wrapper, and the module inside it.
     """
     called = [each.get("self") for each in module_calls(sys._getframe())]
     whole_steps = []
     while called and models.makes_steps(called[-1]):
         whole_steps.append(called.pop())
     if whole_steps and called:
-        # `training_step` calls its `forward` again. A hook on the module could not distinguish the
-        # two calls.
+        # The module inside is called for `training_step`, which calls its `forward` again: a hook
+        # on this module could not distinguish the two calls.
         whole_steps.append(called.pop())
     return [each for each in called if all(each is not one for one in whole_steps)]
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether this call may lead to a backward. Losses have no parameters to train."""
+    """Whether this call may lead to a backward; False for loss modules: they have no parameters."""
     return (
         (module.training or bool(models.unwrapped(module).training))
         and torch.is_grad_enabled()
@@ -392,11 +398,11 @@ def trains(module: nn.Module) -> bool:
 
 
 def _may_train(module: nn.Module) -> bool:
-    # Trainers call a copy on the meta device to count FLOPs.
+    # Not on the meta device: trainers call a copy of the model there to count FLOPs.
     return any(each.requires_grad and not each.is_meta for each in module.parameters())
 
 
 def _kwargs_of(module: nn.Module) -> Mapping[str, Any] | None:
-    """The keyword arguments of a module's call, which the hook on all modules does not get."""
+    """The keyword arguments of a module's call, from the stack: torch passes global hooks none."""
     calls = module_calls(sys._getframe())
     return next((call.get("kwargs") for call in calls if call.get("self") is module), None)

@@ -1,8 +1,8 @@
-"""Inspects the stack, and users' objects without running any user code.
+"""Inspects stacks, and users' objects without running any user code.
 
-A property may compute, draw random numbers or block. So may the `values` of a mapping, the iterator
-of a list subclass, the `shape` of a tensor subclass, and the `__class__` of a proxy, which
-`isinstance` reads.
+User code may compute, draw random numbers or block. It may be behind a property, the `values` of a
+mapping, the iterator of a list subclass, the `shape` of a tensor subclass, and the `__class__` of a
+proxy, which `isinstance` reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Base = torch._C.TensorBase
 
 
 def ddps_in(model: nn.Module) -> Iterator[nn.Module]:
-    """The model if it is a DDP, else the DDPs inside, as below a compiled module."""
+    """The model itself if it is a DDP, else the DDPs inside it, as in a compiled module."""
     if isinstance(model, DistributedDataParallel):
         yield model
     else:
@@ -31,20 +31,20 @@ def ddps_in(model: nn.Module) -> Iterator[nn.Module]:
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes in the `__dict__` of an object."""
     for base in type(value).__mro__:
-        # Not `vars`: a class may have a property of this name.
+        # Not `vars(value)`: a class may define `__dict__` as a property.
         if type(reader := base.__dict__.get("__dict__")) is GetSetDescriptorType:
             kept = reader.__get__(value)
             return dict(dict.items(kept)) if issubclass(type(kept), dict) else {}
     return {}
 
 
-def maps(kind: type) -> bool:
+def is_mapping(kind: type) -> bool:
     """Whether this class is a mapping but not a dictionary."""
     return Mapping in kind.__mro__
 
 
 def items(value: Any) -> Iterator[tuple[str, Any]]:
-    """The items of a dictionary, or of one inside a mapping such as `UserDict`."""
+    """The items of a dictionary, or of the dictionary that a mapping such as `UserDict` wraps."""
     wrapped = [value] if issubclass(type(value), dict) else attributes(value).values()
     for each in wrapped:
         if issubclass(type(each), dict):
@@ -60,7 +60,8 @@ def of_tensor(tensor: Any, name: str) -> Any:
         return getattr(_Base, name).__get__(tensor)
 
 
-# Compared by these globals and names, as we may have wrapped the functions.
+# Frames of autograd's functions are recognized by globals and name, not by code object: we may have
+# wrapped these functions.
 _AUTOGRAD = vars(torch.autograd)
 _BACKWARD, _GRAD = "backward", "grad"
 # The code through which torch calls every module. Private.
@@ -69,7 +70,7 @@ CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
 def outward(frame: FrameType | None) -> list[FrameType]:
     """A frame and its callers, innermost first."""
-    # Not a generator: an exception of a signal handler in one may be lost.
+    # Not a generator: an exception that a signal handler raises inside one may be lost.
     found = []
     while frame is not None:
         found.append(frame)
@@ -85,7 +86,7 @@ def times_called(frame: FrameType | None, code: Any) -> int:
 def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...] | None:
     """The roots of the outermost backward on the stack; None for `torch.autograd.grad`.
 
-    Outermost, as reentrant checkpointing calls a nested one.
+    Backwards nested inside it are those of reentrant checkpointing.
     """
     begun = [
         each

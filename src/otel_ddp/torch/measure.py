@@ -32,12 +32,12 @@ class _Measuring:
         self.stepper.switch_hooks = self._switch
         # Evaluations are measured also within unmeasured steps.
         self.evaluates = Called(nn.Module, "eval", self._evaluates)
-        # All functions of `os` that replace the program call one of these.
+        # All functions of `os` that replace the program call `execv` or `execve`.
         self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
 
     def _switch(self, on: bool) -> None:
         model_hooks.switch(on)
-        # A compiled optimizer step has guards on its hooks.
+        # Leave these hooks on after a compilation: a compiled optimizer step has guards on them.
         if on or not self.stepper.compiles:
             optimizer_hooks.switch(on)
 
@@ -53,7 +53,7 @@ _current: _Measuring | None = None
 @errors.contained()
 def _replaced(*_: Any) -> None:
     """Another program is about to replace this one: flush, or unwritten records are lost."""
-    # None in a forked child, which shares locks with its parent.
+    # Not in a forked child, where `_current` is None: it shares the journal with its parent.
     if (current := _current) is not None:
         current.stepper.progress.flush()
 
@@ -66,32 +66,34 @@ def start(
 ) -> None:
     """Measure the steps of this model, or of discovered models if it is None.
 
-    *found* gets the first discovered model. A model that no step calls is replaced by discovered
-    ones: the program may call its methods, or a module inside it.
+    *found* gets the first discovered model. If steps never call *model* itself, models are
+    discovered, too: the program may call methods of *model*, or a module inside it.
     """
-    # An unwrapped LightningModule trains in `training_step`, which runs no hook of its own.
+    # For an unwrapped LightningModule, discover the modules inside it: Lightning calls its
+    # `training_step`, for which no hook runs.
     if model is None or models.is_lightning_module(model):
         discovery.attach(_prepared(progress, options), found)
         return
     stepper = _prepared(progress, options)
-    # A user who passes one model passes all of them.
+    # No search: a user who passes one model passes all models.
     discovery.detach()
-    # Hooks last: from now on a step may begin at any moment.
+    # These hooks go on last, as a step may begin at any moment from now on.
     model_hooks.attach(model, stepper)
     stepper.end.model_came()
-    # If it is never called, its methods are, or a module inside it.
+    # Search if steps do not call this model: the program may call its methods, or a module inside.
     stepper.model_not_called = partial(discovery.attach, stepper, found)
     model_hooks.watch_compiled_in_place()
 
 
 def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
-    """Put on all hooks but those on models."""
+    """Put on all hooks except those on models, and return the stepper."""
     global _current
-    # The program has called `instrument`, or its first step begins.
+    # Training has been announced, or its first step begins: stop waiting for it.
     ignore_training()
     for name in ("optimizer", "step_optimizer"):
         options[name] = _of_torch(name, options.get(name))
-    # A local variable: a signal handler may take all hooks off at any moment.
+    # Use a local variable: a signal handler may detach everything, and so reset `_current`, at any
+    # moment.
     current = _current
     if current is None or not current.stepper.alive or current.stepper.progress is not progress:
         _take_off()
@@ -107,27 +109,27 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     )
     current.readings.update_options(**options)
     optimizer_hooks.forget(options["optimizer"])
-    # Now rather than at the first step: an evaluation may compile as well.
+    # Attach now rather than at the first step: an evaluation before it may compile.
     runtime.attach(current.stepper)
     return current.stepper
 
 
 def _profile(question: bytes) -> None:
-    """Called by the thread that answers the agent, with a request for a profile."""
+    """Pass on a request for a profile; called by the thread that answers the agent."""
     if (current := _current) is not None:
         current.window.ask(question)
 
 
 def _of_torch(name: str, given: Any) -> Any:
-    """The torch optimizer that a wrapper named by the user steps."""
+    """The torch optimizer inside the optimizer or wrapper that the user has passed as *name*."""
     if given is None:
         return None
     found = optimizer_hooks.torchs_own(given)
     if found is None:
         errors.warn_once(
             name,
-            "%s=%s: no torch.optim.Optimizer, and none in its .optimizer or ._optimizer, so its "
-            "steps are not seen; the others are measured as if it had not been named.",
+            "%s=%s: no torch.optim.Optimizer, and none in its .optimizer or ._optimizer, so it is "
+            "ignored; steps of other optimizers are measured as without this argument.",
             name,
             type(given).__name__,
         )
@@ -135,7 +137,7 @@ def _of_torch(name: str, given: Any) -> Any:
 
 
 def stop(progress: Progress | None) -> None:
-    """Restore torch and the models, if this progress is measured; None: any."""
+    """Restore torch and the models, if *progress* (None: any) is being measured."""
     if progress is None or _current is None or _current.stepper.progress is progress:
         _take_off()
 
@@ -147,7 +149,7 @@ def _take_off() -> None:
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
         ours += [each.take_off for each in (current.evaluates, *current.replaces)]
-    # One by one, so that a failure does not keep the others from being taken off.
+    # Contain each call on its own, so that after a failure the others still run.
     for hooks in (discovery, model_hooks, data_hooks, optimizer_hooks, runtime):
         ours.append(hooks.detach)
     for act in (*ours, stack_answers.stop):
@@ -157,7 +159,7 @@ def _take_off() -> None:
 
 
 def _after_fork() -> None:
-    # The journal is the parent's and is mapped here too: nothing may be written to it.
+    # In the child: write nothing to the journal, which is the parent's but is mapped here, too.
     global _current
     current, _current = _current, None
     if current is not None:

@@ -1,4 +1,4 @@
-"""Checks models and the version of torch. Imports torch only if necessary."""
+"""Checks whether models and the installed torch can be measured. Imports torch only if needed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def too_old(version: str) -> str:
 
 
 def device_runtime(version: Mapping[str, Any]) -> str:
-    """The runtime of a torch with this torch.version, as in "CUDA 12.8"; empty for CPU builds."""
+    """The device runtime, such as "CUDA 12.8", from torch.version; empty for CPU builds."""
     for key, name in _RUNTIMES.items():
         if found := version.get(key):
-            # HIP's version ends with a commit.
+            # Drop the commit at the end of HIP's version.
             return f"{name} {str(found).partition('-')[0]}"
     return ""
 
 
 def can_measure(model: Any) -> bool:
-    """Whether steps of this model (None: of any) can be measured; warns once if not."""
+    """Whether steps of this model (None: of any model) can be measured; warns once if not."""
     torch = _import_torch() if model is None else sys.modules.get("torch")
     if torch is None:
         return False
@@ -65,7 +65,7 @@ def is_new_enough() -> bool:
 
 
 def _import_torch() -> Any:
-    """torch, imported if necessary: a program that passes no model will import it anyway."""
+    """The torch module; imports it if necessary, as a program that trains will do so anyway."""
     try:
         return import_module("torch")
     except ImportError:
@@ -78,7 +78,7 @@ def _import_torch() -> Any:
         return None
 
 
-# The class of a wrapper -> the attribute with the model. By name, to avoid imports.
+# Class name of a wrapper -> its attribute with the model. By name, to avoid imports.
 _WRAPPERS = {
     **dict.fromkeys(("DistributedDataParallel", "DataParallel"), "module"),
     **dict.fromkeys(("FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"), "module"),
@@ -94,7 +94,7 @@ def describe(model: Any) -> dict[str, Any]:
 
 
 def is_lightning_module(model: Any) -> bool:
-    """Whether this is a LightningModule, of either package of Lightning."""
+    """Whether this is a LightningModule, from `lightning` or `pytorch_lightning`."""
     return any(each.__name__ == "LightningModule" for each in type(model).__mro__)
 
 
@@ -128,5 +128,6 @@ def _wrapped(model: Any) -> Any:
     for each in type(model).__mro__:
         if (name := _WRAPPERS.get(each.__name__)) is not None:
             return getattr(model, name, None)
-    # A class with parameters and a `module` may be a model, of which `module` is a part.
+    # An unknown class is a wrapper if it has a `module` but no `parameters`. With `parameters` it
+    # may be a model, and `module` a part of it.
     return None if hasattr(model, "parameters") else getattr(model, "module", None)

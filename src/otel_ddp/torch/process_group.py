@@ -1,4 +1,4 @@
-"""Reads ranks from torch.distributed, and lets ranks agree on the run's name and its lead."""
+"""Reads ranks from torch.distributed; ranks agree on run name and lead through its store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("otel_ddp")
 RUN_KEY = "otel_ddp/run"
 LEAD_KEY = "otel_ddp/lead"
 
-# A round trip takes 0.1 ms; a store that is this late will not answer.
+# A round trip takes 0.1 ms; a store that has not answered after this time never will.
 _LONGEST_WAIT_S = 3.0
 
 
@@ -38,7 +38,8 @@ def backend() -> str:
     return str(sys.modules["torch.distributed"].get_backend())
 
 
-# In a forked child: the process group of the parent. It may be destroyed there.
+# In a forked child: the parent's process group, inherited but not to be used. Weak, as the child
+# may destroy it.
 _parents_group: weakref.ref[Any] | None = None
 
 
@@ -60,8 +61,8 @@ if hasattr(os, "register_at_fork"):
 def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
     """Ranks and host of the default process group; None without one.
 
-    Its store also decides the run's name, if that is negotiable: the first proposal counts for all
-    ranks. *seeks_lead*: also get the lead from the store, if ranks may be on other nodes.
+    If the run's name is negotiable, ranks agree on it through the group's store: the first proposal
+    counts for all ranks. *seeks_lead*: also agree on the lead, if ranks may be on other nodes.
     """
     if not is_up():
         return None
@@ -70,7 +71,7 @@ def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
         rank, world_size = module.get_rank(), module.get_world_size()
     except (RuntimeError, ValueError):
         errors.reraise_foreign()
-        return None  # another thread has just destroyed it
+        return None  # another thread has just destroyed the group
     store = _store(module)
     found = GroupFacts(rank, world_size, None, _host(store))
     if store is None or world_size == 1:
@@ -86,8 +87,8 @@ def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
 
 def _store(module: Any) -> Any:
     """The store of init_process_group, without prefixes that change at a restart."""
-    # A private function, as torch has no public one. Without it the ranks cannot agree on run and
-    # lead; all else works.
+    # A private function, as torch has no public one. If a torch lacks it, ranks cannot agree on
+    # run and lead, but everything else works.
     getter = getattr(getattr(module, "distributed_c10d", None), "_get_default_store", None)
     if getter is None:
         return None
@@ -97,9 +98,9 @@ def _store(module: Any) -> Any:
         errors.reraise_foreign()
         return None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's agent keeps one store over all restarts of its workers, with a prefix per
-        # attempt. Below the prefixes the name lasts as long as the launch. Any other store may be
-        # shared by several launches with different prefixes, so the prefix stays.
+        # torchrun's agent keeps one store across restarts of its workers, with a key prefix per
+        # attempt. Without the prefix, the run's name is kept across restarts. In other stores the
+        # prefix stays, as several launches may share one store with different prefixes.
         store = _bare(store)
     return store
 
@@ -118,13 +119,12 @@ def _host(store: Any) -> str:
 def _within_limit(
     store: Any, found: GroupFacts, process: Identity, *, seeks_lead: bool
 ) -> GroupFacts:
-    """The group's facts, and what the store answers in time.
+    """The group's facts, with run and lead from the store if it answers in time.
 
-    compare_set returns at once whether or not the key exists, but the store's timeout does not
-    cover it: with a stopped server it blocks forever (PyTorch 2.15, timeout 2 s), and so would the
-    training. The store is the user's, so its timeout cannot be changed. Hence a thread for these
-    0.3 ms, and a limit. No thread remains, as it would keep alive a store that the program has
-    dropped.
+    The thread limits the wait: compare_set normally returns at once, but if the store's server is
+    stopped, it blocks forever, whatever the store's timeout (PyTorch 2.15), and so would the
+    training. The thread takes 0.3 ms and then ends: a permanent one would keep alive a store that
+    the program has dropped.
     """
     answers = [found]
 
@@ -142,7 +142,7 @@ def _within_limit(
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:
-        log.warning("The process group's store is not asked: no thread can be started (%s).", error)
+        log.warning("Ranks cannot agree on the run: no thread can be started (%s).", error)
         return found
     thread.join(_LONGEST_WAIT_S)
     if thread.is_alive():
@@ -151,21 +151,21 @@ def _within_limit(
 
 
 def _run(store: Any, ours: str) -> str | None:
-    """The name in the store; ours if there was none."""
-    # Two torchruns may share a rendezvous store, with an id each.
+    """The run's name in the store; puts *ours* there if there was none."""
+    # A key for each launch: two torchruns with different ids may share a rendezvous store.
     elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     key = f"{RUN_KEY}/{elastic_id}" if elastic_id else RUN_KEY
     return _put(store, key, "", ours) or None
 
 
 def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
-    """The lead of this run: the first rank's proposal, at rank 0's addresses.
+    """The lead of this run: the proposal of the rank that comes first, with rank 0's addresses.
 
-    Only rank 0 knows its addresses, and may come last. Until then the others have only the store's
-    host, as a guess, or the addresses of the previous attempt.
+    Only rank 0 knows its addresses, and it may come last. Until it comes, the other ranks use the
+    store's host as a guess, or the addresses of the previous attempt.
     """
-    # The ranks may have several runs in sequence. The key is the same after a restart, as torchrun
-    # counts restarts on each node separately.
+    # A key for each run, as ranks may have several runs in sequence. It has no restart count, which
+    # may differ between nodes: torchrun counts restarts on each node separately.
     of_run = (os.environ.get("TORCHELASTIC_RUN_ID", ""), process.group, process.run)
     # Names may contain slashes.
     key = "/".join((LEAD_KEY, *(quote(each, safe="") for each in of_run)))
@@ -175,8 +175,8 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     stored = _put(store, key, "", ours.as_text())
     found = lead.parse_text(stored)
     if is_first and (found is None or found.hosts != ours.hosts):
-        # Another rank was first. Or rank 0 was on another node in the previous attempt, whose agent
-        # may still listen but does not lead any more.
+        # Either another rank was first, without addresses: add ours. Or rank 0 was on another node
+        # in the previous attempt: replace the proposal, as the agent there leads no more.
         if found is not None and not found.hosts:
             ours = found._replace(hosts=ours.hosts)
         found = lead.parse_text(_put(store, key, stored, ours.as_text()))
@@ -184,6 +184,6 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
 
 
 def _put(store: Any, key: str, expected: str, ours: str) -> str:
-    """Store *ours* if *expected* is there; returns what is there afterwards."""
+    """Store *ours* if the stored value is *expected*; returns the value stored afterwards."""
     stored: bytes = store.compare_set(key, expected, ours)
     return stored.decode("utf-8", "replace")

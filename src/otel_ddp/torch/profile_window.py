@@ -1,4 +1,4 @@
-"""Records some steps with torch's profiler, at a request by `otel-ddp profile`."""
+"""Records some steps with torch's profiler when `otel-ddp profile` requests it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.steps.budget import SampledSteps
 
-# The functions through which all users of torch's profiler go, including emit_nvtx.
+# Every use of torch's profiler calls one of these functions, including emit_nvtx.
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 
-# An annotation holds a record, which writes at its end through a pointer to the profile in which it
-# began. Torch only checks whether any profile is on, so an annotation that ends in another profile
-# writes to freed memory. Dropping a record ends it, too: so these are kept forever.
+# An annotation's record has a pointer to the profile in which it began, and writes through it when
+# the annotation ends. Torch only checks whether any profile is on, so an annotation that ends
+# during another profile writes to freed memory. Freeing a record also ends it, so records of
+# annotations that outlive their profile are kept forever.
 _never_ended: list[Any] = []
 
 
@@ -41,8 +42,8 @@ class OpenAnnotations:
     def watch(self, give_way: Callable[..., None]) -> None:
         """Track all annotations from now on.
 
-        *give_way*: called before the program uses the profiler itself, as a second profile would
-        raise there.
+        *give_way*: called before the program uses the profiler itself, which would raise during our
+        profile.
         """
         opened = self._open
 
@@ -61,7 +62,7 @@ class OpenAnnotations:
                 self._watched.append(Called(torch_profiler, name, give_way, before=True))
 
     def leave(self) -> None:
-        """The profile is over: annotations that are still open must never end."""
+        """The profile is over: stop tracking, and make sure that open annotations never end."""
         watched, self._watched = self._watched, []
         for each in watched:
             each.take_off()
@@ -71,25 +72,26 @@ class OpenAnnotations:
         self._open.clear()
 
 
-# Free disk space needed before a window begins: its trace is large text.
+# Free disk space needed before a window begins, as its trace is a large text file.
 _LEAST_ROOM = 512 * 1024 * 1024
-# Steps between two windows, and after a profile of the program: by then annotations have ended.
+# Steps between two windows; and steps without a profile by the program before a window begins, so
+# that annotations of its last profile have ended.
 _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
-# Starting, stopping and writing may take so long without counting as a hang.
+# Starting, stopping and writing a profile may take this long without being reported as a hang.
 _EXPECT_S = 120.0
 
 
 class Request(NamedTuple):
-    """A numbered request."""
+    """A request for a profile; its *number* is repeated in the answer."""
 
     number: int
     steps: int
     trace: Path
     until_ns: int
-    """A window that has not begun by then does not begin, as nobody waits for it any more."""
+    """Do not begin the window after this time, as nobody waits for it any more."""
 
 
-# Names of backends in torch's profiler -> in `torch.device`.
+# Name of a device type in torch's profiler -> in `torch.device`, if they differ.
 _DEVICES = {"PrivateUse1": "privateuseone"}
 
 
@@ -97,29 +99,29 @@ def activities(
     module: Callable[[torch.device], Any] = module_of,
     supported: Callable[[], Iterable[Any]] = torch.profiler.supported_activities,
 ) -> set[Any]:
-    """The CPU, and each kind of device that the process has initialized."""
+    """What to profile: the CPU, and each kind of device that the process has initialized."""
     known = torch.profiler.ProfilerActivity
 
     def is_used(name: str) -> bool:
         device = module(torch.device(_DEVICES.get(name, name.lower())))
         return hasattr(device, "is_initialized") and device.is_initialized()
 
-    # `torch.cpu` exists, too.
+    # Exclude the CPU, which also has a device module, `torch.cpu`.
     used = {each for name, each in known.__members__.items() if each != known.CPU and is_used(name)}
-    # Torch counts devices here, which would initialize the driver of an unused one.
+    # Call `supported` only if a device is used: it counts devices, which initializes drivers.
     return {known.CPU, *(used.intersection(supported()) if used else ())}
 
 
 class _Refused(Exception):
-    """There will be no trace; the text says why."""
+    """No trace is recorded; the text gives the reason."""
 
 
 class ProfileWindow:
     """One per process: takes requests, and records one window at a time.
 
-    The answering thread only stores the request. The training thread does the rest after steps, so
-    that a window begins and ends with a step. The first step warms the profiler up, and does not
-    count.
+    The thread that answers the agent only stores the request. The training thread does the rest
+    between steps, so a window contains whole steps. Its first step warms up the profiler and does
+    not count as one of the requested steps.
     """
 
     def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
@@ -129,7 +131,7 @@ class ProfileWindow:
         self._request: Request | None = None
         self._profiler: Any = None
         self._thread = 0
-        # Steps without a profile since the request.
+        # Steps since the request in which the program did not use the profiler.
         self._quiet = 0
         # Whether we created the trace file.
         self._made = False
@@ -143,7 +145,7 @@ class ProfileWindow:
     # -- on the answering thread
 
     def ask(self, line: bytes) -> None:
-        """Store a request. A second one is ignored: the answer shows which one is served."""
+        """Store a request, unless another one is pending: the answer has its number."""
         content, before = json.loads(line), self._request
         waits = before is not None and (
             self._profiler is not None or time.time_ns() < before.until_ns
@@ -166,13 +168,14 @@ class ProfileWindow:
 
     @contextlib.contextmanager
     def _answered(self, request: Request) -> Iterator[None]:
-        """Whatever fails: the profiler is off afterwards, and the answer says why."""
+        """If the block raises, switch the profiler off, and write an answer with the reason."""
         try:
             yield
         except _Refused as why:
             self._close(request, "refused", str(why))
         except (OSError, RuntimeError) as error:
-            # First, as the error may be the program's, raised by a signal handler.
+            # Close before `reraise_foreign`, which raises if the error came from a signal handler
+            # of the program.
             self._close(request, "failed", f"{type(error).__name__}: {error}")
             errors.reraise_foreign()
         except BaseException as error:
@@ -197,7 +200,7 @@ class ProfileWindow:
         self._save(request)
 
     def _start(self, request: Request) -> None:
-        # Overwrite only a file that we created.
+        # Create the trace file, or fail if it exists, so that torch overwrites no other file.
         try:
             os.close(files.create(request.trace))
         except OSError as error:
@@ -206,7 +209,7 @@ class ProfileWindow:
         self._made = True
         profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
-        # From now on it may have to be stopped.
+        # Assigned before the start: from now on `_close` must stop the profiler.
         self._profiler = profiler
         self._progress.mark_profiled()
         with _in_phase(self._progress):
@@ -215,7 +218,7 @@ class ProfileWindow:
         self._write("recording", request)
 
     def _annotate(self, step: int) -> None:
-        """Annotate the step that begins with the name by which viewers recognize steps."""
+        """Begin an annotation of the new step, with the name by which viewers recognize steps."""
         self._first = self._first or step
         annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
         annotation.__enter__()
@@ -237,9 +240,9 @@ class ProfileWindow:
     def _save(self, request: Request) -> None:
         with _in_phase(self._progress):
             self._stop().export_chrome_trace(str(request.trace))
-        # Torch may have replaced our file.
+        # Set the mode again, as torch may have replaced the file that we created.
         os.chmod(request.trace, 0o600)
-        # The rest of this step is unusual, too.
+        # Mark the current step, too, as it includes the writing of the trace.
         self._progress.mark_profiled()
         self._write("written", request)
         self._forget()
@@ -266,7 +269,7 @@ class ProfileWindow:
 
     @errors.contained()
     def close(self) -> None:
-        """The hooks come off: write what is recorded, if this is the right thread."""
+        """Measuring ends: write the recorded steps, if this thread started the profiler."""
         request = self._request
         if request is None:
             return
@@ -274,12 +277,12 @@ class ProfileWindow:
         if self._profiler is None or mine:
             with self._answered(request):
                 self._leave_annotation()
-                # The steps that are complete, if any.
+                # Save if at least one step is complete.
                 if not self._done:
                     raise _Refused("the training ended before that many steps")
                 self._save(request)
         else:
-            # Only its own thread could stop it, and no step ends there any more.
+            # Only the thread that started the profiler can stop it, and it ends no more steps.
             self._annotations.leave()
             self._write("refused", request, "the training ended in another thread")
 
@@ -287,7 +290,7 @@ class ProfileWindow:
         """In a forked child: restore torch's functions, and record nothing."""
         self._annotations.leave()
         if self._profiler is not None:
-            # The forking thread goes on in the child, where nothing would ever stop its profile.
+            # In the child, only the forking thread lives on, and nothing would stop its profile.
             torch.autograd._enable_record_function(False)
 
     # -- the program's own profiler
@@ -299,7 +302,8 @@ class ProfileWindow:
             if threading.get_ident() != self._thread:
                 return
             self._close(request, "refused", "the program began to profile itself")
-            # The program's profiler may have announced its start already.
+            # The program's profiler may have set torch's flag of a running profiler already, and
+            # stopping ours has cleared this flag: set it again.
             torch_profiler._run_on_profiler_start()
 
     # -- the answer
@@ -316,13 +320,13 @@ class ProfileWindow:
         try:
             files.replace(self._answer, json.dumps(answer))
         except OSError:
-            # disk full or directory gone: the request stays without an answer
+            # The disk is full or the directory gone: the request stays without an answer.
             errors.reraise_foreign()
 
 
 @contextlib.contextmanager
 def _in_phase(progress: Progress) -> Iterator[None]:
-    """A phase of its own, so that this is not taken for a hang."""
+    """Report the phase `profile` meanwhile, so that the agent does not report a hang."""
     began_s = time.monotonic()
     phase = progress.begin("profile", _EXPECT_S)
     try:

@@ -22,19 +22,20 @@ from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives
 from otel_ddp.torch.inspection import outward
 
-# Beside the journal lie a fifo for requests and a file with the last answer.
+# Requests arrive through a fifo next to the journal; a file beside it holds the last answer.
 
 _MOST_THREADS = _MOST_FRAMES = 64
 _LONGEST_TEXT = 300
 _END_S = 0.5
-# Only a fault in the thread itself raises these, and blocking them would end the process.
+# These signals are not blocked: only a fault in the thread itself raises them, and the kernel kills
+# a process that has blocked such a signal.
 _FAULTS = {
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 }
 
 
 class _StackAnswers:
-    """A fifo, and a thread that waits in a read of it."""
+    """A fifo for requests, and a thread that reads and answers them."""
 
     def __init__(
         self,
@@ -43,8 +44,8 @@ class _StackAnswers:
         device_position: Callable[[], DevicePosition | None],
         profile: Callable[[bytes], None],
     ) -> None:
-        """*training*: returns the training thread, or 0. *profile*: gets each request for a
-        profile."""
+        """*training*: returns the training thread, or 0 if unknown. *profile*: gets each request
+        for a profile."""
         self.journal = journal
         self._training = training
         self._device_position = device_position
@@ -52,16 +53,16 @@ class _StackAnswers:
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._stopped = False
-        # Held while an answer is written: the exit of the process waits for it.
+        # Held while a request is answered: the exit of the process waits for this lock.
         self._answering = threading.Lock()
         files.make_fifo(self._ask)
-        # Open for writing as well: a read then waits for the next agent instead of returning.
+        # Open for writing as well: without a writer, a read would return at once (end of file).
         self._fd = files.open_own(self._ask, os.O_RDWR)
         os.set_blocking(self._fd, True)
         self._fifo = file_of(self._fd)
         self._ended = threading.Event()
-        # The thread inherits the blocked signals. User code may wait for a signal that all other
-        # threads block, so it must not be delivered to this thread.
+        # Block all signals in the new thread, which inherits the mask. User code may wait for a
+        # signal that it has blocked in all threads; the kernel must not deliver it to ours.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         try:
             # Not a threading.Thread: code that joins all threads must not wait for this one.
@@ -86,16 +87,17 @@ class _StackAnswers:
             os.set_blocking(self._fd, False)
             os.write(self._fd, b"\n")
             return
-        # The program has closed all descriptors. The thread still waits in its read.
+        # The program has closed our descriptor, but the thread still waits in its read: write
+        # through the path.
         files.tell(self._ask, "\n")
 
     def leave_to_exit(self) -> None:
-        """The interpreter exits: the thread may go on waiting, but must not run."""
+        """The interpreter exits: the thread must not run Python code any more, but may block."""
         self._stopped = True
         self._answering.acquire(timeout=_END_S)
 
     def forget(self) -> None:
-        """In a forked child: the thread does not exist here, and requests are for the parent."""
+        """In a forked child: close the fifo, as its requests are for the parent."""
         close_ours(self._fd, self._fifo)
 
     def _run(self) -> None:
@@ -105,7 +107,8 @@ class _StackAnswers:
             self._ended.set()
 
     def _answer_questions(self) -> None:
-        # Checked each time: the descriptor may now belong to the program, which needs what is read.
+        # Check before each read: the program may have closed our descriptor and reused its number,
+        # and a read would take the program's data.
         while not self._stopped and file_of(self._fd) == self._fifo:
             try:
                 asked = os.read(self._fd, 65536)
@@ -120,7 +123,7 @@ class _StackAnswers:
 
     @errors.contained()
     def _reply(self, asked: bytes) -> None:
-        # One answer serves all requests: it has the highest number and the most content.
+        # Answer all pending requests at once, with the highest number and the fullest content.
         words = []
         for line in asked.splitlines():
             first, _, rest = line.partition(b" ")
@@ -143,7 +146,7 @@ class _StackAnswers:
             answer["collectives"] = collectives.latest(recorded)
             if position := errors.attempt(self._device_position, None):
                 answer["device"] = position._asdict()
-        # Without space or the directory there is no answer, and training goes on.
+        # If the disk is full or the directory is gone, the request stays without an answer.
         with contextlib.suppress(OSError):
             files.replace(self._answer, json.dumps(answer))
 
@@ -158,7 +161,7 @@ def start(
     device_position: Callable[[], DevicePosition | None],
     profile: Callable[[bytes], None] = lambda question: None,
 ) -> None:
-    """Answer requests beside this journal instead of an earlier one."""
+    """Answer requests through a fifo beside this journal; stop doing so beside an earlier one."""
     global _current
     if _current is not None and _current.journal != journal_path:
         stop()
@@ -183,11 +186,12 @@ def stop() -> None:
 
 
 def _threads(own: int, training: int) -> list[dict[str, Any]]:
-    """The stacks of all other threads, the main thread first; holds no frame afterwards."""
+    """The stacks of all threads except *own*, main thread first; keeps no reference to frames."""
     known = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()
-    # Our own frame would hold all frames including itself until a garbage collection.
+    # Remove our own frame, which refers to this dictionary: the reference cycle would keep all
+    # frames alive until a garbage collection.
     frames.pop(own, None)
     found = []
     first = sorted(frames, key=lambda each: (each != main, each != training))
@@ -208,7 +212,7 @@ def _threads(own: int, training: int) -> list[dict[str, Any]]:
 def _stack(innermost: FrameType) -> list[tuple[str, int | None, str]]:
     """File, line and function of each frame, the innermost first."""
     frames = [(each.f_code, each.f_lineno) for each in outward(innermost)[:_MOST_FRAMES]]
-    # The end of a path says more than its beginning.
+    # Of a long path keep the end, which says more than its beginning.
     return [
         (code.co_filename[-_LONGEST_TEXT:], line, code.co_name[:_LONGEST_TEXT])
         for code, line in frames

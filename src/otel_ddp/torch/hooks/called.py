@@ -1,4 +1,4 @@
-"""Wraps functions that have no hook, mostly of torch, to be called with each of their calls."""
+"""Wraps functions that have no hooks, mostly torch's, to be notified of each call."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch.optim import Optimizer
 
 from otel_ddp import errors
 
-# Wrappers that are off. One stays in place while another tool's wrapper is above it.
+# Wrappers that are switched off. Such a wrapper stays in place while another tool's wrapper calls
+# it.
 _taken_off: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class Called:
-    """Wraps a function: *called* gets the arguments of each call after that has returned.
+    """Wraps a function: *called* gets the arguments of each call, after the function has returned.
 
-    *before*: call it before instead, for a function that does not return. *begins*: is called
-    before, and *called* then also after an exception.
+    *before*: call *called* before the function instead, as for one that does not return.
+    *begins*: called before the function; *called* is then called after an exception, too.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Called:
         begins: Callable[..., None] | None = None,
     ) -> None:
         original = getattr(owner, name)
-        # The entry of the class, for `__wrapped__`: `getattr` unwraps that of a C++ method.
+        # The class's own entry, to be restored later: `getattr` would unwrap a C++ method.
         descriptor = vars(owner)[name]
         first = called if before else begins
 
@@ -51,7 +52,7 @@ class Called:
                 called(*args, **kwargs)
             return result
 
-        # If compiled code calls it outside of a graph, Dynamo would compile this frame.
+        # Exclude our wrapper from compilation: compiled code may call it outside of a graph.
         if skip := getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None):
             skip(function.__code__)  # type: ignore[attr-defined]
         function.__wrapped__ = descriptor
@@ -59,10 +60,10 @@ class Called:
         setattr(owner, name, function)
 
     def take_off(self) -> None:
-        """Call nothing more, and restore the function unless another tool has wrapped ours."""
+        """Switch the wrapper off; restore the function unless another tool has wrapped it since."""
         self._on = False
         _taken_off.add(self._ours)
-        # Ours may wrap another of ours that is off: a pool's worker has two.
+        # Below this wrapper may be another one of ours that is off, as in the worker of a pool.
         while (function := getattr(self._owner, self._name)) in _taken_off:
             setattr(self._owner, self._name, function.__wrapped__)
 
@@ -75,7 +76,7 @@ def backwards(called: Callable[..., None]) -> list[Called]:
     return [Called(each, "backward", called) for each in owners if hasattr(each, "backward")]
 
 
-# -- the first sign of a training: an optimizer is made, or a backward is called
+# -- the first sign of training: an optimizer is created, or a backward is called
 
 _signs: list[Called] = []
 
@@ -83,7 +84,7 @@ _signs: list[Called] = []
 def wait_for_training(act: Callable[[], None]) -> None:
     """Call *act* once, at the first sign.
 
-    A process that never trains gets these functions of torch wrapped, and nothing else.
+    Until then only `Optimizer.__init__` and `backward` are wrapped.
     """
     ignore_training()
 

@@ -1,4 +1,4 @@
-"""Times the waits for batches, of torch's loader and of iterables wrapped by `data`."""
+"""Times waits for batches, from torch's DataLoader and from iterables passed to `data`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _next: Called | None = None
 
 
 def attach(stepper: Stepper) -> None:
-    """Time the iterator of torch's loader, which has no hook.
+    """Time the iterator of torch's DataLoader, which has no hook.
 
-    Its method is wrapped: the program would notice an iterator of another type.
+    Its `__next__` is wrapped rather than the iterator, whose type programs may check.
     """
     global _stepper, _next
     _stepper = stepper
@@ -49,23 +49,25 @@ def _ended(*_: Any) -> None:
 
 
 def timed(loader: Any) -> Any:
-    """A proxy of an iterable, which measures the waits for its items."""
+    """A proxy of an iterable, which times the waits for its items."""
     return _timed_type(*(hasattr(type(loader), name) for name in _SPECIAL))(loader)
 
 
-# Special methods are looked up on types. So each set of them gets its own proxy type.
+# Python looks up special methods on the type. So there is a proxy type for each set of those that
+# an iterable has.
 _SPECIAL = ("__next__", "__len__", "__getitem__", "__contains__")
 
 
 class _Timed:
-    # No loader has an attribute of this name.
+    # This slot must not hide an attribute of the loader, hence the unusual name.
     __slots__ = ("__weakref__", "_otel_ddp_wrapped")
 
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_otel_ddp_wrapped", loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not lazily: torch's loader draws a random number and starts its workers here.
+        # At once rather than at the first `next`: in `iter`, torch's loader draws a random number
+        # and starts its workers.
         loader = _inside(self)
         iterator = _waited(lambda: iter(loader))
         return self if iterator is loader else timed(iterator)

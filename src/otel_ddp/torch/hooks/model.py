@@ -28,25 +28,27 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
-# Torch itself calls this in each call of a module.
+# Cheap: torch itself calls this in each call of a module.
 _trace = torch._C._get_tracing_state
 
 # The key of our hooks in a module's dictionaries.
 _HOOK = "otel_ddp model"
-# Pickle and copy look this up on the instance before the class.
+# Pickle and copy look this method up on the instance before the class, so an instance can have its
+# own.
 _STATE = "__getstate__"
-# The attributes with a module's hooks, and the suffixes of those with options, by the same keys.
+# The attributes with a module's hooks, and the suffixes of the attributes with options of the hooks
+# of the same key.
 _KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_always_called")
 
 _stepper: Stepper | None = None
-# By id. A replica of a model, as by DataParallel, has the hooks but is not in here.
+# By id, so that a replica, as made by DataParallel, is not found here: it has our hooks, too.
 _watched: dict[int, WatchedModel] = {}
-# Modules whose call is a whole step. They have no hooks, and are used by readings.
+# Modules whose call is a whole step. They get no hooks; only readings use them.
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
 def attach(module: nn.Module, stepper: Stepper) -> bool:
-    """Watch a model, the outermost object that the loop calls; False if it is watched already."""
+    """Watch a model (the outermost module that the loop calls); False if it is watched already."""
     global _stepper
     _stepper = stepper
     if id(module) in _watched:
@@ -58,11 +60,12 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
         watched.syncs_buffers = bool(module.broadcast_buffers) and any(
             True for _ in inside.buffers()
         )
-        # DDP may wait before the call of this module, and a validation may call it directly.
+        # Watch the wrapped module as well: DDP may wait before calling it, and a validation may
+        # call it directly.
         if id(inside) not in _watched:
             _watch(inside)
     if id(module) not in _watched:
-        # A signal handler has taken all hooks off meanwhile.
+        # A signal handler has detached everything meanwhile: undo this, too.
         take_off(module, *_ALL)
         detach()
         return False
@@ -71,18 +74,18 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
 
 def _watch(module: nn.Module) -> WatchedModel:
     watched = _watched[id(module)] = WatchedModel(module, _watched)
-    # A copy inherits the hooks of its original.
+    # If the model is a copy of a watched one, it has inherited hooks: take them off first.
     take_off(module, *_ALL)
     _put_on(module)
-    _keep_out(module)
+    _hide_hooks(module)
     return watched
 
 
 def _put_on(module: Any) -> None:
-    """Put our hooks before those of others, as torch does, with a key of our own."""
+    """Do what torch does to put hooks first (`prepend`), with our own key instead of a handle."""
     for kind, more, hook in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, before_forward),
-        # Also called if forward raises, where the phase forward ends, too.
+        # Also called if forward raises, as the phase forward must end then, too.
         (module._forward_hooks, module._forward_hooks_always_called, after_forward),
     ):
         kind[_HOOK] = hook
@@ -91,9 +94,9 @@ def _put_on(module: Any) -> None:
 
 
 def switch(on: bool) -> None:
-    """Put the hooks on watched models on or off, between two steps.
+    """Put the hooks of watched models on, or take them off, between two steps.
 
-    Except on models called in compiled code, which has guards on hooks.
+    They stay on models that compiled code calls: its guards on hooks would cause recompilation.
     """
     for watched in list(_watched.values()):
         model: Any = watched.model()
@@ -114,16 +117,17 @@ def switch(on: bool) -> None:
 
 
 def compiling(stepper: Stepper) -> None:
-    """A compilation begins; models that are not being called may become a part of the graph.
+    """A compilation begins: models that are not being called may become parts of its graph.
 
-    The graph has guards on their hooks. As the program may also call such a model by itself, as in
-    an evaluation, its hooks now stay on.
+    The graph then has guards on their hooks, so each switch of these hooks would recompile it. From
+    now on they stay on rather than off: the program may also call such a model directly, as in an
+    evaluation.
     """
     if stepper.progress.another_trains() or not outside_of_backward():
         return
     calls = {id(each.get("self")) for each in inspection.module_calls(sys._getframe())}
     for key, watched in list(_watched.items()):
-        # A result of `torch.compile` is outside of its graph.
+        # A wrapper that `torch.compile` has returned is not a part of the graph.
         if key in calls or watched.in_graph or hasattr(watched.model(), "_orig_mod"):
             continue
         stepper.go_on_measured()
@@ -132,8 +136,7 @@ def compiling(stepper: Stepper) -> None:
 
 def take_off(module: nn.Module, *ours: Any) -> None:
     """Take these hooks off a module."""
-    # By identity rather than by handle: a copy has the hooks without a handle, and a shallow copy
-    # shares them.
+    # Hooks are found by identity: a copied module has our hooks, but we have no handle of them.
     for kind in _KINDS:
         hooks = getattr(module, kind)
         for key, hook in list(hooks.items()):
@@ -160,7 +163,10 @@ def detach() -> None:
 
 
 def add_around(module: nn.Module) -> bool:
-    """Watched models are called inside this one, in each step; False if that is known."""
+    """Remember a module that calls watched models, as its call is a whole step.
+
+    False if it is known already.
+    """
     if id(module) in _around:
         return False
     _around[id(module)] = ref(module, partial(_around.pop, id(module)))
@@ -190,13 +196,13 @@ def watched() -> list[nn.Module]:
 
 
 def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
-    """Watch the DDP that is calling this model, if any: it was wrapped after `instrument`."""
+    """Watch the DDP that is calling this model, if the user wrapped it after `instrument`."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    # In each forward, so the cheapest check comes first.
+    # Runs in each forward, so the cheapest check comes first.
     is_new = ddp is not None and id(ddp) not in _watched
     if is_new and not models.makes_steps(ddp) and attach(ddp, stepper):
         around = _watched[id(ddp)]
-        # It does the same work.
+        # The DDP does the same work as the model inside.
         around.flops_per_unit, around.by_samples = watched.flops_per_unit, watched.by_samples
         around.shared = watched.shared
 
@@ -211,7 +217,7 @@ def watch_compiled_in_place() -> None:
 
 
 class _CompiledInPlace:
-    """Measures the compiled call of a module, whose own hooks never run."""
+    """Measures a module compiled in place from outside of its graph, as its hooks never run."""
 
     def __init__(self, module: nn.Module, call: Any) -> None:
         self.call = call
@@ -221,7 +227,7 @@ class _CompiledInPlace:
         module, stepper = self._module(), _stepper
         if module is None or (stepper is not None and not stepper.measured):
             return self.call(*args, **kwargs)
-        # Compiled code has guards on the hooks on all modules.
+        # Compiled code has guards on global hooks: with ours on, it would be recompiled.
         was_on = take_off_all()
         before_forward(module, args, kwargs)
         try:
@@ -236,15 +242,15 @@ class _CompiledInPlace:
         return output
 
 
-# If a class copies models itself, the copies have our hooks, which pickle finds by name. Tools may
-# also copy hooks to other modules and call them with other arguments: so all have defaults, and
-# additional ones are accepted.
+# Our hooks are functions of this module: a class may copy models by its own method, with the hooks,
+# and pickle stores functions by name. Tools may copy hooks to other modules and call them with
+# other arguments: so all arguments have defaults, and additional ones are ignored.
 
 
 def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     """The hook before the forward of a watched model."""
-    # Dynamo cannot trace the hook, and a compiled model then runs without it. In torch.jit.trace,
-    # our variables would rename tensors of the graph.
+    # Do nothing while a model is compiled or traced: Dynamo cannot trace our code, and
+    # torch.jit.trace would name tensors of its graph after our variables.
     if is_dynamo_compiling() or _trace() is not None:
         return
     stepper, watched = _stepper, _watched.get(id(module))
@@ -256,7 +262,7 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
 
 
 def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
-    """The hook after it, also after an exception."""
+    """The hook after the forward of a watched model, also called after an exception."""
     if is_dynamo_compiling() or is_compiling() or _is_tracing():
         return
     stepper, watched = _stepper, _watched.get(id(module))
@@ -267,20 +273,20 @@ def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any
 
 def _forward_ended(stepper: Stepper, watched: WatchedModel, module: nn.Module, output: Any) -> None:
     if stepper.forward_ended(watched, module, output):
-        # A full backward hook would wrap the outputs, so that in-place changes in the user's code
-        # raise.
+        # Not a full backward hook: it would wrap the outputs, and in-place changes of them in the
+        # user's code would raise.
         for tensor in differentiable(output):
             stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output from which a backward may start, in any container."""
+    """The tensors of a model's output, in any container, from which a backward may start."""
     left = [output]
-    # The list grows during iteration: breadth first, as losses mostly are in the upper levels.
+    # The list grows during iteration: breadth first, as a loss is mostly in the upper levels.
     for value in islice(left, _MOST_OUTPUTS):
         kind = type(value)
         if issubclass(kind, _Tensor):
-            # A faster way for plain tensors.
+            # Plain tensors take the faster attribute access.
             if (
                 value.requires_grad
                 if kind is _Tensor
@@ -293,7 +299,7 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
             left.extend(islice(list.__iter__(value), _MOST_OF_ONE))
         elif issubclass(kind, tuple):
             left.extend(islice(tuple.__iter__(value), _MOST_OF_ONE))
-        elif value is output or inspection.maps(kind):
+        elif value is output or inspection.is_mapping(kind):
             # An object of a user's class: search one level of its attributes.
             left.extend(islice(inspection.attributes(value).values(), _MOST_OF_ONE))
 
@@ -301,9 +307,9 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
 # -- saved and copied models have no hooks of ours
 
 
-def _keep_out(module: nn.Module) -> None:
-    """Keep our hooks out of copies and of `torch.save(model)`, which then loads without us."""
-    # Weakly, and past torch's `__setattr__`: it is no part of the model.
+def _hide_hooks(module: nn.Module) -> None:
+    """Keep our hooks out of copies and of `torch.save(model)`, so it loads without otel_ddp."""
+    # With a weak reference, and past torch's `__setattr__`, as this is no part of the model.
     module.__dict__[_STATE] = partial(_state, ref(module))
 
 
@@ -311,7 +317,7 @@ def _state(module_of: Callable[[], nn.Module | None]) -> Any:
     module: Any = module_of()
     state = type(module).__getstate__(module)
     if not isinstance(state, dict):
-        return state  # a class with a format of its own
+        return state  # a class with its own format
     state = {name: value for name, value in state.items() if name != _STATE}
     for kind in _KINDS:
         given = state.get(kind)
@@ -333,13 +339,14 @@ _ALL = frozenset((before_forward, after_forward))
 
 _global_hook: Callable[..., None] | None = None
 _handle: Any = None
-# Private; compiled modules call this before each call. Without it, torch does not warn either.
+# Private; compiled modules call it before each call, and warn if it returns True. A torch without
+# it does not warn, either.
 _HAS_GLOBAL_HOOK = "_has_any_global_hook"
 _torchs_own: Callable[[], Any] | None = getattr(_modules, _HAS_GLOBAL_HOOK, None)
 
 
 def set_global_hook(hook: Callable[..., None] | None) -> None:
-    """Set the hook, off at first; None: remove it."""
+    """Set the hook on all modules, which is off at first; None: remove it."""
     global _global_hook
     take_off_all()
     _global_hook = hook
@@ -365,10 +372,10 @@ def take_off_all() -> bool:
 
 
 def _hooks_of_others() -> bool:
-    """Whether the user has registered global module hooks.
+    """Whether there are global module hooks besides ours; replaces torch's function.
 
-    For such hooks a compiled module warns that they run twice, or raises if warnings are errors.
-    Ours may run twice.
+    A compiled module warns that such hooks may run twice. For ours that does no harm, and with
+    warnings as errors the warning would raise.
     """
     was_on = take_off_all()
     try:

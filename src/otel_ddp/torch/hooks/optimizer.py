@@ -1,4 +1,4 @@
-"""The hooks on all optimizers, which act for those of watched models."""
+"""The hooks on all optimizers; they act only for optimizers of watched models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from otel_ddp.recording.steps import CountedSteps
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
-# Attributes with the optimizer inside of a wrapper, and how many objects are searched.
+# The attributes in which wrappers hold an optimizer, and how many nested objects are searched.
 _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
 _DEEPEST = 8
 
@@ -42,7 +42,7 @@ def attach(stepper: Stepper) -> None:
 
 
 def switch(on: bool) -> None:
-    """Put the hook before a step on or off; when off, the hook after it only counts most steps."""
+    """Put the pre-step hook on, or take it off; then the post-step hook only counts most steps."""
     global _before
     if on and _before is None:
         _before = register_optimizer_step_pre_hook(before_step)
@@ -55,29 +55,30 @@ def switch(on: bool) -> None:
 
 
 def forget(own: Any) -> None:
-    """A new model is watched: check all optimizers again, but for *own*, passed by the user."""
+    """A new model is watched: check all optimizers again, except *own*, which the user passed."""
     _known.clear()
     if isinstance(own, Optimizer):
         _note(own, True)
 
 
 def forget_others() -> None:
-    """Check foreign optimizers anew: one may train the model that was just found."""
+    """Check optimizers of no watched model again: one of them may train a model found since."""
     for key, (owned, _) in list(_known.items()):
         if not owned:
             _known.pop(key, None)
 
 
 def torchs_own(given: Any) -> Optimizer | None:
-    """The optimizer whose step runs torch's hooks: this one, or one inside of it."""
+    """The optimizer whose step runs torch's hooks: the given object, or an optimizer inside it."""
     found: Optimizer | None = None
     level, seen = [given], 0
     while level and seen < _DEEPEST:
         each = level.pop(0)
         seen += 1
         if isinstance(each, Optimizer):
-            # A wrapper may subclass Optimizer without calling its `__init__`. If its own step runs
-            # the hooks, the steps inside are a part of it.
+            # A wrapper may subclass Optimizer without calling its `__init__`, which makes the
+            # class's step run the hooks. If it runs them, the steps of optimizers inside belong to
+            # it.
             if getattr(type(each).step, "hooked", False):
                 return each
             found = found or each
@@ -98,11 +99,11 @@ def detach() -> None:
 
 
 def _is_ours(optimizer: Optimizer) -> bool:
-    # Compared at the first step, not earlier: sharding replaces parameters.
+    # Compare parameters only at the optimizer's first step, as sharding may replace them before.
     models = model_hooks.trained()
     mine = {id(p) for module in models for p in module.parameters()}
     owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-    # DeepSpeed's engine holds an optimizer of copied parameters.
+    # DeepSpeed's engine holds an optimizer with copies of the parameters.
     owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
     stepper = _stepper
@@ -132,20 +133,20 @@ def before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: An
 
 def _step_begins(stepper: Stepper, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _owned(optimizer):
-        # The second argument of `step` is a closure. Some wrappers pass None.
+        # Any argument of `step` besides `self` is a closure, unless a wrapper passes None.
         given = (*args[1:], *(kwargs or {}).values())
         stepper.optimizer_began(optimizer, any(each is not None for each in given))
 
 
 def count_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-    """The hook after a step while hooks are off: most of these steps are only counted."""
+    """The post-step hook while hooks are off: most optimizer steps are only counted."""
     counted = _counted
     if counted is None or not counted.counts(optimizer):
         after_step(optimizer)
 
 
 def after_step(optimizer: Optimizer, *_: Any) -> None:
-    """The hook after a step while hooks are on, or if compiled code has a guard on it."""
+    """The post-step hook while hooks are on; it also stays if compiled code has a guard on it."""
     if is_dynamo_compiling():
         if _may_be_one_graph(optimizer):
             return
@@ -173,7 +174,7 @@ def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
         stepper.another_stepped(optimizer)
         return
     if not known:
-        # The closure made the first call of its model.
+        # Only now is its model watched: the closure has called it for the first time.
         stepper.optimizer_began(optimizer, False)
     stepper.optimizer_ended(optimizer)
     if stepper.searching:
@@ -186,8 +187,8 @@ def _owned(optimizer: Optimizer) -> bool:
 
 
 def _may_be_one_graph(optimizer: Optimizer) -> bool:
-    """Whether its step may be compiled into one graph, which our hook would break.
+    """Whether the optimizer's step may be compiled into a single graph, which our hook would split.
 
-    Users may require one graph. Torch's own optimizers break it anyway.
+    Users may require a single graph (`fullgraph=True`). Torch's own optimizers split it anyway.
     """
     return not type(optimizer).__module__.startswith("torch.")

@@ -25,7 +25,7 @@ _stepper: Stepper | None = None
 
 
 def attach(stepper: Stepper) -> None:
-    """Put the hooks on. Those of Dynamo once it is imported: importing it takes a second."""
+    """Put the hooks on; Dynamo's only if it is imported already, as importing it takes a second."""
     global _stepper
     if _stepper is not stepper:
         detach()
@@ -41,7 +41,7 @@ def detach() -> None:
     _stepper = None
     ignore(compiling, _compiled)
     detach_from_gc()
-    # A graph that outlives its hooks is counted again if they come back.
+    # `_steps` is kept: replays of a graph are counted again if hooks are attached again.
     while _handles:
         _handles.pop().remove()
 
@@ -56,7 +56,7 @@ def _act(where: str, method: Callable[..., None], *given: Any) -> None:
 
 
 def listen(before: Callable[..., None], after: Callable[..., None]) -> None:
-    """Call these before and after each compilation."""
+    """Call *before* and *after* around each compilation."""
     found = _callbacks()
     if found is not None and before not in found.start_callbacks:
         found.start_callbacks.append(before)
@@ -64,7 +64,7 @@ def listen(before: Callable[..., None], after: Callable[..., None]) -> None:
 
 
 def ignore(*listeners: Callable[..., None]) -> None:
-    """Stop calling these."""
+    """Stop calling these functions at compilations."""
     found = _callbacks()
     if found is not None:
         # New lists: Dynamo may be iterating over the old ones.
@@ -74,7 +74,7 @@ def ignore(*listeners: Callable[..., None]) -> None:
 
 def _callbacks() -> Any:
     """Dynamo's lists of callbacks; None if it is not imported."""
-    # Private. Without it, the time of a compilation counts for the phase around it.
+    # Private. If it is missing, the time of a compilation counts for the surrounding phase.
     found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     return found if all(hasattr(found, name) for name in ("start_callbacks", "clear")) else None
 
@@ -89,7 +89,7 @@ def _begin(stepper: Stepper) -> None:
         stepper.search.compiling()
     stepper.compile_began(threading.get_ident())
     model_hooks.compiling(stepper)
-    # The compiled code may be an optimizer's step. It has a guard on its hooks, so they stay.
+    # The compiled code may be an optimizer's step, with guards on its hooks: these now stay on.
     optimizer_hooks.switch(True)
 
 
@@ -100,7 +100,7 @@ def _compiled(*_: Any) -> None:
 # -- CUDA graphs that contain optimizer steps
 
 _handles: list[Any] = []
-# Graph -> training steps in each of its replays; graphs without a step are left out.
+# CUDA graph -> training steps in each replay; only graphs that contain a training step.
 _steps = WeakKeyDictionary[Any, int]()
 
 
@@ -158,14 +158,14 @@ def detach_from_gc() -> None:
 
 
 def _timer(work: Work, clock: Callable[[], int]) -> Any:
-    """A callback for the collector, which calls it with a phase and a dictionary.
+    """A callback for the garbage collector, which calls it with a phase and a dictionary.
 
     It must not be a Python function: a signal that arrived during the collection would be handled
-    on entry, and the collector swallows what the handler raises, Ctrl-C included. So it is
-    `getattr(phases, "start" or "stop", dictionary)`: the attribute is a property that advances an
-    iterator in C, which reads the clock.
+    on entry, and the collector swallows exceptions of the handler, including Ctrl-C. So the
+    callback is `getattr(phases, "start" or "stop", dictionary)`: the attribute is a property that
+    advances an iterator in C, which reads the clock.
     """
-    # A collection that is running already is timed from here on.
+    # The start of a collection that is running already is missed: time it from now on.
     began = [clock()]
     starts = map(partial(setitem, began, 0), iter(clock, None))
     lasted = map(sub, iter(clock, None), iter(partial(getitem, began, 0), None))

@@ -1,1 +1,1 @@
-"""Reads FLOPs, loss, gradients, memory and GPUs of a training, between its steps."""
+"""Reads loss, FLOPs, gradients, memory and GPUs, mostly between steps."""

@@ -1,4 +1,4 @@
-"""Reads loss, FLOPs, gradients, memory and devices, mostly between steps."""
+"""Takes the readings of loss, FLOPs, gradients, memory and devices, mostly between steps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from otel_ddp.torch.steps.stream_waits import waits_for
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.vocabulary import catalog
 
-# By then the structure of the loop is known.
+# Capabilities are reported after this many steps, when the structure of the loop is known, and are
+# checked again until `_STEPS_TO_WATCH`.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
-# Slow readings are taken at each of the first flushes, for short runs, and then periodically, as
-# they cost more than the hooks of a step.
+# Slow readings are taken at each of the first flushes, so that short runs have some. Then they are
+# periodic, as they cost more than the hooks of a step.
 _READINGS_AT_ONCE = 20
 _READ_EVERY_NS = 10**9
 # The attribute of a gradient scaler with its inf checks since the last update. Private.
@@ -47,17 +48,17 @@ class StepOptions(NamedTuple):
     flops_per_sample: float | None = None
     every: int = 100
     overhead: float = math.inf
-    """Largest share of the training thread's time; infinite: measure all steps."""
+    """Limit of our share of the training thread's time; infinite: measure all steps."""
     leads: bool = True
     """Whether this rank records values that all ranks have in common."""
     reads_loss: bool = True
-    """Whether to read the loss: a trainer may log another one by that name."""
+    """Whether to read the loss; not if a trainer logs another value by this name."""
     settle: Callable[[], bool] | None = None
-    """Asks the process group for this rank; returns True once nothing is left to ask."""
+    """Reads this process's rank from the process group; returns True once the rank is final."""
 
 
 class Readings:
-    """One per process. Everything runs on the training thread."""
+    """Takes all readings of a process, on the training thread (or in backward while that waits)."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
@@ -69,21 +70,21 @@ class Readings:
         self._memory: MemoryReadings | None = None
         self._norm: torch.Tensor | None = None
         self._reentrant = self._sends = False
-        self._known: dict[str, str] = {}  # the last reported capabilities
+        self._known: dict[str, str] = {}  # the capabilities as last reported
         self._readings, self._due_ns = 0, 0
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
-        # On the scaler's update, as a skipped step runs no optimizer hook.
+        # Wraps the scaler's `update`, as a skipped step runs no hook of the optimizer.
         self._updates: Called | None = None
         stepper.sampled.readings = self
 
     def update_options(
         self, optimizer: Any = None, step_optimizer: Any = None, **options: Any
     ) -> None:
-        """Set options, which come with a model; new values replace old ones."""
+        """Set the options of a call of `instrument`; None keeps an earlier value."""
         stepper = self._stepper
-        # Weakly: an optimizer's state may fill most of a device's memory.
+        # Only weak references: an optimizer's state may fill most of a device's memory.
         if step_optimizer is not None:
             stepper.end.choose(step_optimizer, named=True)
         if optimizer is not None:
@@ -97,7 +98,7 @@ class Readings:
             self._watch(found.scaler)
 
     def _watch(self, scaler: Any) -> None:
-        # A base class may define the method.
+        # Wrap the method in the class that defines it, which may be a base class.
         kinds = (each for each in type(scaler).__mro__ if "update" in vars(each))
         if (owner := next(kinds, None)) is None:
             kind = type(scaler).__name__
@@ -114,7 +115,7 @@ class Readings:
             self._stepper.scaler_updates(getattr(scaler, _FOUND, None))
 
     def first_step_began(self) -> None:
-        """The first step begins: models are on their devices."""
+        """The first step begins: models are on their devices now, so set up device readings."""
         runtime.attach(self._stepper)
         self._settle_identity()
         devices = [p.device for model in model_hooks.trained() for p in model.parameters()]
@@ -130,14 +131,15 @@ class Readings:
         self._stepper.progress.phases.device_clock = self._clock
         if self._clock is not None and any(map(capabilities.shards, model_hooks.trained())):
             self._stepper.group_calls.waits = waits_for(device, self._stepper.progress)
-        # At once: the first steps are compared either with the device's clock or without.
+        # Report this now, as the agent compares ranks from the first steps on, and must know
+        # whether they have a device clock.
         self._recorder.documents.facts({"capability": self._device_capability()})
 
     # -- in a step
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
-        """Read what is needed once per model, and request the loss where the backward begins."""
-        # A forward without an output has raised.
+        """Take the readings that each model needs once, and request the next backward's loss."""
+        # Without an output the forward has raised: try again in the next one.
         if watched.flops_per_unit is None and output is not None:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
             self.flops.forward_ended(watched, module)
@@ -145,7 +147,7 @@ class Readings:
         if self._stepper.sampled.wants_loss:
             self._stepper.sampled.wants_loss = False
             averages = watched.is_ddp or capabilities.is_sharded(module)
-            self._loss.ask(averages or capabilities.world_size() == 1)
+            self._loss.request(averages or capabilities.world_size() == 1)
             self._stepper.sampled.wants_backward = True
 
     def backward_began(self) -> None:
@@ -153,19 +155,20 @@ class Readings:
         stepper, more = self._stepper, False
         capturing = self._device is not None and captures(module_of(self._device))
         if self._loss.is_of_step and not capturing:
-            # Autograd calls this in a thread of its own while the training thread waits. No local
-            # variable holds the frame, which would keep itself and the graph alive.
+            # The roots are on the training thread's stack: autograd calls this in its own thread.
+            # No local variable holds a frame, as a reference cycle would keep the graph alive.
             roots = inspection.roots_of_backward(
                 sys._current_frames().get(stepper.calls.forward_thread)
             )
-            # A gradient penalty or an inner loop runs before the backward of the loss.
+            # Without roots this is `autograd.grad`, as for a gradient penalty or an inner loop: the
+            # loss's backward comes later.
             more = roots is None or self._loss.read_roots(roots)
         stepper.sampled.wants_backward = more
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute the gradient norm before the optimizer uses the gradients."""
         self._norm = None
-        # A fused optimizer unscales gradients in its own step, so they are still scaled here.
+        # Not if gradients are still scaled: a fused optimizer unscales them in its own step.
         capturing = self._device is not None and captures(module_of(self._device))
         if getattr(optimizer, "grad_scale", None) is None and not capturing:
             self._norm = norm_of(
@@ -175,7 +178,7 @@ class Readings:
     # -- steps in which collectives are counted
 
     def counted_step_begins(self) -> None:
-        """Count the collectives of the next step, if waits are measured at all."""
+        """Count collectives in the next step, if `comm_wait` is measured."""
         if not self._known:
             self.report()
         several = capabilities.world_size() > 1
@@ -185,12 +188,12 @@ class Readings:
             self._own_collectives.begin(model_hooks.trained(), numbered=waits is None)
 
     def hook_called(self, phase: str) -> None:
-        """A hook ends this phase."""
+        """A hook was called, and the open phase is *phase*: count its collectives up to now."""
         if self._own_collectives.counts:
             self._own_collectives.phase_ended(phase)
 
     def counted_step_ended(self) -> None:
-        """Record which phases had collectives."""
+        """Record in which phases the program has collectives of its own."""
         if not self._own_collectives.counts:
             return
         waits = self._stepper.group_calls.waits
@@ -212,7 +215,8 @@ class Readings:
             return
         self._readings += 1
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
-        # Calls in compiled code are not seen, and a search would cause another compilation.
+        # No search if code is compiled: calls inside it are not seen, and the search's hook would
+        # cause a recompilation.
         if not stepper.progress.work.forwards and not stepper.compiles:
             stepper.model_not_called()
         model_hooks.watch_compiled_in_place()
@@ -243,7 +247,7 @@ class Readings:
     def _offer(self) -> None:
         found: dict[str, Any] = {}
         norm, self._norm = self._norm, None
-        # A process may learn its rank after `instrument`.
+        # Check the rank again: a process may get it after `instrument`.
         if self._options.leads and not capabilities.rank():
             found["grad_norm"] = norm
             optimizer = self._stepper.end.optimizer or self._optimizer()
@@ -256,7 +260,7 @@ class Readings:
 
     @errors.contained()
     def report(self) -> None:
-        """Record which capabilities are measured, as far as known by now."""
+        """Record which capabilities are measured, as known so far."""
         found = capabilities.measured(
             model_hooks.trained(),
             self._stepper,
@@ -264,7 +268,7 @@ class Readings:
             SENDS if self._sends else "reentrant_checkpoint" if self._reentrant else "",
         )
         self._correct_work(found)
-        if self._loss.asked:
+        if self._loss.requested:
             found["loss"] = self._loss.missing
         found.update(self._device_capability())
         if found != self._known:
@@ -289,7 +293,7 @@ class Readings:
                 found["flops"] = "shared_batch"
 
     def close(self) -> None:
-        """The hooks come off: record the rest, and drop all references."""
+        """Measuring ends: record pending readings, and restore the scaler."""
         self._own_collectives.take_off()
         if self._updates is not None:
             self._updates.take_off()
@@ -312,18 +316,18 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 def norm_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
-    """The norm over all gradients; None if they are not all on this rank, on one device.
+    """The norm over all gradients; None if they are sharded over ranks or on several devices.
 
-    It stays on that device, so that the host does not wait.
+    The result stays on the device, so that the host does not wait.
     """
     found = [each for each in gradients if each is not None]
-    # The norm of a DTensor is a collective.
+    # Not for a DTensor, whose norm is a collective.
     if any(hasattr(each, "placements") or each.layout is not torch.strided for each in found):
         return None
     if len({each.device for each in found}) != 1:
         return None
     with torch.no_grad():
-        # The square of a float16 may overflow.
+        # In float32, as the square of a float16 may overflow.
         norms = [
             torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
             for each in found

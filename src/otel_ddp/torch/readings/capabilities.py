@@ -1,4 +1,4 @@
-"""Reports which capabilities a run measures, and why others are missing."""
+"""Finds which capabilities a run measures, and why others are missing."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import is_up
 from otel_ddp.torch.steps.stepper import Stepper
 
-# Most loops compute their loss outside of the model and log it, which is known only later.
+# Reasons that are not shown to people: most loops log their loss themselves, but perhaps not yet.
 NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
 # Name of the autograd node of reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
-# Most models other than language models need `flops_per_sample`: not worth a warning.
+# Not shown to people, either, as nearly all models except language models need `flops_per_sample`.
 _UNCOUNTABLE = "uncountable"
 
 # Reason -> sentence for people.
 REASONS: Mapping[str, str] = {
     "": "",
-    "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
-    "last, or what is called is a method of it",
+    "not_called": "no call of the model is seen: it was compiled after instrument(), which must be "
+    "called last, or the loop calls one of its methods",
     "replayed": "the step is replayed as one CUDA graph: its time on the device is measured as the "
-    "phase graph, and what is inside is not seen",
-    "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find, or "
-    "backward is compiled",
-    "no_optimizer": "no step is counted, as no optimizer of torch's steps the parameters of this "
-    "model, nor one that it wraps, or all of its step is compiled",
-    "no_loader": "the thread that trains uses no torch DataLoader: wrap what it takes batches from "
-    "in otel_ddp.data()",
-    "shapes_unknown": "the model's inputs hold no tensor that we find",
+    "phase graph, without the phases inside",
+    "outputs_unknown": "no tensor with a gradient is found in the model's outputs, or backward is "
+    "compiled",
+    "no_optimizer": "no step is counted: no torch optimizer, nor one inside a wrapper, steps this "
+    "model's parameters, or the optimizer's whole step is compiled",
+    "no_loader": "the thread that trains uses no torch DataLoader: wrap its source of batches in "
+    "otel_ddp.data()",
+    "shapes_unknown": "no tensor is found in the model's inputs",
     "fsdp": "FSDP waits inside forward and backward",
     "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
     "tensor_parallel": "tensor parallelism waits inside forward and backward",
@@ -43,32 +43,32 @@ REASONS: Mapping[str, str] = {
     "replica_groups": "torchft's replica groups wait for each other inside backward, and between "
     "the phases",
     "sends": "sends and receives, as in a pipeline, make ranks wait in any phase",
-    "no_ddp": "several ranks and no DistributedDataParallel: they wait in collectives of the "
-    "program's own, and in which of its steps and phases is not known",
-    "no_loss": "backward begins at no single number: log it where you compute it",
-    "scaled_loss": "backward begins at a multiple or a share of the loss: log it where you compute "
-    "it",
-    "several_losses": "several optimizers step in turn, with a loss each: log them where you "
-    "compute them",
-    "packed": "sequences that are packed into one dimension are counted as tokens alone",
-    "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "
-    "a sum over ranks would be a multiple of the truth; for FLOPs, pass this rank's share as "
+    "no_ddp": "several ranks without DistributedDataParallel: they wait in the program's own "
+    "collectives, in unknown steps and phases",
+    "no_loss": "backward does not begin at a single number: log the loss where you compute it",
+    "scaled_loss": "backward begins at a multiple or a share of the loss: log the loss where you "
+    "compute it",
+    "several_losses": "several optimizers step in turn, each with its own loss: log the losses "
+    "where you compute them",
+    "packed": "sequences packed into one dimension are counted as tokens, but not as samples",
+    "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so a "
+    "sum over ranks would count it several times; for FLOPs, pass this rank's share as "
     "instrument(flops_per_sample=...)",
     _UNCOUNTABLE: "without tokens, or with parameters in shards (FSDP1, ZeRO-3), FLOPs are not "
     "estimated: pass instrument(flops_per_sample=...)",
-    "device_unknown": "this device has no events that could be asked without waiting for it",
+    "device_unknown": "this device has no events that can be queried without waiting for it",
     "device_failed": "the device's clock failed",
-    "no_statistics": "torch tells no statistics of this device's allocator",
-    "no_counts": "this device's allocator counts no retries, nor how often memory ran out",
+    "no_statistics": "torch has no statistics of this device's allocator",
+    "no_counts": "this device's allocator counts neither retries nor out-of-memory errors",
 }
 
 
 def measured(
     models: list[nn.Module], stepper: Stepper, world_size: int, hidden_waits: str
 ) -> dict[str, str]:
-    """Each capability with the reason why it is missing; an empty one if it is measured.
+    """Capability -> the reason why it is missing (a key of `REASONS`), or "" if it is measured.
 
-    *hidden_waits*: why DDP waits outside of `comm_wait`.
+    *hidden_waits*: the reason if DDP waits outside of `comm_wait`.
     """
     found: dict[str, str] = {}
     steps, work = stepper.progress.steps, stepper.progress.work
@@ -85,7 +85,8 @@ def measured(
         found |= dict.fromkeys(("forward", "backward", "comm_wait"), "replayed")
     if stepper.group_calls.noted:
         found["calls"] = ""
-    # The first batch may be fetched before the training thread is known.
+    # Checked again for later batches: the first one may be fetched before the training thread is
+    # known.
     is_own = stepper.loads and stepper.load_thread == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
     found["samples"] = "" if work.samples else "shapes_unknown" if seen else "not_called"
@@ -127,7 +128,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def checkpoints_reentrantly(output: Any) -> bool:
-    """Whether this output's backward runs nested backwards."""
+    """Whether this output's graph has reentrant checkpointing, which runs nested backwards."""
     left: list[Any] = [inspection.of_tensor(each, "grad_fn") for each in differentiable(output)]
     known: set[Any] = set()
     while left and len(known) < _MOST_NODES:
@@ -142,12 +143,12 @@ def checkpoints_reentrantly(output: Any) -> bool:
 
 
 def sentences(found: Mapping[str, str]) -> Iterator[str]:
-    """The missing capabilities, in sentences for people."""
+    """Yields one sentence per reason, for people, with the capabilities that it makes missing."""
     reasons: dict[str, list[str]] = {}
     for what, reason in found.items():
         if reason and reason not in (*NO_LOSS, _UNCOUNTABLE):
             reasons.setdefault(reason, []).append(what)
-    # A missing `comm_wait` looks as if late ranks could not be found at all.
+    # Say that late ranks are found nevertheless, as a missing `comm_wait` suggests they are not.
     by_calls = "; within a node a late rank is found by its calls to process groups"
     for reason, missing in reasons.items():
         noted = found.get("calls") == "" and reason != "replica_groups"

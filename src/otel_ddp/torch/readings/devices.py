@@ -1,4 +1,4 @@
-"""Reads which GPUs a process uses, and their memory."""
+"""Reads which GPUs a process uses, and its memory statistics there."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def _properties(device: torch.device) -> Any:
 def gpu_facts(
     devices: Iterable[torch.device], properties: Callable[[torch.device], Any] = _properties
 ) -> dict[str, Any]:
-    """The facts by which the agent identifies the GPUs; none without a CUDA device.
+    """The facts by which the agent identifies this process's GPUs; none without a CUDA device.
 
-    Called when the model is on its devices, as this must not initialize any.
+    Call it once the model is on its devices, as reading properties would initialize CUDA.
     """
     found = sorted({each for each in devices if each.type == "cuda"}, key=str)[:_MOST_GPUS]
     if not found:
         return {}
 
     def uuid(device: torch.device) -> str:
-        # torch 2.4 lacks it: the agent then uses the driver's list.
+        # torch 2.4 has no `uuid`: without it the agent uses the driver's list.
         return errors.attempt(lambda: str(properties(device).uuid), "")
 
     return {"boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found]}
@@ -43,7 +43,7 @@ def gpu_facts(
 _READ_EVERY_S = 5.0
 
 
-# Metric -> key in the allocator's statistics. Missing keys are left out.
+# Metric -> key in the allocator's statistics.
 _STATISTICS = {
     catalog.TRAINING_DEVICE_MEMORY_ALLOCATED: "allocated_bytes.all.current",
     catalog.TRAINING_DEVICE_MEMORY_RESERVED: "reserved_bytes.all.current",
@@ -51,14 +51,14 @@ _STATISTICS = {
     catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES: "num_alloc_retries",
     catalog.TRAINING_OOMS: "num_ooms",
 }
-# The cudaMallocAsync backend has these keys but never counts.
+# Not read with the cudaMallocAsync backend: it has these keys, but their values stay 0.
 _COUNTS = (catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, catalog.TRAINING_OOMS)
 
 
 def memory(
     device: torch.device, *, module: Callable[[torch.device], Any] = module_of
 ) -> dict[catalog.Metric, int]:
-    """The allocator's statistics; none before it is used, or if it has none."""
+    """The allocator's statistics; empty before the device is initialized, or if there are none."""
     torchs = module(device)
     ask = getattr(torchs, "memory_stats", None)
     is_initialized = getattr(torchs, "is_initialized", None)
@@ -66,7 +66,7 @@ def memory(
     if ask is None or is_initialized is None or not is_initialized():
         return {}
     backend_of = getattr(torchs, "get_allocator_backend", lambda: "native")
-    # A user's allocator without statistics, or a failed device, raises.
+    # Reading raises if the user's allocator has no statistics, or if the device has failed.
     nothing: tuple[dict[str, Any], str] = {}, ""
     statistics, backend = errors.attempt(lambda: (dict(ask(device)), backend_of()), nothing)
     found = {
@@ -81,7 +81,7 @@ def memory(
 
 
 def _limit(torchs: Any, device: torch.device) -> int:
-    """The process's share of memory is known in newer torch, and for `torch.cuda` only."""
+    """The process's memory limit: its share of the device, or all where torch knows no share."""
     share_of = getattr(torchs, "get_per_process_memory_fraction", lambda device: 1.0)
     return int(torchs.get_device_properties(device).total_memory * share_of(device))
 
@@ -97,7 +97,7 @@ class MemoryReadings:
         self._retries: int | None = None
 
     def poll(self) -> None:
-        """Read and record, if it is time."""
+        """Read and record the statistics, if the last reading is old enough."""
         now = time.monotonic()
         if now < self._next_s:
             return
@@ -113,7 +113,7 @@ class MemoryReadings:
             self._retries = retries
 
     def capability(self) -> dict[str, str]:
-        """The capabilities of memory readings; none before the first poll."""
+        """Whether memory statistics are read, or why not; empty before the first poll."""
         if not self._next_s:
             return {}
         if not self._known:

@@ -1,4 +1,4 @@
-"""Estimates the FLOPs of a model from parameters and tokens, and knows the peaks of devices."""
+"""Estimates a model's FLOPs from parameters and tokens, and looks up devices' peak FLOP/s."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from otel_ddp.vocabulary import catalog
 class ModelFlops:
     """Estimates the FLOPs of each model once, at the end of its first training forward.
 
-    Lazy modules are complete by then.
+    Lazy modules have all their parameters by then.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._work, self._recorder = progress.work, progress.recorder
-        # Passed by the user, forward and backward.
+        # FLOPs of forward and backward, as passed by the user.
         self.given_per_sample: float | None = None
         self.device: torch.device | None = None
-        # Whether other ranks work on the same batches for one of the models.
+        # Whether any model shares its batches with other ranks.
         self.any_shared = False
 
     def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
-        """A training forward of a model without an estimate begins."""
+        """A training forward of a model begins whose FLOPs are not estimated yet."""
         watched.shared = shares_its_batch(module)
         self.any_shared |= watched.shared
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module) -> None:
-        """The same forward has returned."""
+        """The forward reported to `forward_began` has returned: estimate the model's FLOPs."""
         word = _dtype_of(module)
         if word == "float32" and self.device is not None and _uses_tf32(self.device):
             word = "tf32"
         if self.given_per_sample is not None:
             watched.flops_per_unit, watched.by_samples = float(self.given_per_sample), True
             self._work.flops_method = "given"
-        # Ranks that share a batch would each count all of it.
-        elif watched.tokens and not watched.shared and not _is_in_parts(module):
+        # No estimate if ranks share a batch: each of them would count all of it.
+        elif watched.tokens and not watched.shared and not _holds_shards(module):
             watched.flops_per_unit = by_parameters(module)
             self._work.flops_method = "6pt"
         else:
@@ -59,12 +59,13 @@ class ModelFlops:
 
 
 def by_parameters(module: nn.Module) -> float:
-    """The usual estimate for a transformer per token: 2 FLOPs a parameter forward, 4 backward.
+    """The usual estimate for a transformer, per token: 2 FLOPs per parameter forward, 4 backward.
 
-    None backward for frozen parameters, although gradients may pass through them to trained ones
-    (as in LoRA, for 2 more). Attention is not included.
+    Attention is not included, nor is backward for frozen parameters, although gradients may pass
+    through these to trained ones (as in LoRA, for 2 more FLOPs).
     """
-    # An embedding lookup multiplies nothing, but the weight may be shared with the output layer.
+    # Skip embeddings, as a lookup multiplies nothing. A weight that an embedding shares with the
+    # output layer is counted there.
     multiplied = {
         id(each): each
         for owner in module.modules()
@@ -74,7 +75,7 @@ def by_parameters(module: nn.Module) -> float:
     return float(sum((6 if e.requires_grad else 2) * e.numel() for e in multiplied.values()))
 
 
-def _is_in_parts(module: nn.Module) -> bool:
+def _holds_shards(module: nn.Module) -> bool:
     """Whether this rank holds only shards of parameters, as with FSDP1 and ZeRO-3."""
     kinds = {base.__name__ for each in module.modules() for base in type(each).__mro__}
     empty = any(not each.numel() for each in module.parameters())
@@ -106,7 +107,7 @@ def _dtype_of(module: nn.Module) -> str:
 
 
 class _Peaks(NamedTuple):
-    """TFLOP/s without sparsity, with accumulation in float32 where there is a choice."""
+    """TFLOP/s without sparsity, with accumulation in float32 if there is a choice."""
 
     float32: float | None = None
     tf32: float | None = None
@@ -115,8 +116,8 @@ class _Peaks(NamedTuple):
     float8: float | None = None
 
 
-# Full names only: a MIG slice, a laptop GPU or a special edition contains the name of the full GPU
-# and has another peak. The peak of any other name is unknown.
+# Names must match exactly: the name of a MIG slice, a laptop GPU or a special edition contains the
+# full GPU's name, but its peak is another. A name that is not listed has no known peak.
 _A100 = _Peaks(19.5, 156, 312, 312)
 _H100_SXM = _Peaks(67, 494.7, 989.4, 989.4, 1978.9)
 _HOPPER_NVL = _Peaks(60, 417.5, 835.5, 835.5, 1670.5)
@@ -154,13 +155,13 @@ _DEVICES: Final = {
     "RTX 5090":                 _Peaks(104.8,   104.8,  209.5,   209.5,    419),
     "RTX A6000":                _Peaks(38.7,    77.4,   154.8,   154.8),
     "RTX 6000 Ada Generation":  _Peaks(91.1,    182.1,  364.2,   364.2,    728.5),
-    # Two dies, which torch shows as two devices: half of the package's peak.
+    # Half of the package's peak, as torch shows its two dies as two devices.
     "AMD Instinct MI250X":      _Peaks(47.9,    None,   191.5,   191.5),
     "AMD Instinct MI300X":      _MI300X,
     "AMD Instinct MI325X":      _MI300X,
 }  # fmt: skip
 
-# The prefix depends on the driver.
+# Prefixes of device names, which depend on the driver.
 _MAKERS: Final = ("NVIDIA ", "Tesla ", "GeForce ")
 
 

@@ -1,4 +1,4 @@
-"""Reads the loss of a step, at the root of its backward."""
+"""Reads the loss of a step: the tensor on which the loop calls `backward`."""
 
 from __future__ import annotations
 
@@ -11,56 +11,59 @@ import torch
 from otel_ddp import errors
 from otel_ddp.recording.recorder import Recorder
 
-# The loss is withheld for so many steps: by then most loops have logged their own by that name.
-_STEPS_TO_KEEP_BACK = 200
-# Withheld no longer than this, as people look for a curve.
-_NS_TO_KEEP_BACK = 120 * 10**9
+# Losses are withheld for this many steps, in which most loops log a loss of their own; that one is
+# then used instead.
+_STEPS_TO_WITHHOLD = 200
+# Losses are withheld no longer than this, as people want to see a curve soon.
+_NS_TO_WITHHOLD = 120 * 10**9
 _ADDED, _MULTIPLIED, _DIVIDED = "AddBackward", "MulBackward", "DivBackward"
 _SUMS = (_ADDED, "SubBackward")
-# These autograd nodes turn one number into one number; so does any node with a single input.
+# With one input, autograd nodes of these kinds turn one number into one number. So does a node
+# whose input has one element (see `_SIZES`).
 _OTHERS = ("CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward")
 _ONE_TO_ONE = {_ADDED, _MULTIPLIED, _DIVIDED, *_OTHERS}
 _MOST_NODES = 16
-# The local part of a DTensor.
+# Kind of the autograd node that takes the local part of a DTensor.
 _LOCAL = "_ToTorchTensorBackward"
-# The reason why a graph's root may be a share of the loss: it is a quotient (`loss / 4`).
+# A reason why the root of a backward may be only a share of the loss: it is a quotient, such as
+# `loss / 4` with four micro-batches.
 _QUOTIENT = "quotient"
-# The sizes of a node's input, also available after its tensors are freed.
+# Attribute with the sizes of a node's input, available even after autograd has freed its tensors.
 _SIZES = "_saved_self_sym_sizes"
 
 
 class StepLoss:
-    """The loss of a step, from the roots of its backwards."""
+    """Reads losses of steps from the roots of backwards, and withholds them at first."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._steps = recorder, recorder.steps
-        # Whether a loss was requested at all, and why the last request found none.
-        self.asked, self.missing = False, ""
+        # Whether a loss was ever requested, and why the last request found none.
+        self.requested, self.missing = False, ""
         self._loss: tuple[int, Any] | None = None
         # Withheld losses, with their step and the time of reading.
-        self._kept_back: list[tuple[Any, int, int]] = []
+        self._withheld: list[tuple[Any, int, int]] = []
         # The step in which the loss was requested.
-        self._asked_in = 0
-        # Whether gradients belong to one rank or are averaged, so that a sum of quotients is the
-        # loss.
+        self._requested_in = 0
+        # Whether there is one rank, or gradients are averaged over ranks. Then quotients divide by
+        # the number of micro-batches, and their sum is the loss.
         self._averages = False
-        # Number of quotients added up in this step, and in the last step that had some.
+        # Number of quotients added up in this step, and in the last step with any.
         self._shares = self._usual_shares = 0
 
-    def ask(self, averages: bool) -> None:
-        """A forward has ended whose loss is to be read. *averages*: see `_averages`."""
-        self.asked, self.missing = True, "no_loss"
-        self._asked_in, self._averages = self._steps.count, averages
+    def request(self, averages: bool) -> None:
+        """Request the loss of the forward that has ended. *averages*: see `_averages`."""
+        self.requested, self.missing = True, "no_loss"
+        self._requested_in, self._averages = self._steps.count, averages
         self._loss, self._shares = None, 0
 
     @property
     def is_of_step(self) -> bool:
-        """Whether the step with the request is still open."""
-        return self._steps.count == self._asked_in
+        """Whether the step in which the loss was requested is still open."""
+        return self._steps.count == self._requested_in
 
     def read_roots(self, roots: tuple[Any, ...]) -> bool:
-        """Read the loss of one backward; True if the step's next backward adds to it."""
-        number, missing = _begun_at(roots[0] if len(roots) == 1 else None)
+        """Read the loss at the roots of one backward; True if the next backward adds a share."""
+        number, missing = _loss_at(roots[0] if len(roots) == 1 else None)
         if is_share := missing == _QUOTIENT and self._averages:
             # Each micro-batch contributes a quotient; the loss of the step is their sum.
             before = self._loss[1] if self._loss is not None else 0.0
@@ -74,21 +77,24 @@ class StepLoss:
         return is_share
 
     def _keep(self, number: Any) -> None:
-        self.missing, self._loss = "", (self._asked_in, number)
+        self.missing, self._loss = "", (self._requested_in, number)
 
     def _pop(self) -> tuple[int, Any] | None:
-        """The loss to record, and the number of steps before its own."""
+        """The loss to record, and how many steps had ended before the loss's own step."""
         found, self._loss = self._loss, None
         if found is not None and self._shares:
-            # A step with fewer micro-batches, as at the end of an epoch, has only a part of the
-            # loss.
+            # Drop the sum if the step had fewer micro-batches than the last one, as at the end of
+            # an epoch: it is only a part of the loss.
             usual, self._usual_shares = self._usual_shares, self._shares
             return found if self._shares >= usual else None
         return found
 
     @errors.contained()
     def offer(self, several: bool) -> None:
-        """Between steps: record withheld losses once due. *several*: a step has several losses."""
+        """Between steps: withhold the new loss, and record withheld losses once they are due.
+
+        *several*: steps have several losses, so none is used.
+        """
         found = self._pop()
         if several:
             self.missing = "several_losses"
@@ -96,25 +102,25 @@ class StepLoss:
             steps_before, loss = found
             since = self._steps.count - steps_before - 1
             number = self._steps.logged_number - since
-            self._kept_back.append((loss, max(0, number), time.time_ns()))
-        kept_ns = time.time_ns() - self._kept_back[0][2] if self._kept_back else 0
-        if self._steps.count >= _STEPS_TO_KEEP_BACK or kept_ns >= _NS_TO_KEEP_BACK:
+            self._withheld.append((loss, max(0, number), time.time_ns()))
+        withheld_ns = time.time_ns() - self._withheld[0][2] if self._withheld else 0
+        if self._steps.count >= _STEPS_TO_WITHHOLD or withheld_ns >= _NS_TO_WITHHOLD:
             self.record()
 
     def record(self) -> None:
         """Record the withheld losses."""
-        losses, self._kept_back = self._kept_back, []
+        losses, self._withheld = self._withheld, []
         for loss, number, read_ns in losses:
             self._recorder.record_reading({"loss": loss}, number, read_ns)
 
 
-def _begun_at(root: Any) -> tuple[Any, str]:
-    """The number at this root of a backward, and why it is not the loss.
+def _loss_at(root: Any) -> tuple[Any, str]:
+    """The number at this root of a backward, and the reason if it is not the loss (else empty).
 
-    The factor of a product cannot be read: autograd has freed it.
+    If the root is a product, the loss is unknown, as autograd has freed the factor.
     """
-    # A tensor subclass may be a part of the loss, and copying it a collective. An element of a
-    # vector may be anything, such as a critic's value.
+    # A tensor subclass may hold only a part of the loss, and copying it may be a collective. A
+    # vector may hold anything, such as a critic's values.
     if type(root) is not torch.Tensor or root.dim() or not root.is_floating_point():
         return None, "no_loss"
     why, node, passed = "", root.grad_fn, 0
@@ -122,18 +128,18 @@ def _begun_at(root: Any) -> tuple[Any, str]:
         kind = _kind(node)
         if kind == _LOCAL:
             return None, "no_loss"
-        # `(loss / 4).mean()` is scaled like `loss / 4`.
+        # Follow nodes that do not change the number: `(loss / 4).mean()` is a quotient as well.
         before = [each for each, _ in node.next_functions if each is not None]
         is_one = kind in _ONE_TO_ONE or math.prod(getattr(node, _SIZES, (0,))) == 1
         if len(before) != 1 or not is_one:
-            return _kept(root), why or (_QUOTIENT if _adds_quotients(node, _MOST_NODES) else "")
+            return _copied(root), why or (_QUOTIENT if _adds_quotients(node, _MOST_NODES) else "")
         if kind == _MULTIPLIED:
             why = "scaled_loss"
         elif kind == _DIVIDED:
             why = why or _QUOTIENT
         (node,) = before
         passed += 1
-    return _kept(root), why
+    return _copied(root), why
 
 
 def _kind(node: Any) -> str:
@@ -141,15 +147,15 @@ def _kind(node: Any) -> str:
 
 
 def _adds_quotients(node: Any, most: int) -> bool:
-    """Whether a sum or difference has a quotient, as in `ce / 4 + 0.1 * aux`."""
+    """Whether this node is a sum or difference with a quotient in it (`ce / 4 + 0.1 * aux`)."""
     before = [each for each, _ in node.next_functions if each is not None]
     if not most or _kind(node) not in _SUMS:
         return False
     return any(_kind(each) == _DIVIDED or _adds_quotients(each, most - 1) for each in before)
 
 
-def _kept(loss: torch.Tensor) -> Any:
-    """The number, or a copy of a device's tensor: the loop may change the loss in place."""
-    # It raises under `make_fx`.
+def _copied(loss: torch.Tensor) -> Any:
+    """The loss as a number, or on a device as a copy, as the loop may change it in place."""
+    # `item` raises under `make_fx`.
     number = errors.attempt(loss.item, None) if loss.device.type == "cpu" else None
     return loss.detach().clone() if number is None else number

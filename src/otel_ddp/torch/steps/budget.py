@@ -1,13 +1,14 @@
-"""Chooses the measured steps: as many as a share of the training thread's time pays for.
+"""Chooses the measured steps, so that our hooks take at most a share of the training thread's time.
 
-A token bucket. The thread's time fills it, our work on the thread empties it, and a step is
-measured only if the bucket is not overdrawn. It holds a twentieth of the cost allowed in ten
-seconds, and fills at the rest of the share. So no ten seconds cost more than the share, plus the
-one step that overdraws the bucket.
+A token bucket: the thread's time fills it, our work on the thread empties it, and a step is
+measured only if the bucket is not overdrawn. It holds 5 % of the cost allowed in ten seconds, and
+fills at 95 % of the share. So the cost of any ten seconds is within the share, except for the one
+step that overdraws the bucket.
 
-One step in `every` is chosen: those whose hashed number is below a bound. The sets are nested for
-powers of two, so ranks with different bounds still measure common steps, without a message. A fixed
-stride would resonate with the period of a user's loop.
+One step in `every` is measured: the steps whose hashed number is below a bound. `every` is a power
+of two, so the steps of a larger `every` are also among those of a smaller one: ranks measure common
+steps without exchanging messages. Steps at a fixed stride could coincide with the period of a
+user's loop.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from otel_ddp.torch.steps.group_calls import GroupCalls
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
 _WINDOW_NS = 10 * 10**9
 _REFILL, _CAPACITY = 0.95, 0.05
-# Time constant of the decayed step time, and number of measured steps whose mean cost counts.
+# Decay: sums over all steps are halved once they cover more than this time, sums over measured
+# steps once they cover more than this number of steps.
 _RECENT_NS, _RECENT = 4 * 10**9, 64
 _LARGEST = 1024
-# Lower `every` only if the cost would stay below this part of the refill.
+# Hysteresis: lower `every` only if the cost would stay below this part of the refill.
 _ROOM = 0.75
-# Measured steps after which their mean cost alone may change it.
+# After this many measured steps, their mean cost alone may change `every`.
 _ENOUGH = 16
-# Limit of one step in the mean cost, in multiples of the mean. Sampled steps cost some five times
-# as much; a step that seems to cost far more was interrupted.
+# A step counts for at most this many times the mean cost. Sampled steps cost about five times the
+# mean; a step that seems to cost far more was interrupted.
 _MOST_TIMES = 8
 
 
 def in_sample(number: int, every: int) -> bool:
-    """Whether step *number* belongs to the sample of one in *every* that all ranks measure."""
+    """Whether step *number* is one of the steps that ranks measure at this *every*."""
     return (number * _GOLDEN) % _NUMBERS < _NUMBERS // every
 
 
@@ -52,19 +54,20 @@ class Budget:
         self._capacity_ns = self._credit_ns = share * _CAPACITY * _WINDOW_NS
         self._every = self._least = 1
         self._since_measured_ns = 0.0
-        # Decayed sums: time, number of steps, and our time in steps that are not measured.
+        # Decayed sums over all steps: their time, their number, and our time in unmeasured ones.
         self._elapsed_ns = self._steps = self._beside_ns = 0.0
-        # Decayed sums over measured steps: our time, and their number. And our time in this one.
+        # Decayed sums over measured steps: our time, and their number. And our time in the current
+        # step.
         self._cost_ns = self._measured = self._in_step_ns = 0.0
 
     @property
     def every(self) -> int:
-        """One step in so many is measured."""
+        """One step in this many is measured."""
         return max(self._every, self._least)
 
     def measure_at_most_one_of(self, least: int) -> None:
-        """Set the lower limit of `every`, a power of two. Hysteresis: it is lowered only to a
-        quarter or less."""
+        """Set the lower limit of `every`, a power of two. Hysteresis: a lower *least* is used only
+        if it is a quarter of the last one or less."""
         if least > self._least or 2 * least < self._least:
             self._least = least
 
@@ -75,12 +78,12 @@ class Budget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether only indispensable steps are measured."""
+        """Whether the bucket has its largest debt: then evaluations are not measured, either."""
         return self._credit_ns <= -self._capacity_ns
 
     @property
     def share(self) -> float:
-        """The share of the thread's time that we take at the present `every`."""
+        """The share of the thread's time that we take at the current `every`."""
         if not self._elapsed_ns:
             return 0.0
         measured_ns = self._each_ns * self._steps / self.every
@@ -92,8 +95,8 @@ class Budget:
         return self._cost_ns / self._measured if self._measured else 0.0
 
     def spend(self, took_ns: float, measured: bool) -> None:
-        """Charge time that we took on the thread. *measured*: for a measured step."""
-        # Bounded: one very expensive step must not disable measuring for minutes.
+        """Charge our time on the thread to the bucket. *measured*: in a measured step."""
+        # The debt is bounded, as one very expensive step must not disable measuring for minutes.
         self._credit_ns = max(self._credit_ns - took_ns, -self._capacity_ns)
         if measured:
             self._in_step_ns += took_ns
@@ -101,12 +104,12 @@ class Budget:
             self._beside_ns += took_ns
 
     def forgive(self) -> None:
-        """Fill the bucket, so that earlier costs do not count."""
+        """Fill the bucket: forget the cost of earlier steps."""
         self._credit_ns = self._capacity_ns
 
     def step_ended(self, took_ns: float, measured: bool, steps: int = 1) -> None:
-        """A step has ended; *took_ns* includes our own work. *steps*: with those before it that
-        only counted."""
+        """A step has ended. *took_ns*: its duration, including our work. *steps*: 1, plus the steps
+        before it that were only counted."""
         self._credit_ns = min(self._credit_ns + took_ns * self._refill, self._capacity_ns)
         self._since_measured_ns = 0 if measured else self._since_measured_ns + took_ns
         self._elapsed_ns += took_ns
@@ -130,11 +133,11 @@ class Budget:
             self._cost_ns /= 2
             self._measured /= 2
         if self._measured >= _ENOUGH:
-            # The bucket forgives what a step costs beyond it, the mean does not.
+            # The bucket forgets costs beyond its largest debt: the mean cost raises `every`, too.
             self._every = max(self._every, self._needed(1.0))
 
     def _needed(self, room: float) -> int:
-        """The least `every` whose cost stays below this part of the refill: a power of two."""
+        """The least power of two for `every` at which our cost is at most *room* of the refill."""
         left_ns = self._elapsed_ns * self._refill * room - self._beside_ns
         if left_ns <= 0:
             return _LARGEST
@@ -142,23 +145,25 @@ class Budget:
         return min(1 << max(needed - 1, 0).bit_length(), _LARGEST)
 
     def measures(self, number: int) -> bool:
-        """Whether to measure step *number*, which begins."""
+        """Whether to measure step *number*, which is about to begin."""
         if self._since_measured_ns >= _WINDOW_NS:
             return True
         if not in_sample(number, self.every):
             return False
         if self._credit_ns >= 0:
             return True
-        # Ranks should skip the same steps: so sample fewer, unless this was a burst.
+        # This step is skipped for lack of credit, and other ranks may measure it. Raise `every` so
+        # that ranks skip the same steps, unless the debt comes from a single burst.
         self._every = max(self._every, self._needed(1.0))
         return False
 
 
-# -- how much longer hooks delay a training thread than they measure themselves
+# -- how much longer hooks delay a training thread than their own time measurement shows
 
-# Torch's call of a hook is not measured, and hook and training evict each other's caches. The
-# initial factor, and the largest.
+# The initial and the largest factor. It is above 1, as a hook cannot time torch's call of it, and
+# hook and training evict each other's data from CPU caches.
 _BEFORE, _MOST = 1.5, 4.0
+# Compute the factor again after this many comparisons, from the last so many.
 _EVERY, _KEPT = 8, 32
 
 
@@ -166,7 +171,7 @@ class Calibration:
     """Compares the thread time of measured steps with that of the unmeasured steps after them."""
 
     def __init__(self) -> None:
-        # Real cost of a hook divided by its own measurement.
+        # True cost of hooks, divided by the time that they measure themselves.
         self.factor = _BEFORE
         self._added = 0
         self._pairs: deque[tuple[float, float]] = deque(maxlen=_KEPT)
@@ -174,7 +179,7 @@ class Calibration:
     def add(self, measured_ns: int, bare_ns: int, seen_ns: float) -> None:
         """Add the thread times of a measured step and of the next one, without hooks.
 
-        *seen_ns*: the time that the hooks of the measured step measured themselves.
+        *seen_ns*: the sum of the times that the hooks of the measured step measured.
         """
         self._pairs.append((measured_ns - bare_ns, seen_ns))
         self._added += 1
@@ -183,25 +188,28 @@ class Calibration:
             # The standard error of the median, from the median absolute deviation.
             deviation = median(abs(each - more) for each, _ in self._pairs)
             error = 1.86 * deviation / len(self._pairs) ** 0.5
-            # On a busy machine steps differ by more than the hooks cost: keep the factor.
+            # If the error is larger, steps differ by more than the hooks cost, as on a busy
+            # machine: keep the factor.
             if error < seen:
                 self.factor = min(max(more / seen, 1.0), _MOST)
 
 
-# -- sampled steps, in which more is read
+# -- sampled steps, in which slower values are read, too
 
 _FAILURES_ALLOWED = 3
 _NEVER = 2**63
-# Fewer than the first steps, which are all measured.
+# The first sample comes within this many steps: it must be one of `_FIRST_STEPS`, which are all
+# measured.
 _FIRST_WITHIN = 32
-# The steps in which collectives are counted: some before the first verdict, then periodic ones. No
-# round numbers: every tenth or hundredth step may have an unusual collective.
+# Collectives are counted in these steps: in some before the first verdict, then periodically. The
+# numbers are not round, as loops may have an unusual collective in every tenth or hundredth step.
 _COUNTED = (5, 11, 23, 47, 71)
 _THEN_EVERY = 101
 
 
 class SampledSteps:
-    """Chooses the steps that are sampled, and those in which collectives are counted."""
+    """Chooses the sampled steps, in which slower values are read, and the steps in which
+    collectives are counted."""
 
     readings: Any
     """The `Readings`; set before the first hook is called."""
@@ -210,36 +218,38 @@ class SampledSteps:
         self._failures: dict[str, int] = {}
         self._every, self._rarely = 100, 1
         self._counted = itertools.chain(_COUNTED, itertools.count(_THEN_EVERY, _THEN_EVERY))
-        # The first measured step from these numbers on is sampled or counted.
+        # The first measured step from `_sample_at` on is sampled; in the first one from `_count_at`
+        # on, collectives are counted.
         self._sample_at, self._count_at = _NEVER, next(self._counted)
-        # Whether the current step is sampled; whether its collectives are counted.
+        # Whether the current step is sampled; whether collectives are counted in it.
         self.sampling = self.counting = False
-        # Whether to read the loss of the next forward.
+        # Whether to request the loss at the end of the next forward.
         self.wants_loss = False
-        # Whether to read the loss of the next backward.
+        # Whether to read the requested loss when the next backward begins.
         self.wants_backward = False
         self._after_step: Callable[[], None] | None = None
         # The next step at whose start `begin` has something to do.
         self.next_change = 0
 
     def sample_every(self, every: int) -> None:
-        """Sample one step of so many; 0: none."""
+        """Sample one step in *every*; 0: none."""
         self._every, self._sample_at = every, 0 if every > 0 else _NEVER
         self.next_change = 0
 
     def at_most_one_of(self, steps: int) -> None:
-        """Sample at most one of so many steps, from the next sampled one on."""
+        """Sample at most one step in *steps*; applies after the next sampled step."""
         self._rarely = steps
 
     def call_after_steps(self, act: Callable[[], None] | None) -> None:
-        """Call this after each step; None: stop. May be called in any thread."""
+        """Call *act* after each step; None: stop. This method may be called in any thread."""
         self._after_step = act
-        # Last: `begin` sets it before it looks for a function to call.
+        # Assigned last: `begin`, in another thread, assigns `next_change` before it reads
+        # `_after_step`, so the order ensures that `act` is called.
         self.next_change = 0
 
     @property
     def acts_after_steps(self) -> bool:
-        """Whether a function is called after each step, so that each must be measured."""
+        """Whether a function is called after each step; then each step must be measured."""
         return self._after_step is not None
 
     def begin(self, following: int, measured: bool = True) -> None:
@@ -252,12 +262,12 @@ class SampledSteps:
             self.run(self.readings.counted_step_begins)
         every = self._every
         if not self._sample_at:
-            # The first sample comes soon, as its cost decides which later steps are measured.
+            # Take the first sample soon, as its cost influences which later steps are measured.
             self._sample_at = following + min(-following % every, _FIRST_WITHIN)
         self.sampling = measured and following >= self._sample_at
         if self.sampling:
-            # A multiple of `every`: ranks that sample less often share sampled steps with the
-            # others.
+            # Round up to a multiple of `every`, so that ranks that sample less often still sample
+            # some of the other ranks' steps.
             after = every * -(-self._rarely // every)
             self._sample_at = following + after - following % every
         self.counting = counting
@@ -269,9 +279,9 @@ class SampledSteps:
             self.run(act)
 
     def run(self, act: Callable[..., None], *args: Any) -> None:
-        """Run something that is not done in every step.
+        """Run a function that is not called in every step, and contain its exceptions.
 
-        After three failures it is skipped from then on; steps are still measured.
+        After three failures it is never called again; steps are still measured.
         """
         name = act.__name__
         failures = self._failures.get(name, 0)
@@ -286,16 +296,16 @@ class SampledSteps:
 
 # -- accounting
 
-# The first steps are all measured, whatever the cost: they show the structure of the loop.
+# This many first steps are measured, whatever the cost, as they show the structure of the loop.
 _FIRST_STEPS = 64
-# From this step on, the mean cost of measuring is learnt.
+# The mean cost of measured steps starts at this step, as the first steps are not typical.
 _LEARN_FROM = 32
 # After a step that took this many times the usual time, measure the next one.
 ODD = 4
-# If not all steps are measured, sample at most one of so many measured ones: a sampled step costs
-# as much as five others.
+# If not all steps are measured, sample at most one in this many measured steps, as a sampled step
+# costs about five times as much.
 _SAMPLED = 16
-# Record a new sampling rate once it is stable, and not too often.
+# Record a new sampling rate once it is stable for this time; and at most so many rates per run.
 _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 
 
@@ -310,42 +320,43 @@ class Cost:
         self.budget: Budget | None = None
         self.every = 1
         self._calibration = Calibration()
-        # End and number of the last step in the accounts; the recent step time; when `every`
-        # changed.
+        # End and number of the last step that `step_ends` has accounted for; moving average of the
+        # step time; when `every` last changed.
         self.ended_ns = self._looked_at = self.usual_ns = self._changed_ns = 0
         self._reports, self._reported = 0, False
-        # Time of hooks that is not charged yet; the same in this step; `log` time charged so far.
+        # Time of hooks that is not charged yet; time of hooks charged in this step; time of `log`
+        # charged so far.
         self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
-        # Whether the step that the current hook ended was measured; None: it ended none.
+        # Whether the step that the current hook has ended was measured; None: it has ended none.
         self._ended_measured: bool | None = None
-        # Thread time at the end of the last step; thread time of the last measured step and of its
-        # hooks. 0: unknown.
+        # For the calibration: thread time at the end of the last step; thread time that the last
+        # measured step took, and that its hooks took. 0: unknown.
         self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
-        # Running medians: cost of a hook that decides about the next step, and of one that only
-        # counts.
+        # Running medians of the post-step hook's cost: if it decides whether to measure the next
+        # step, and if it only counts.
         self._decide_ns, self._count_ns = 10_000, 2_500
 
     def keep_to(self, share: float) -> None:
-        """Take at most this share of the thread's time from now on."""
+        """Limit our cost to this share of the thread's time from now on."""
         if share < math.inf and self.budget is None:
             self.budget = Budget(share)
             self.ended_ns = self._changed_ns = self._progress.phases.clock()
             self._looked_at = self._steps.count
 
     def took(self, took_ns: int) -> None:
-        """Add the time that a hook has measured of itself."""
+        """Add the time that a hook took, as measured by itself."""
         self._work.hook_ns += took_ns
         self._seen_ns += took_ns
 
     def decided(self, took_ns: int) -> None:
-        """Like `took`, for a hook that decided about the next step."""
+        """Like `took`, for a hook that decided whether to measure the next step."""
         usual_ns = self._decide_ns
         self._decide_ns = _towards(usual_ns, took_ns)
-        # Longer ones were interrupted.
+        # Limit it: this is wall time, and a hook that took much longer was interrupted.
         self.took(min(took_ns, 2 * usual_ns))
 
     def counted(self, took_ns: int) -> None:
-        """A hook that only counts took so long."""
+        """Note how long a hook took that only counted a step."""
         self._count_ns = _towards(self._count_ns, took_ns)
 
     def step_ends(self, now: int, measured: bool) -> tuple[bool, bool]:
@@ -353,7 +364,7 @@ class Cost:
         budget, number = self.budget, self._steps.count + 1
         if budget is None:
             return True, False
-        # Covers the steps since the last call, and this one.
+        # This step and the ones since the last call, which were only counted.
         since_ns = now - self.ended_ns
         steps = max(number - self._looked_at, 1)
         each_ns = since_ns // steps
@@ -393,7 +404,7 @@ class Cost:
 
     @property
     def compares(self) -> bool:
-        """Whether the current step, if unmeasured, calibrates the cost of the one before it."""
+        """Whether this step, if unmeasured, is compared with the measured step before it."""
         return self._measured_cpu_ns > 0
 
     def step_ended(self, measured: bool) -> None:
@@ -409,7 +420,7 @@ class Cost:
             self.step_over(cpu_ns, measured)
 
     def step_over(self, cpu_ns: int, measured: bool = False) -> None:
-        """The hook that ended a step is done."""
+        """The hook that ended a step is done, at this thread time."""
         before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
         took_ns = cpu_ns - before_ns if before_ns else 0
         if measured:

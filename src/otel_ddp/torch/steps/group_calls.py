@@ -1,4 +1,4 @@
-"""Records when this rank calls a process group, through torch's hooks, in measured steps only."""
+"""Records when this rank calls process groups, in measured steps, through torch's hooks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 # The id of our hooks in torch; hooks of other programs have other ids.
 _HOOK = 0x07E1_DD90
 _SHIFT = layout.CALL_SHIFT
-# The longest step whose calls are noted.
+# The longest step whose calls are recorded, as the word has limited bits for the time in the step.
 _LONGEST_NS = 1 << layout.CALL_IDLE_SHIFT + layout.CALL_UNIT_SHIFT
 _UNIT, _IDLE_SHIFT = layout.CALL_UNIT_SHIFT, layout.CALL_IDLE_SHIFT
 _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layout.CODE_SHIFT
@@ -38,27 +38,29 @@ _COUNT, _BYTES = (
 _MOST_BYTES = (1 << _SHIFT) - 1
 # Idle shares are stored in units of 1/_WHOLE.
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
-# Limit per step: a step may contain an evaluation with any number of calls.
+# Limit of calls per step, as a step may contain an evaluation with any number of calls.
 _MOST_CALLS = 10_000
-# Estimated cost of noting one call, nearly all of it torch's: with 180 calls a step, an empty hook
-# takes 20 us. The budget begins with a factor of 1.5, and measures the true one.
+# Estimated cost of recording one call, nearly all of it in torch: with 180 calls a step, even an
+# empty hook takes 20 us per call. The budget multiplies this by a factor, at first 1.5 and then
+# measured.
 _EACH_NS = 14_000
-# Estimated cost of reading the sizes of its tensors.
+# Estimated cost of reading the sizes of a call's tensors.
 _SIZES_NS = 4_000
-# Calls per second of all ranks: they cost the lead 2 MB/s and an eighth of a core.
+# Limit of recorded calls per second, over all ranks: they cost the lead 2 MB/s and an eighth of a
+# core.
 _MOST_OF_ALL = 250_000
-# Limit of different calls: one per 1,024 bytes of the journal's definitions.
+# Limit of different calls that are defined: one per 1,024 bytes of the journal's definitions area.
 _ROOM_BYTES = 1024
 # Reads a call's operation and root rank: 2 us.
 _known_of = attrgetter("name.value", "root")
 _PEERS = ("send", "recv")
 _MESH = "mesh_"
-# Limit of mesh dimensions that have series of their own; all other groups share one.
+# Limit of mesh dimensions with their own series; all other groups share the series `_OTHER`.
 _MOST_DIMENSIONS, _OTHER, _LONGEST = 16, "other", 60
-# Name with a digest of the ranks, dimension of the mesh, and label of the series.
+# A group's name with a digest of its ranks, its mesh dimension, and its label in series.
 _Group = tuple[str, str, str]
-# A thread may be inside a call if its stack has one of these modules, or its innermost function
-# uses one of these names.
+# A thread may be inside a call to a process group if its stack has a function of one of these
+# modules, or if its innermost function uses one of the names in `_CALLED`.
 _CALLERS = ("torch.distributed", "torch._ops", "torch.nn", "torch.autograd", "torch._functorch")
 _CALLED = frozenset(
     {
@@ -71,64 +73,65 @@ _CALLED = frozenset(
 
 
 class GroupCalls:
-    """One per process. Writes a word when this rank arrives at a call to a process group.
+    """One per process. Writes a journal word when this rank arrives at a call to a process group.
 
-    In a few steps it also sums up calls and bytes; on a device it does only that, since there a
-    rank arrives later than its host calls.
+    In few steps it also sums up calls and bytes. With tensors on a device it does only this, since
+    the device arrives at a collective later than the host calls it.
 
-    Torch keeps its hooks in a map without a lock. So hooks are set and removed between two steps,
-    on the training thread, while no other thread can be reading that map.
+    Torch keeps its hooks in a map without a lock. So hooks are put on and taken off between two
+    steps, on the training thread, while no other thread can be reading this map.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._words: list[int] = []
         self._hooks = WeakKeyDictionary[Any, Callable[[Any], None]]()
-        # The groups with our hooks; and whether `_at_exit` is registered.
+        # The groups whose hooks are on; and whether `_at_exit` is registered.
         self._on = WeakSet[Any]()
-        self._guarded = False
+        self._exit_registered = False
         self.on_device = False
         """Whether tensors are on a device."""
         self.waits: StreamWaits | None = None
-        """Marks the waits of the device, to tell them from work; None if that is not needed."""
+        """Marks the device's waits, which would count as work otherwise; None if not needed."""
         # Whether calls and bytes of this step are summed up; and the bytes of each call so far.
         self._adds_up = False
         self._bytes = Counter[int]()
         self._dimensions = set[str]()
-        # Limit of noted calls in this step; 0: none.
+        # Limit of recorded calls in this step; 0: no calls are recorded.
         self._most = 0
-        # Whether all calls of this step were noted so far; and when the step began.
+        # Whether all calls of this step were recorded so far; and when the step began.
         self._complete, self._began_ns = False, 0
         # Wall and thread time at the last call, or at the beginning of the step.
         self._last_ns = self._last_cpu_ns = 0
         self._have_been = False
         self._left = progress.recorder.writer.areas.definitions[1] // _ROOM_BYTES
         self._given_up = False
-        # The calls of the last step that was noted, and the ranks of the largest group.
+        # The number of calls in the last recorded step, and of ranks in the largest group.
         self._count = self._ranks = 0
 
     # -- between steps
 
     @property
     def noted(self) -> bool:
-        """Whether measured steps note calls; False until one has."""
+        """Whether calls are recorded in measured steps; False before the end of the first one."""
         return self._have_been and not (self._given_up or self.on_device)
 
     @property
     def waits_seen(self) -> bool:
-        """Whether waits of the device are marked in measured steps."""
+        """Whether the device's waits are marked in measured steps."""
         return self.waits is not None and not self._given_up
 
     def least_every(self, step_ns: int) -> int:
-        """Note one in so many steps at most, to bound the load on the lead of very many ranks.
+        """The least `every` of the budget, a power of two, that bounds the lead's load by calls.
 
-        A power of two.
+        It is above 1 only with very many ranks or calls.
         """
         most = _MOST_OF_ALL * max(step_ns, 1)
         return 1 << (self._count * self._ranks * 10**9 // most).bit_length()
 
     def step_ended(self, now: int) -> int:
-        """Write the calls of the step that ends now; returns their estimated cost in ns."""
+        """Write the calls of the step that ends now; returns the estimated cost of recording, in
+        ns."""
         words, count = self._words, len(self._words)
         took_ns = count * _EACH_NS
         if self._complete and now - self._began_ns < _LONGEST_NS:
@@ -151,7 +154,7 @@ class GroupCalls:
 
     def _sums(self) -> list[int]:
         """The words with the number and the bytes of each call in this step."""
-        # A word without a name, so that a step without calls counts as well.
+        # First a word without a call, so that readers also count a step without calls.
         found = [_COUNT]
         for call, count in Counter(word >> _SHIFT << _SHIFT for word in self._words).items():
             name, left = call - _CALL, self._bytes[call]
@@ -179,28 +182,29 @@ class GroupCalls:
             errors.record_failure("hooks of process groups")
 
     def give_up(self) -> None:
-        """Stop noting calls, and take the hooks off."""
+        """Stop recording calls, and take the hooks off."""
         self.leave_to_parent()
         errors.attempt(self._take_off, None)
         if not self._on:
-            self._guarded = False
+            self._exit_registered = False
             atexit.unregister(self._at_exit)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: nothing is noted, and torch's map is left as it is."""
+        """In a forked child: record nothing, and don't touch torch's map of hooks."""
         self._given_up, self._most = True, 0
         if self.waits is not None:
             self.waits.take_off()
 
     def _at_exit(self) -> None:
-        """Take the hooks off: torch frees the groups after Python has ended, which hooks need."""
+        """Take hooks off: torch frees groups after Python has ended, but freeing hooks needs it."""
         self.give_up()
         for group in self._on:
-            # Its hook stays, as another thread is in a call: never free this group.
+            # Its hook could not be taken off, as another thread may be in a call. Leak the group,
+            # so that torch never frees this hook.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _put_on(self) -> bool:
-        """Hook all groups of several ranks; False if there are none, or it is not possible now."""
+        """Put hooks on all groups of several ranks; False without groups, or if impossible now."""
         table = world()
         members = getattr(table, "pg_group_ranks", {})
         groups = [e for e in list(getattr(table, "pg_names", ())) if len(members.get(e, ())) != 1]
@@ -211,8 +215,8 @@ class GroupCalls:
             return False
         if new and _may_be_in_call():
             return False
-        if new and not self._guarded:
-            self._guarded = True
+        if new and not self._exit_registered:
+            self._exit_registered = True
             atexit.register(self._at_exit)
         for group in new:
             hook = self._hooks.get(group)
@@ -235,10 +239,10 @@ class GroupCalls:
                     group.unregister_post_hook(_HOOK)
             self._on.clear()
 
-    # -- hot path: runs at each call of a measured step
+    # -- hot path: the hook runs at each call to a process group in a measured step
 
     def _hook(self, name: Any, group: Any, ranks: list[int], whole: bool) -> Callable[[Any], None]:
-        """The hook of one group. It must not refer to the group, which refers to it.
+        """Create a group's hook. It must not refer to the group: that would be a reference cycle.
 
         *whole*: all ranks are members of the group.
         """
@@ -257,11 +261,11 @@ class GroupCalls:
                     if not self._adds_up:
                         return
                 if len(words) >= self._most:
-                    # An incomplete step is of no use: drop its calls.
+                    # Drop the calls of this step, as ranks cannot be compared by a part of them.
                     self._complete = False
                     return
                 now = clock()
-                # On a device, backward runs in autograd's threads.
+                # Ignore other threads, except autograd's: with a device, backward runs in those.
                 if get_ident() != progress.thread and (not self.on_device or outside_of_backward()):
                     return
                 what = known_of(call), opened[-1].code
@@ -278,13 +282,14 @@ class GroupCalls:
             except errors.ANY_ERROR:
                 self._complete = False
                 errors.record_failure("a call to a process group")
-                # Not after the exception of a signal's handler, which is the loop's.
+                # Only after a failure of our own: `record_failure` has raised exceptions of signal
+                # handlers again.
                 self._given_up = True
 
         return called
 
     def _idle(self, now: int) -> int:
-        """The share of the time since the last call in which this thread did not run."""
+        """The bits for the share of time since the last call in which this thread did not run."""
         cpu_ns = thread_time_ns()
         took_ns, ran_ns = now - self._last_ns, cpu_ns - self._last_cpu_ns
         self._last_ns, self._last_cpu_ns = now, cpu_ns
@@ -302,7 +307,8 @@ class GroupCalls:
         return found if found in self._dimensions else _OTHER
 
     def _define(self, of_group: _Group, ranks: list[int], call: Any, code: int) -> int:
-        """Define a call in the journal; returns its word without the time, or 0 without room."""
+        """Define a call in the journal; returns its word without the time, or 0 if there is no
+        room."""
         op, peer = call.name.name.lower(), -1
         if op in _PEERS and 0 <= call.root < len(ranks):
             peer = ranks[call.root]
@@ -327,10 +333,9 @@ def _bytes(tensors: list[Any]) -> int:
 def _may_be_in_call() -> bool:
     """Whether any thread may be inside a call to a process group.
 
-    Another thread can be inside one only if its stack has a module of torch that makes such calls,
-    or its innermost function names one, or our hook runs there. On this thread, a signal handler
-    may have interrupted our hook. No thread can enter a call meanwhile: torch holds the GIL while
-    it changes the map.
+    It may if its stack has a function of torch that makes such calls, or if its innermost function
+    names one, or if our hook runs there. On this thread, a signal handler may have interrupted our
+    hook. No thread can enter a call meanwhile, as torch holds the GIL while it changes the map.
     """
     own = get_ident()
     for thread, frame in sys._current_frames().items():

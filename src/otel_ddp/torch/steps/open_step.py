@@ -1,4 +1,4 @@
-"""The open calls of a step (forward, backward), and which optimizer's step ends it."""
+"""Tracks which forwards and backwards are open, and finds the optimizer that ends a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import times_called
 
-# Private, so looked up by name: without one, only the features that need it are missing.
+# Private, so looked up by name: if a torch lacks them, a backward that raises is not noticed.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _RUN_BACKWARD = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", 0)
 
@@ -27,27 +27,27 @@ def outside_of_backward() -> bool:
 
 
 def is_another_thread(owner: int, thread: int) -> bool:
-    """Whether the owner is a different thread that is still alive. 0: no owner yet."""
+    """Whether *owner* is a living thread other than *thread*; *owner* is 0 if there is none yet."""
     if owner in (0, thread):
         return False
     return any(each.ident == owner for each in threading.enumerate())
 
 
 def _backward_runs() -> bool:
-    """Whether any thread is in a backward: the calling thread waits in this function."""
+    """Whether any thread runs a backward: it then waits in autograd's `_engine_run_backward`."""
     if not _RUN_BACKWARD:
         return True
     return any(times_called(frame, _RUN_BACKWARD) for frame in sys._current_frames().values())
 
 
 class OpenCalls:
-    """The calls of models that are open. Plain attributes, as hooks read them in each step."""
+    """The open calls of models. It has plain attributes, as hooks read them in each step."""
 
     def __init__(self, progress: Progress) -> None:
         self._steps, self._progress = progress.steps, progress
         phases = progress.phases
         self._leave = phases.leave
-        # Our own phases, one each: none is ever nested in itself.
+        # One phase object per kind, as no phase is nested in itself.
         self.forward = phases.of_hooks("forward")
         self.eval = phases.of_hooks("eval")
         self.backward = phases.of_hooks("backward")
@@ -55,21 +55,23 @@ class OpenCalls:
         self.load = phases.of_hooks("data")
         # Depth of nested forwards of watched models, and whether the outermost one trains.
         self.forwards, self.trains = 0, False
-        # One backward at a time, of any model, and its graph task id.
+        # Whether a backward of any model is open (only one is, at a time), and autograd's id of it.
         self.in_backward, self.backward_id = False, -1
-        # The thread of the last forward. `Progress.thread` is that of the last training forward.
+        # The thread of the last forward, also in an evaluation; `Progress.thread` is the thread of
+        # the last training forward.
         self.forward_thread = 0
 
     def is_outside_step(self, thread: int, trains: bool = True) -> bool:
         """Whether a call that begins in this thread does not belong to the measured steps.
 
-        *trains*: whether it belongs to training rather than an evaluation.
+        *trains*: the call is a part of training rather than of an evaluation.
         """
         if self.in_backward:
-            # Also for parts that a backward recomputes in an autograd thread.
+            # Forwards that the open backward recomputes in an autograd thread are outside, too.
             return is_another_thread(self._progress.thread, thread) and _backward_runs()
         if self.forwards:
-            # Training takes precedence: it replaces an open forward of an actor or evaluator.
+            # Training takes precedence: its forward replaces the open forward of an evaluation in
+            # another thread (an actor or evaluator).
             another = is_another_thread(self.forward_thread, thread)
             return another and (self.trains or not trains)
         if trains or not self._steps.in_step:
@@ -77,11 +79,12 @@ class OpenCalls:
         return is_another_thread(self._progress.thread, thread)
 
     def forward_in_another_thread(self) -> bool:
-        """Whether another thread is in a watched model, so that this one may call parts of it."""
+        """Whether another thread is in a watched model: this thread may then call parts of it."""
         return self.forwards > 0 and is_another_thread(self.forward_thread, threading.get_ident())
 
     def backward_has_raised(self) -> bool:
-        """Whether this gradient belongs to a new backward that is not nested in the open one."""
+        """Whether the open backward has raised, as a gradient arrives in a new backward that is not
+        nested."""
         if current_backward() == self.backward_id:
             return False
         if threading.get_ident() != self._progress.thread:
@@ -96,8 +99,8 @@ class OpenCalls:
         self._leave(self.forward)
         self._leave(self.eval)
 
-    def close_what_raised(self) -> None:
-        """End a backward that has raised: only forward has a hook that runs after an exception."""
+    def close_failed_backward(self) -> None:
+        """End a backward that has raised, as no hook reports that; leave a running one open."""
         if outside_of_backward():
             self.close_backward()
 
@@ -120,13 +123,13 @@ def _nothing(gradient: torch.Tensor) -> None:
 
 
 class BackwardHook:
-    """One hook on all outputs of all forwards: all graph nodes share it.
+    """The hook that all outputs of all forwards share.
 
-    It calls a function at the first gradient of a backward, and does not change the outputs.
+    It calls a function when a gradient arrives at an output, and does not change the output.
     """
 
     def __init__(self) -> None:
-        # A node copies the hooks of a tensor. This tensor is no model's output.
+        # A tensor that only holds the hook, as torch registers a tensor's hooks at a graph node.
         self._tensor = torch.empty(0, requires_grad=True)
         self._hooks: OrderedDict[str, Any] = OrderedDict()
         self._tensor._backward_hooks = self._hooks
@@ -141,10 +144,10 @@ class BackwardHook:
         self.call(_nothing)
 
     def put_on(self, output: torch.Tensor, node: Any) -> None:
-        """`output.register_hook(self.hook)` at a third of the cost; *node* is its `grad_fn`."""
+        """Like `output.register_hook(self.hook)`, but three times faster. *node*: its `grad_fn`."""
         if node is None:
-            return  # a parameter lives on, and would get one more hook in each forward
-        # A model may return the same stored output each time.
+            return  # an output that is a parameter would get one more hook in each forward
+        # Put the hook on only once: a model may return the same stored output each time.
         if (marks := getattr(node, "metadata", None)) is not None:
             if self in marks:
                 return
@@ -157,34 +160,37 @@ class BackwardHook:
 
 # -- which optimizer's step ends a training step
 
-# Another optimizer takes over the end of steps after so many steps, each with a backward, while the
-# present one made none.
+# If the optimizer that ends training steps makes no step while another one makes this many, with as
+# many backwards, the other one takes over.
 _PATIENCE = 10
 
 
 class StepEnd:
-    """Finds the optimizer whose step ends a training step: the user's choice, or the first seen."""
+    """Finds the optimizer whose step ends a training step: the user's choice, or the first one that
+    steps."""
 
     def __init__(self) -> None:
-        # Without a known model there are no training steps.
+        # Whether a model is watched. Without one there are no training steps.
         self.has_model = False
         # Backwards since the last training step.
         self.backwards = 0
         self.has_scaler = False
         # Whether the optimizer has stepped since the scaler's last update.
-        self.scaler_let = False
-        # The optimizer that ends training steps, by id; empty while unknown, and once it is gone.
-        # Steps of other optimizers (a GAN's second one) belong to the next training step.
+        self.stepped_since_update = False
+        # The id of the optimizer that ends training steps -> a weak reference to it. Empty while
+        # unknown, and once the optimizer is gone. A step of another optimizer (a GAN has two) is a
+        # part of the current training step.
         self.known: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
         self._named = False
-        # Steps of other optimizers since the last training step, by id; and the number of that
-        # step.
+        # Id of another optimizer -> its steps since the last training step; and the number of that
+        # training step.
         self._others: dict[int, int] = {}
         self._others_after = 0
-        # How many steps passed before this optimizer was known to end them.
+        # How many training steps were missed before this optimizer was found to end them.
         self.missed = 0
-        # Counted since the last training step: backwards seen at the latest optimizer step;
-        # optimizer steps directly after a backward (as in a GAN, where each has its own loss).
+        # Since the last training step: how many backwards there were at the latest optimizer step;
+        # and how many losses. Each optimizer step directly after a backward has a loss of its own
+        # (a GAN has two).
         self._stepped_after = self._losses = 0
         # Whether a step had more than one loss since this optimizer was chosen.
         self.several_losses = False
@@ -199,8 +205,9 @@ class StepEnd:
         self._named = named
         self._losses, self.several_losses = 0, False
         known: dict[int, Any] = {}
-        # Weakly: its state may fill most of a device's memory. The callback must not be a Python
-        # function: an exception of a signal handler in it would be lost.
+        # A weak reference, as an optimizer's state may fill most of a device's memory. The callback
+        # must not be a Python function: an exception that a signal handler raises in one would be
+        # lost.
         known[id(optimizer)] = errors.attempt(
             lambda: ref(optimizer, partial(known.pop, id(optimizer))), lambda: None
         )
@@ -209,14 +216,15 @@ class StepEnd:
     def model_came(self, found: bool = False) -> None:
         """A model is new, or instrumented again: it may have another optimizer than the last one.
 
-        *found*: it was discovered, either to replace others or together with them.
+        *found*: discovery found the model. Then a living optimizer stays, as the model may be one
+        of several that train together.
         """
         self.has_model = True
         if not (self._named or (found and self.optimizer is not None)):
             self.known = {}
 
     def ended_by(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:
-        """Whether the finished step of this optimizer ends training step number *steps* + 1."""
+        """Whether this optimizer's step, which is over, ends training step number *steps* + 1."""
         self._losses += self.backwards > self._stepped_after
         self._stepped_after = self.backwards
         self.missed = 0
@@ -226,11 +234,11 @@ class StepEnd:
                 return False
             self.choose(optimizer)
             self.missed = made - 1
-        self.scaler_let = True
+        self.stepped_since_update = True
         return True
 
     def another_stepped(self, optimizer: torch.optim.Optimizer, steps: int) -> int:
-        """Another optimizer has stepped; returns how often since the last training step."""
+        """Another optimizer has stepped; returns how many steps it made in this training step."""
         if steps != self._others_after:
             self._others, self._others_after = {}, steps
         made = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
@@ -243,10 +251,11 @@ class StepEnd:
     def scaler_skips(self, found: Any) -> bool:
         """Whether the scaler, about to be updated, has skipped our optimizer's step.
 
-        *found*: the inf checks since its last update, by optimizer id; a GAN may have one update
-        per optimizer. The answer is known on the host, so no device is synchronized.
+        *found*: optimizer id -> the inf checks since the scaler's last update. Without our
+        optimizer, the update is for another one, as in a GAN. Values on a device are not read, as
+        that would synchronize.
         """
-        let, self.scaler_let = self.scaler_let, False
+        let, self.stepped_since_update = self.stepped_since_update, False
         took_part = not isinstance(found, dict) or any(each in found for each in self.known)
         return not let and (took_part or not self.known)
 
@@ -259,7 +268,8 @@ class StepEnd:
 def steps_made(optimizer: torch.optim.Optimizer) -> int:
     """The step count in the optimizer's own state, including steps before a checkpoint; at least 1.
 
-    Adam and similar ones count. A count on a device is not read, as that would synchronize.
+    Optimizers like Adam count their steps. A count on a device is not read, as that would
+    synchronize.
     """
     count: Any = next((state["step"] for state in optimizer.state.values() if "step" in state), 1)
     on_host = type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1

@@ -1,8 +1,8 @@
 """Divides training steps into phases, from the events that hooks report.
 
-One stepper per process. Hooks report begins and ends at any moment, and pass what they raise to
-`failed`. After an exception in forward or backward the end is missing: the next begin closes what
-is still open.
+One stepper per process. Hooks report beginnings and ends at any moment; `failed` gets their
+exceptions. If forward or backward raises, its end may not be reported: then the next beginning
+closes the open phase.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from otel_ddp.torch.steps.open_step import (
 from otel_ddp.torch.steps.watched_model import Batches, WatchedModel
 
 _FAILURES_ALLOWED = 3
-# Check for a due flush every 16 forwards, in case no step ends.
+# Check for a due flush every 16 forwards, as there may be many before a step ends.
 _OFTEN = 16
-# After so many backwards without a step, assume that no optimizer we know ends one.
+# After this many backwards without a step, report that none is counted: gradient accumulation takes
+# fewer.
 _LONGEST_ACCUMULATION = 32 * _OFTEN
-# Longest run of steps that are only counted.
+# Most consecutive steps that are only counted, without a decision about the next one.
 _MOST_COUNTED = 64
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
 # If other optimizers make more steps than this within one training step, check whether the
@@ -62,11 +63,11 @@ class Stepper:
         self.group_calls = GroupCalls(progress)
         self.end = StepEnd()
         self.batches = Batches(progress.work)
-        # The search for models, which discovery begins and ends.
+        # The search for models, which `discovery` sets and removes.
         self.search: Any = None
-        # Whether the search is looking for models now.
+        # Whether the search is active; between two searches it waits for another optimizer.
         self.searching = False
-        # Called if steps do not call the model that the user has passed.
+        # Called if steps run without a call of the model that the user has passed.
         self.model_not_called: Callable[[], None] = lambda: None
         self.backward_hook = BackwardHook()
         self.backward_hook.call(self.gradient_arrived)
@@ -76,18 +77,19 @@ class Stepper:
         self._compile = progress.phases.of_hooks("compile")
         self._graph = progress.phases.of_hooks("graph")
         self._queue_callback = Variable._execution_engine.queue_callback
-        # The id of the optimizer that is stepping, and whether it got a closure, which calls the
-        # model.
+        # The id of the optimizer that is stepping, and whether its step has a closure, which calls
+        # the model.
         self._optimizing: int | None = None
         self._closure = False
         # Whether an optimizer has stepped inside the open backward.
         self._stepped_in_backward = False
-        # The last model called in evaluation mode with gradients enabled, if none was called in
-        # training mode since. If a step ends then, this model is being trained.
+        # The last model called in evaluation mode with gradients enabled, if no model was called in
+        # training mode since. If a step ends now, this model is trained in evaluation mode.
         self._evaluated: WatchedModel | None = None
-        # `instrument` is mostly called in the training thread.
+        # Taken for the training thread until a training forward shows it: mostly the training
+        # thread calls `instrument`.
         self._creator_thread = _get_ident()
-        # How many batches were fetched, and the thread of the last fetch.
+        # Number of batches fetched, and the thread that fetched the last one.
         self.loads = self.load_thread = 0
         self.compiles = False
         # Whether the last step was replayed from a CUDA graph.
@@ -98,25 +100,30 @@ class Stepper:
         # Depth of nested optimizer steps in the capture: a subclass may call `super().step()`.
         self._open_captured = 0
         self._failures = 0
-        # Whether the phases of the current step are measured. Otherwise only the hook after an
-        # optimizer's step is on.
+        # Whether the phases of the current step are measured. If not, only the post-step hook of
+        # optimizers is on.
         self.measured = True
-        # Puts the hooks on and off between two steps.
+        # Puts hooks on (True) or takes them off, between two steps.
         self.switch_hooks: Callable[[bool], None] = lambda on: None
         self.cost = Cost(progress, self.sampled, self.group_calls)
-        # Whether training steps end by other means than an optimizer's step, so that hooks stay on.
+        # Whether the post-step hook alone cannot see the ends of training steps, as inside of
+        # backward. Then all hooks stay on.
         self._needs_hooks = False
         # Whether the current step is measured from its beginning.
         self._measured_whole = False
-        # How many steps' work the current step contains, if hooks missed a part of it.
+        # If hooks saw only a part of the current step: for how many steps to assume the usual work,
+        # as one step may stand for several (missed ones, or a replay).
         self._unseen_steps = 0
-        # The work of the last fully measured step; the total work at the end of the previous step.
+        # The work of the last fully measured step; and the total work up to the previous step's
+        # end.
         self._usual_work = self._work_before = Amounts(0, 0, 0.0, 0, 0)
-        # Autograd sequence numbers per measured step; the number when the previous step ended, and
-        # that step; whether steps differ in them; whether values are logged while hooks are off.
+        # Autograd nodes per measured step; autograd's sequence number at the end of an earlier
+        # step; and the number of that step.
         self._usual_nodes = self._nodes_before = self._nodes_step = 0
+        # Whether steps create different numbers of nodes; whether values are logged in unmeasured
+        # steps.
         self._nodes_vary = self._logs_unmeasured = False
-        # Bound once, as it is set in each step.
+        # A bound method, created once, as it is assigned in each step.
         self._catch_up_bound = self._catch_up
 
     def failed(self, where: str) -> None:
@@ -132,7 +139,7 @@ class Stepper:
             )
 
     def act(self, where: str, act: Callable[..., _T], *given: Any) -> _T | None:
-        """Run a hook's action: contain what it raises, and add its time to the cost."""
+        """Run a hook's action: contain its exceptions, and add its time to the cost."""
         if self._is_capturing and self.captures():
             return None
         began_ns = thread_time_ns()
@@ -153,7 +160,7 @@ class Stepper:
         self.alive = False
         self.progress.counted.stop()
         self.group_calls.leave_to_parent()
-        # A graph that is still alive holds this hook, and must not report to a later run.
+        # Graphs that are still alive refer to this hook; it must not report to a later run.
         self.backward_hook.take_off()
 
     def stop(self) -> None:
@@ -171,15 +178,15 @@ class Stepper:
         self.progress.flush()
 
     def drop_references(self) -> None:
-        """Drop references to the user's objects: hooks hold this stepper until the next one."""
+        """Drop references to the user's objects, as hooks keep this stepper alive for long."""
         self.end = StepEnd()
         self.search, self.model_not_called = None, lambda: None
 
     # -- steps
 
     def _begin(self) -> None:
-        """Work begins, either of a new step or of the current one."""
-        # An optimizer's step that raised has reported no end.
+        """Work begins: begin a step, unless one is open."""
+        # Close an optimizer's step that has raised: its end was not reported.
         if self._optimizing is not None:
             self._optimizing = None
             self._closure = False
@@ -195,7 +202,8 @@ class Stepper:
     def _finish(
         self, skipped: bool = False, phase: Phase | None = None, between: bool = False
     ) -> None:
-        """A step ends, together with *phase*. *between*: no call of a model is open."""
+        """A step ends, together with *phase*. *between*: no call of a model is open, so hooks may
+        be switched."""
         if self._evaluated is not None:
             self._evaluated.trains_in_eval = True
         if not self.end.backwards:
@@ -218,7 +226,7 @@ class Stepper:
         self._measure_next(measures)
 
     def _flush(self, now: int) -> None:
-        """Flush the words of the last steps, and take the periodic readings."""
+        """Flush the journal words of the last steps, and take the periodic readings."""
         sampled = self.sampled
         sampled.run(self.progress.flush)
         sampled.run(sampled.readings.step_ended)
@@ -241,13 +249,14 @@ class Stepper:
         return sampled.acts_after_steps or (budget.allows and (due or was_odd))
 
     def _measure_next(self, measures: bool) -> None:
-        """The next step begins: set its hooks accordingly."""
+        """The next step begins: put its hooks on if it *measures*, else take them off."""
         steps, was, amounts = self._steps, self.measured, self._work.amounts()
-        # The first step is mostly seen whole, and a second measured one may never come.
+        # Take the first step's work as the usual one, even if hooks did not see all of it: there
+        # may be no other measured step.
         if was and (self._measured_whole or not any(self._usual_work)):
             pairs = zip(amounts, self._work_before, strict=True)
             self._usual_work = Amounts._make(now - before for now, before in pairs)
-        # Sequence numbers are per thread, and another thread may have taken over.
+        # Sequence numbers are per thread: the difference is negative if another thread trains now.
         if was and self._measured_whole and (nodes := _autograd_nodes() - self._nodes_before) > 0:
             self._usual_nodes = nodes
         self._work_before = amounts
@@ -261,17 +270,17 @@ class Stepper:
         """An optimizer has stepped in an unmeasured step; returns whether that ended a training
         step.
 
-        Called for one step of many: `CountedSteps` has counted those before it.
+        Not called at every such step: `CountedSteps` counts most of them.
         """
         if id(optimizer) not in self.end.known:
             return False
         now, steps = self._phases.clock(), self._steps
-        # Reading the thread's clock takes longer than this hook, except for a flush.
+        # Without a flush this hook takes less time than two reads of the thread's clock.
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
                 self._end_unmeasured(now, False)
-                self.end.scaler_let = True
+                self.end.stepped_since_update = True
                 if not self.measured:
                     self._count(steps.count + 1, optimizer)
         except errors.ANY_ERROR:
@@ -287,7 +296,7 @@ class Stepper:
         self.progress.settle()
         made = self.end.another_stepped(optimizer, self._steps.count)
         if not self.end.known:
-            # The optimizer that ended our steps is gone.
+            # The optimizer that ended training steps is gone: this one takes over.
             self.go_on_measured()
             self.optimizer_began(optimizer, False)
             self.optimizer_ended(optimizer)
@@ -322,16 +331,17 @@ class Stepper:
         self._work.add(self._usual_work)
 
     def _add_unseen_work(self, times: int) -> None:
-        """That many steps have ended, partly unseen by hooks: assume the usual work for each."""
+        """Hooks missed a part of *times* steps: raise their work to the usual work of each."""
         found = zip(self._work.amounts(), self._work_before, self._usual_work, strict=True)
         missed = (max(before + times * each - now, 0) for now, before, each in found)
         self._work.add(Amounts._make(missed))
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
-        """From now on only count steps, up to the next one at whose end there is a decision."""
+        """From now on only count steps, up to the next one whose end needs a decision."""
         if self.cost.compares or self.end.has_scaler or self.searching:
             return
-        # Torch steps an optimizer without state to initialize the state.
+        # Do not count in two cases. A checkpoint may step an optimizer only to create its state.
+        # And `_catch_up` needs the node count of each step, if values are logged and steps differ.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
             self._logs_unmeasured and self._nodes_vary
         ):
@@ -350,7 +360,8 @@ class Stepper:
                 self.progress.count_steps(left, known, ODD * usual_ns, self._add_usual_work)
 
     def scaler_updates(self, found: Any) -> None:
-        """The scaler is about to be updated. It may have skipped the optimizer's step."""
+        """The gradient scaler is about to be updated. If it has skipped the optimizer's step, a
+        training step ends."""
         if not self.end.scaler_skips(found):
             return
         if not self.measured:
@@ -370,12 +381,12 @@ class Stepper:
         self.switch_hooks(True)
 
     def model_comes(self) -> None:
-        """A new model may be called for the first time; its first step should be measured whole."""
+        """A new model is about to be called: measure its first step whole."""
         if _get_ident() == self.progress.thread:
             self.go_on_measured()
 
     def evaluates(self) -> None:
-        """A watched model was put into evaluation mode."""
+        """A watched model was put into evaluation mode: measure that unless the budget is spent."""
         if _get_ident() != self.progress.thread:
             return
         budget = self.cost.budget
@@ -385,13 +396,13 @@ class Stepper:
     def _catch_up(self) -> None:
         """A value is logged while hooks are off: find out whether this step has called a model.
 
-        A forward creates autograd nodes, which advance the thread's sequence number.
+        A model's forward creates autograd nodes, which advance the thread's sequence number.
         """
         self.progress.settle()
         if _get_ident() != self.progress.thread or not self._usual_nodes:
             return
         self._logs_unmeasured = True
-        # Half a forward is enough, as a step may consist of several.
+        # A model was called if there are half the nodes of one forward; a step may have several.
         if 2 * self._nodes_made() * max(self._usual_work.forwards, 1) > self._usual_nodes:
             self.progress.counted.stop()
             self._steps.catch_up = None
@@ -402,7 +413,8 @@ class Stepper:
         self._nodes_before, self._nodes_step = _autograd_nodes(), self._steps.count
 
     def _nodes_made(self) -> int:
-        """Autograd nodes of this step, if each step since `_note_nodes` made the usual number."""
+        """Estimated autograd nodes of this step: those since `_note_nodes`, without the usual
+        number of each whole step in between."""
         others = self._steps.count - self._nodes_step
         return _autograd_nodes() - self._nodes_before - others * self._usual_nodes
 
@@ -417,14 +429,14 @@ class Stepper:
             return
         thread, trains = _get_ident(), self.progress.thread
         if trains != thread and is_another_thread(trains or self._creator_thread, thread):
-            return  # a thread that prefetches: training does not wait for it
+            return  # a prefetching thread, for which training does not wait
         if calls.in_backward:
-            calls.close_what_raised()
+            calls.close_failed_backward()
         in_forward = calls.forwards and not calls.in_backward
         if in_forward and not times_called(sys._getframe(), CALL_MODULE):
             calls.close_forward()
         if not calls.forwards:
-            # During a forward, the model fetches its batches itself.
+            # No model is fetching this batch in its own forward: it may begin a step.
             if calls.in_backward:
                 return
             if not self._steps.in_step or self.end.backwards:
@@ -438,7 +450,7 @@ class Stepper:
         if _get_ident() == self.load_thread:
             self._phases.leave(self.calls.load)
 
-    # -- models: a forward that begins closes forwards left open
+    # -- models: a new forward closes any forward that an exception left open
 
     def forward_began(
         self,
@@ -457,12 +469,12 @@ class Stepper:
         if calls.is_outside_step(thread, trains):
             return
         if calls.in_backward:
-            calls.close_what_raised()
+            calls.close_failed_backward()
         elif calls.forwards and thread != calls.forward_thread:
             calls.close_forward()
         if calls.in_backward or calls.forwards:
-            # A nested model, or one that activation checkpointing recomputes in backward. Or the
-            # module inside a DDP: DDP calls it after the broadcast of buffers, whose phase ends.
+            # A nested model, or one that activation checkpointing recomputes in backward. If it is
+            # the module inside a DDP, the phase of the buffers' broadcast before it ends.
             calls.forwards += 1
             self._phases.leave(self._buffers)
             return
@@ -475,7 +487,8 @@ class Stepper:
             return
         self._evaluated = None
         self.progress.thread = thread
-        # A forward in an optimizer's closure begins no step. LBFGS calls its closure several times.
+        # A forward in an optimizer's closure begins no step: LBFGS calls its closure several times
+        # per step.
         if self._closure:
             phases.leave(self._optimizer)
         elif not steps.in_step or self.end.backwards:
@@ -494,8 +507,8 @@ class Stepper:
         batches.forward_begins(watched)
 
     def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> bool:
-        """A watched model has returned or raised; returns whether its outputs get the backward
-        hook."""
+        """A watched model's call has ended; returns whether to put the backward hook on its
+        outputs."""
         calls, steps = self.calls, self._steps
         if _get_ident() != calls.forward_thread:
             return False
@@ -515,14 +528,15 @@ class Stepper:
         self._phases.leave(calls.eval)
         self.progress.flush_if_due()
         if _is_grad_enabled() and not steps.model_called:
-            # If a step ends before any model is called in training mode, this one is being trained.
+            # This model is trained in evaluation mode, if a step ends before any model is called in
+            # training mode.
             self._evaluated = watched
         return False
 
-    # -- backward: autograd calls these in any of its threads
+    # -- backward: autograd calls these methods in any of its threads
 
     def gradient_arrived(self, gradient: torch.Tensor) -> None:
-        """The first gradient of a backward."""
+        """A gradient arrives at an output of a model: a backward has begun, unless one is open."""
         if self.alive and self.measured:
             self.act("backward began", self._backward_began)
 
@@ -535,8 +549,8 @@ class Stepper:
         calls.in_backward = True
         calls.backward_id = current_backward()
         self._phases.enter(calls.backward)
-        # Runs when the local gradients are done, before DDP's finalizer, which is queued later. The
-        # callback that it queues in turn runs after the finalizer.
+        # Autograd runs callbacks in order: ours when the local gradients are done, then DDP's
+        # finalizer, which is queued later. `_gradients_done` queues one more, after the finalizer.
         self._queue_callback(partial(self._in_backward, "gradients done", self._gradients_done))
         if self.sampled.wants_backward:
             self.sampled.run(self.sampled.readings.backward_began)
@@ -546,14 +560,14 @@ class Stepper:
             self.act(where, act)
 
     def _gradients_done(self) -> None:
-        """The local gradients are done; DDP waits for those of other ranks."""
+        """The local gradients are done; from now on DDP waits for gradients of other ranks."""
         self._phases.enter(self.calls.wait)
         self._queue_callback(partial(self._in_backward, "backward ended", self._backward_ended))
 
     def _backward_ended(self) -> None:
         """The gradients of all ranks are reduced."""
         end = self.end
-        # Also closes the wait inside it.
+        # Also ends the phase comm_wait inside backward.
         self.calls.close_backward()
         self._work.micro_batches += 1
         self.batches.backward_ended()
@@ -566,19 +580,20 @@ class Stepper:
             self._stepped_in_backward = False
             self._finish()
 
-    # -- optimizers: one at a time; a step within another optimizer's step belongs to that one
+    # -- optimizers: one at a time; a step inside another optimizer's step belongs to the outer one
 
     def optimizer_began(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        """An optimizer of a watched model begins its step. *closure*: it calls the model."""
+        """An optimizer of a watched model begins its step. *closure*: with a closure."""
         calls, end = self.calls, self.end
-        # Only if something is open: Dynamo may trace this, and does not support threads.
+        # Get the thread's id only if a call is open: Dynamo may trace this method, but cannot trace
+        # calls of `threading`.
         if calls.in_backward or calls.forwards:
             if calls.is_outside_step(_get_ident()):
                 return
             if calls.in_backward:
-                calls.close_what_raised()
-        # An optimizer per parameter, inside backward: its time counts for backward. An optimizer
-        # inside another one (ZeRO) belongs to that one's step.
+                calls.close_failed_backward()
+        # Ignore an optimizer that steps inside backward (one per parameter): its time counts for
+        # backward. Ignore an optimizer inside another one (ZeRO): its step is a part of the outer.
         open_one = self._optimizing
         if calls.in_backward or (open_one is not None and open_one != id(optimizer)):
             return
@@ -586,12 +601,13 @@ class Stepper:
             return
         if calls.forwards:
             calls.close_forward()
-        # The same optimizer again: its last step has raised, or a subclass calls `super().step()`.
+        # If the same optimizer is open, its last step has raised, or it is a subclass that calls
+        # `super().step()`.
         if open_one is not None or not self._steps.began:
             self._begin()
         self._optimizing = id(optimizer)
         self._closure = closure
-        # A closure contains the loop's own work up to the end of backward.
+        # With a closure, the phase begins later: first the closure runs forward and backward.
         if not closure or end.backwards:
             self._phases.enter(self._optimizer)
         if not end.known:
@@ -602,16 +618,17 @@ class Stepper:
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has stepped."""
         if self.calls.in_backward:
-            # Another thread's optimizer may finish during this backward.
+            # Check the thread, as an optimizer of another thread may finish during this backward.
             if not outside_of_backward():
                 self._stepped_in_backward = self._needs_hooks = True
             return
         if self._optimizing != id(optimizer):
             if self._optimizing is None and self.end.is_of(optimizer):
-                # The `super().step()` of this optimizer's subclass has ended the step already.
+                # The optimizer's class is a subclass, and its `super().step()` has ended the
+                # training step already.
                 self._needs_hooks = self._needs_hooks or not _only_fills_its_state()
             return
-        # The closure computed the gradients during the step.
+        # With a closure, the gradients exist only now.
         if self._closure:
             self._sample_optimizer(optimizer)
         self._optimizing = None
@@ -633,7 +650,7 @@ class Stepper:
             self.sampled.run(self.sampled.readings.optimizer_steps, optimizer)
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first step is over: a resumed run has made steps before."""
+        """The first step is over: if the run was resumed, continue its earlier step numbers."""
         self._steps.resume_from(steps_made(optimizer) - 1)
 
     # -- compilation
@@ -643,8 +660,8 @@ class Stepper:
         self.compiles = True
         self.progress.go_on_uncounted()
         calls = self.calls
-        # Backward may compile in an autograd thread. Compilations of other threads belong to no
-        # step.
+        # Only compilations for the training thread, a backward (in an autograd thread) or an open
+        # forward are a phase; those of other threads belong to no step.
         evaluates = calls.forwards and thread == calls.forward_thread
         if thread == self.progress.thread or calls.in_backward or evaluates:
             self._phases.enter(self._compile)
@@ -653,10 +670,10 @@ class Stepper:
         """The compilation is over."""
         self._phases.leave(self._compile)
 
-    # -- CUDA graphs: captured work does not run; each replay runs all of it
+    # -- CUDA graphs: captured work does not run during the capture, but in each replay
 
     def capture_began(self) -> None:
-        """The training thread begins to capture."""
+        """A thread begins to capture a graph: if it trains, that is a compilation."""
         if self.progress.thread not in (0, _get_ident()):
             return
         self.progress.go_on_uncounted()
@@ -665,7 +682,8 @@ class Stepper:
         self._is_capturing, self._captured_steps, self._open_captured = True, 0, 0
 
     def captures(self) -> bool:
-        """Whether current calls are being captured. A capture that fails may report no end."""
+        """Whether calls are being captured now. Torch is asked as well, as a failed capture may
+        report no end."""
         if self._is_capturing and not torch.cuda.is_current_stream_capturing():
             self.capture_ended()
         return self._is_capturing
@@ -697,7 +715,7 @@ class Stepper:
         self._phases.enter(self._graph)
 
     def replay_ended(self, steps: int) -> None:
-        """The graph was launched. Each of its steps counts as the last measured one."""
+        """The graph was launched. Each of its steps is assumed to do the usual work."""
         if _get_ident() != self.progress.thread:
             return
         self.replays = True
@@ -705,7 +723,7 @@ class Stepper:
             self.progress.go_on_uncounted()
             self.progress.count_missed(steps - 1)
         if not self.measured:
-            # Only its last step decides whether the next one is measured.
+            # Decide only after the graph's last step whether the next one is measured.
             for _ in range(steps - 1):
                 self._add_usual_work()
             self._end_unmeasured(self._phases.clock(), False)
@@ -714,7 +732,8 @@ class Stepper:
         self._finish(False, self._graph, between=not self.calls.forwards)
 
 
-# Private, so looked up by name: without it, only the features that need it are missing.
+# Private, so looked up by name: without it, values logged while hooks are off may get the number of
+# the previous step.
 _autograd_nodes: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 

@@ -1,4 +1,4 @@
-"""Marks where the stream that computes waits for other ranks, in measured steps on a device."""
+"""Marks when the device's computing stream waits for other ranks, in measured steps."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.steps.open_step import outside_of_backward
 
-# Waits for events count only if this package calls them: FSDP does after its collectives. Between
-# its frame and the event are at most two methods of `Stream`.
+# A wait for an event counts as a wait for ranks only if this package calls it, as FSDP does after a
+# collective. Between FSDP's frame and `Event.wait` are at most two methods of `Stream`.
 _COLLECTIVES = "torch.distributed"
 _MOST_FRAMES = 3
-# Thread time of one marked wait; the budget corrects it by a measured factor.
+# Estimated thread time of marking one wait; the budget corrects it by a measured factor.
 _EACH_NS = 12_000
-# The same of the two hooks of a call to a process group.
+# Estimated thread time of the two hooks at one call to a process group.
 _CALL_NS = 28_000
 
 
 class StreamWaits:
-    """Encloses each wait of the computing stream by two marks, so that it counts as `comm_wait`.
+    """Puts a mark on the computing stream before and after each wait, so it counts as `comm_wait`.
 
-    The host does not wait, and does not learn how long the stream waits.
+    The host does not wait for the stream: the device clock reads later how long each wait took.
     """
 
     def __init__(self, progress: Progress, module: Any, index: int | None) -> None:
-        """*module*: of the device, such as torch.cuda. *index*: of the device."""
+        """*module*: the device's module, such as torch.cuda. *index*: the device's index."""
         self._progress, self._phases = progress, progress.phases
         self._wait: Phase = progress.phases.of_hooks("comm_wait")
         self._module, self._index = module, index
         self._wrapped: list[Called] = []
-        # The id of the object that is waited for now, or ~ the id of a call; 0: none.
+        # `_open`: the open wait, as the id of the awaited object, or ~ the id of a call; 0: none.
+        # `_marked`, `_calls`: waits marked and calls made in this step.
         self._open = self._marked = self._calls = 0
         self.has_calls = False
-        """Whether collectives run on the stream that computes, so that each step needs the hooks of
-        process groups. Steps in which calls are counted show it."""
+        """Whether collectives run on the computing stream itself, so that each measured step needs
+        the hooks of process groups. Found in steps in which calls are counted."""
         self.unseen: set[str] = set()
-        """The phases of this step with collectives whose waits are not seen."""
+        """The phases of this step with collectives whose waits cannot be marked."""
 
     def step_ended(self) -> int:
-        """Return the thread time of the marks in the step that ends."""
+        """A step ends; return the estimated thread time that marking its waits took."""
         took_ns = self._marked * _EACH_NS + self._calls * _CALL_NS
         self._marked = self._calls = self._open = 0
         return took_ns
 
     def switch(self, on: bool) -> None:
-        """Mark the waits of the following steps, or none. On the training thread, between steps."""
+        """Start or stop marking waits; called on the training thread, between steps."""
         self.unseen.clear()
         if on is bool(self._wrapped):
             return
@@ -73,12 +74,13 @@ class StreamWaits:
     # -- in a step
 
     def call_began(self, call: Any) -> None:
-        """A process group is called. The collective may run on the stream that computes."""
+        """A process group is called. A synchronous collective may run on the computing stream."""
         self._calls += 1
         if not self._is_own(None):
             return
         if call.async_op:
-            # An asynchronous call has its own stream, and compiled code waits for it unseen.
+            # An asynchronous call runs on its own stream. Compiled code waits for it without
+            # calling `wait` in Python, so the wait is not seen.
             self.unseen.add(self._phases.opened[-1].name)
         else:
             self.has_calls = True
@@ -100,16 +102,16 @@ class StreamWaits:
             self._began(id(work))
 
     def _is_own(self, stream: Any) -> bool:
-        """Whether the stream that computes is to wait, in a call of the training."""
+        """Whether the given (or current) stream is the training's computing stream."""
         if (clock := self._phases.device_clock) is None:
             return False
-        # The one on which the phase began: a loop may compute on a stream of its own.
+        # That is the stream on which the phase began: a loop may compute on a stream of its own.
         if (stream or self._module.current_stream(self._index)) != clock.stream:
             return False
         return get_ident() == self._progress.thread or not outside_of_backward()
 
     def _began(self, key: int) -> None:
-        # At the end of backward, the whole phase is a wait.
+        # No marks inside the phase comm_wait at the end of backward: all of it is a wait.
         if not self._open and self._phases.opened[-1].name != self._wait.name:
             self._open = key
             self._marked += 1
@@ -129,7 +131,8 @@ class StreamWaits:
 
 
 def waits_for(device: torch.device, progress: Progress) -> StreamWaits | None:
-    """Of this device; None if its streams wait by no method of Python, or if torch has no hooks."""
+    """The `StreamWaits` of this device; None if `Event.wait` is not a Python method, or if process
+    groups have no hooks."""
     module, groups = module_of(device), sys.modules["torch.distributed"].ProcessGroup
     waits = "wait" in vars(getattr(module, "Event", None) or object)
     if not waits or not hasattr(groups, "register_pre_hook"):

@@ -1,6 +1,6 @@
-"""A model whose steps are measured, and the samples and tokens that it works on.
+"""A model whose steps are measured; counts the samples and tokens of its inputs.
 
-They come from the shapes of inputs, never from values.
+They are counted by the shapes of inputs, never by values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from otel_ddp.torch.inspection import outward
 
 
 class WatchedModel:
-    """A watched model. It is found by its id, as a weak dictionary takes four times as long."""
+    """A watched model. Dictionaries use its id as key: a weak dictionary is four times slower."""
 
     def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
-        # Weakly: it holds most of a device's memory. The callback must not be a Python function: an
-        # exception of a signal handler in it would be lost.
+        # A weak reference, as the model may fill most of a device's memory. Its callback must not
+        # be a Python function: an exception that a signal handler raises in one would be lost.
         self.model = ref(model, partial(among.pop, id(model)))
         # Whether it was called outside of compiled code, so that its hooks run.
         self.called = False
@@ -37,20 +37,20 @@ class WatchedModel:
         self.syncs_buffers = False
         # The model inside of wrappers: a loop may call `train()` or `eval()` on it alone.
         self.inside = ref(models.unwrapped(model))
-        # torch.compile and modules that compute a loss wrap a DDP, too.
-        # Whether it is or contains a DDP, which averages gradients over ranks.
+        # Whether it is or contains a DDP, which averages gradients over ranks. A DDP may be wrapped
+        # by torch.compile or by a module that computes a loss.
         self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
         # Whether it is trained in evaluation mode, to freeze its batch statistics.
         self.trains_in_eval = False
-        # Whether the batch of its last forward may be the step's batch.
+        # Whether the last forward's inputs are counted: only those of a step's first model are.
         self.counted = True
-        # Forward and backward, per token, or per sample if the user passes that.
-        # None: not known yet; 0: cannot be known.
+        # FLOPs of forward and backward, per token, or per sample if the user has passed
+        # `flops_per_sample`. None: not estimated yet; 0: cannot be estimated.
         self.flops_per_unit: float | None = None
         self.by_samples = False
-        # Whether other ranks work on the same samples, so that none of them counts them.
+        # Whether other ranks work on the same samples; then no rank counts them.
         self.shared = False
-        # Of the last forward.
+        # Samples and tokens of the last forward.
         self.samples = self.tokens = 0
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, work: Work) -> None:
@@ -73,15 +73,15 @@ _WHOLE = frozenset(
 _MOST = 16
 _Tensor = torch.Tensor
 
-# Private, so looked up by name: without one, only the features that need it are missing.
+# Private, so looked up by name: without it, batches inside `vmap` are miscounted.
 in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Samples and tokens of one forward; 0 for what the shapes do not show."""
+    """Samples and tokens of one forward; 0 for each that the shapes do not show."""
     if in_functorch():
-        return 0, 0  # inside `vmap`, no shape shows the batch
-    # Most models are called in one of these two ways, which need no search.
+        return 0, 0  # inside `vmap`, shapes lack the batch dimension
+    # Most models are called with `input_ids=`, or with a single argument: no search is needed.
     only: Any = None
     if kwargs:
         only = kwargs.get("input_ids")
@@ -93,17 +93,17 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         if not kwargs:
             return samples, 0
     samples, tokens = _searched(args, kwargs)
-    # While tracing, sizes are tensors.
+    # Unknown while tracing, when sizes are tensors.
     return (samples, tokens) if type(samples) is type(tokens) is int else (0, 0)
 
 
 def shares_its_batch(module: nn.Module) -> bool:
-    """Whether other ranks work on the same samples. To be called at the start of a forward."""
+    """Whether other ranks work on the same samples. Call it in a forward: it inspects the stack."""
     return _in_a_pipeline() or _is_split(module)
 
 
 def _in_a_pipeline() -> bool:
-    """Whether the caller is a stage of a torch pipeline."""
+    """Whether a torch pipeline is calling this model, as one of its stages."""
     name = "torch.distributed.pipelining"
     if name not in sys.modules:
         return False
@@ -133,8 +133,8 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
         return False
     if not sharded:
         return True
-    # FSDP shards over one dimension of the mesh, or over two of which the first replicates. Any
-    # other dimension splits matrix products.
+    # FSDP shards over a mesh of one dimension, or of two if the first one replicates (HSDP). Any
+    # further dimension splits matrix products over ranks.
     if mesh.ndim == 2:
         return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
     return bool(mesh.ndim > 2)
@@ -155,7 +155,7 @@ def _holds_columns(value: Any) -> bool:
 
 
 def _is_batch(kind: type) -> bool:
-    return issubclass(kind, dict) or inspection.maps(kind)
+    return issubclass(kind, dict) or inspection.is_mapping(kind)
 
 
 def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         if not shape:
             continue
         if dtype in _WHOLE and name in _TOKEN_NAMES:
-            # One dimension: packed sequences of any length.
+            # With one dimension, sequences are packed, and their number is unknown.
             return (shape[0] if len(shape) > 1 else 0), shape.numel()
         if dtype.is_floating_point or dtype.is_complex:
             fractions = fractions or shape[0]
@@ -176,7 +176,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         else:
             others = others or shape[0]
     if fractions:
-        # Integers beside floats may be labels, or the edges of a graph.
+        # No tokens: integers beside floats may be labels, or the edges of a graph.
         return fractions, 0
     if words is None:
         return others, 0
@@ -184,7 +184,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
-    """The tensors among the inputs, and one level into containers."""
+    """The tensors among the inputs and in containers among them, one level deep, with names."""
     given = [*(("", each) for each in args), *(kwargs.items() if kwargs else ())]
     for name, value in given[:_MOST]:
         kind = type(value)
@@ -202,25 +202,28 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterato
 
 # -- the samples of a step: one batch per backward
 
-# More than the micro-batches in flight in a pipeline. Bounded, in case no backward follows.
+# Limit of forwards that wait for their backward, in case none follows. A pipeline has fewer
+# micro-batches in flight.
 _MOST_UNDER_WAY = 1024
 
 
 class Batches:
-    """Counts the samples of a step: a siamese network or a critic is called several times per
-    batch."""
+    """Counts the samples of a step, one batch per backward: a siamese network or a critic is called
+    several times per batch."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        # The first model called in the step: an encoder and its decoder work on one batch.
+        # The first model called in the step; only its inputs are counted, as an encoder and its
+        # decoder work on one batch.
         self.model: WatchedModel | None = None
-        # Whether a forward has run since the last backward; the next backward uses its batch.
+        # Whether a forward has run since the last backward: its batch is counted already.
         self.awaits = False
-        # Samples of further forwards: in a pipeline their backwards follow later.
+        # Samples of further forwards since then, counted when a backward of their own follows, as
+        # in a pipeline.
         self._late: deque[int] = deque(maxlen=_MOST_UNDER_WAY)
 
     def forward_begins(self, watched: WatchedModel) -> None:
-        """A training forward begins, whose inputs are counted."""
+        """A training forward begins: count its batch."""
         if not watched.counted:
             self.awaits = True
             return
@@ -239,7 +242,7 @@ class Batches:
             self._work.samples += self._late.popleft()
 
     def no_backward_seen(self) -> None:
-        """A step ends without a backward that hooks could see: count each forward."""
+        """A step ends, and hooks have seen no backward: count each forward as a batch."""
         self._work.samples += sum(self._late)
 
     def step_ended(self) -> None:
