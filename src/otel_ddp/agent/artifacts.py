@@ -1,10 +1,11 @@
 """Reads the artifacts of runs, one at a time, for series and log records.
 
 A reader process reads each artifact, so that a hanging file server or store blocks nothing else.
-Its stdin is a file with the request, which it overwrites with the answer.
+The stdin of this process is a file with the request; the process overwrites it with the answer.
 
 The digest of a directory is the SHA-256 of the output of `sha256sum` for its files, sorted by name.
-A link counts as a file that contains the path of its target. SECURITY.md says what may be read.
+A symbolic link counts as a file that contains the path of its target. SECURITY.md lists the files
+that the reader may read.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
 MOST_WAITING = 1000
-# Limit per rank: each artifact has up to three series.
+# Limit of artifacts per rank on /metrics, since each artifact has up to three series.
 MOST_SHOWN = 100
 LONGEST_S = 3600.0
 _WORDS = ("name", "type", "direction", "uri")
 _ROOT = str(Path(__file__).parents[2])
-# Appended: modules beside the package must not shadow others.
+# The package's folder goes last in sys.path: modules next to the package must not shadow others.
 _CODE = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import main; main()"
 
 
@@ -44,7 +45,8 @@ class _Reader:
     """A process that reads one artifact. Raises OSError if it cannot be started."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        # Not in the command line: the address of a store may contain a password.
+        # The command line, which all users can see, is no place for the request: the address of a
+        # store may contain a password.
         self._file = open(os.memfd_create("artifact"), "w+")  # noqa: SIM115
         json.dump(request, self._file)
         self._file.seek(0)
@@ -61,7 +63,7 @@ class _Reader:
         return self.process.poll() is None and time.monotonic() > self._late_s
 
     def answer(self) -> dict[str, Any] | None:
-        """The answer; None while the process works."""
+        """The reader's answer; None while its process runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -69,7 +71,7 @@ class _Reader:
         return {"problem": f"its reader ended with {status}"} if status else json.load(self._file)
 
     def stop(self) -> None:
-        """Kill the process. If it hangs in a system call, it is left behind."""
+        """Kill the process. Waits only a second, since a process in a system call may not die."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
@@ -77,7 +79,7 @@ class _Reader:
 
 
 class _Artifact(NamedTuple):
-    """A queued artifact."""
+    """An artifact that waits for the reader."""
 
     journal: Exports
     event: dict[str, Any]
@@ -85,21 +87,24 @@ class _Artifact(NamedTuple):
 
 
 class Artifacts:
-    """The artifacts of an agent, whose loop calls every method. None blocks on a file."""
+    """The artifacts of all processes of a node.
+
+    The agent's loop calls every method, and no method waits for a file.
+    """
 
     def __init__(self, conf: Settings, *, of_platform: bool) -> None:
-        """*of_platform*: the platform started this agent, which may read files that the user may
-        not. So it reads no artifact."""
+        """*of_platform*: the platform started this agent. Such an agent may have access to files
+        that the user may not read, so it reads no artifacts."""
         self._reads = not of_platform
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
-        # The queue. The reader works on its first artifact.
+        # The queue; the reader process works on the first artifact.
         self._waiting: list[_Artifact] = []
         self._reader: _Reader | None = None
 
     @errors.contained()
     def feed(self, journals: Iterable[Exports]) -> None:
-        """Queue new artifacts, and continue with the queue."""
+        """Queue new artifacts; collect the reader's answer, and start the next reader."""
         for journal in journals:
             for document in journal.process.new.events:
                 if (named := _named(document.content)) is not None:
@@ -120,7 +125,7 @@ class Artifacts:
         self._waiting.append(artifact)
         artifact.journal.unread_artifacts += 1
         if not (self._reads and artifact.named["uri"].startswith("file:///")):
-            # Remote files are not fetched.
+            # The artifact is listed without a digest: remote files are not fetched.
             self._finish(artifact, {})
         elif len(self._waiting) > MOST_WAITING:
             self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
@@ -151,7 +156,7 @@ class Artifacts:
         journal.unread_artifacts -= 1
         if answer and journal.is_sent:
             journal.documents.append(_record(event, answer))
-        # The newest of each name and direction is shown.
+        # Of artifacts with the same name and direction, only the newest is shown.
         slot = named["name"], named["direction"]
         journal.artifacts.pop(slot, None)
         if len(journal.artifacts) >= MOST_SHOWN:
@@ -166,7 +171,7 @@ class Artifacts:
 
 
 def _named(event: dict[str, Any]) -> dict[str, str] | None:
-    """The artifact in an event, which may contain anything; None for other events."""
+    """The artifact that an event describes; None if the event is malformed or of another kind."""
     attributes, step = event.get("attributes"), event.get("step")
     if event.get("name") != catalog.ARTIFACT_EVENT or not isinstance(attributes, dict):
         return None
@@ -190,7 +195,7 @@ def _record(event: dict[str, Any], answer: dict[str, Any]) -> Document:
     return Document(EVENT, content, 0)
 
 
-# -- in the process that reads
+# -- in the reader process
 
 CHUNK_BYTES = 1 << 20
 MOST_FILES = 100_000
@@ -203,7 +208,7 @@ _CHANGED = "it was written to while the agent read it"
 
 
 class Problem(Exception):
-    """Why there is no digest, or no copy."""
+    """Why an artifact has no digest, or no copy in the store."""
 
 
 class _File(NamedTuple):
@@ -218,12 +223,12 @@ class _File(NamedTuple):
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer the request on stdin. The reader process runs this."""
     os.setpriority(os.PRIO_PROCESS, 0, 19)
     answer = json.dumps(read(**json.load(sys.stdin))).encode()
     os.ftruncate(0, 0)
     os.pwrite(0, answer, 0)
-    # The library of a store may have threads that do not end.
+    # Do not wait for threads of the store's library, which may never end.
     os._exit(0)
 
 
@@ -249,7 +254,7 @@ def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
 
 
 class _Tree:
-    """A file or directory, held open, so that nothing can take its place."""
+    """A file or directory, held open, so that no other file can take its place."""
 
     def __init__(self, path: bytes) -> None:
         self._own_name = os.path.basename(os.path.realpath(path))
@@ -288,7 +293,7 @@ class _Tree:
             fd = files.open_private(os.fsdecode(file.name), dir_fd=self._top)
             where = os.path.join(where, file.name)
         content = open(fd, "rb", buffering=0)  # noqa: SIM115
-        # Any folder in between may have become a link.
+        # A folder of the path may have been replaced by a link to elsewhere.
         if os.readlink(_PATH_OF % fd) != where:
             content.close()
             raise Problem(_CHANGED)
@@ -313,7 +318,7 @@ def _open(path: bytes) -> int:
         if not stat.S_ISLNK(status.st_mode):
             break
         if status.st_uid not in (0, os.geteuid()):
-            # Otherwise its owner could make us read and store any of our files.
+            # Otherwise the link's owner could make us read and upload any of our own files.
             raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
         path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -331,7 +336,7 @@ def _raise(error: OSError) -> None:
 
 
 def _line(name: bytes, digest: str) -> bytes:
-    """A line of `sha256sum`, which escapes some characters."""
+    """A line as `sha256sum` writes it, with some characters of the name escaped."""
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return (b"\\" if escaped != name else b"") + digest.encode() + b"  " + escaped + b"\n"
 
@@ -339,11 +344,11 @@ def _line(name: bytes, digest: str) -> bytes:
 def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
     """Upload the files to a folder named by *words*, then their list; returns the copy's
     address."""
-    # Imported here: few agents store anything.
+    # Imported here, since few agents upload copies.
     from fsspec.core import url_to_fs
 
     system, root = url_to_fs(store)
-    # Escaped, so that no path leads out of the store.
+    # The words are escaped, so that no path leads out of the store.
     plain = [quote(word.strip("."), _SAFE)[:_LONGEST_NAME] or "_" for word in words]
     base = path = "/".join([root.rstrip("/"), *plain])
     for file in tree.files:
@@ -353,6 +358,6 @@ def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
             with tree.open(file) as content:
                 system.put_file(os.fsdecode(_PATH_OF % content.fileno()), path)
     tree.check()
-    # Last: the list marks a complete copy.
+    # The list is uploaded last, because it marks a complete copy.
     system.pipe_file(f"{base}.sha256", listing)
     return str(system.unstrip_protocol(path if tree.is_file else base))

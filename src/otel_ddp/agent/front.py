@@ -29,7 +29,7 @@ _STATUS_EVERY_S = 5.0
 
 
 class Front:
-    """One per agent. Threads of the endpoint call `state` while the loop runs."""
+    """One per agent. The endpoint's threads call `state` while the agent's loop runs."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Front:
         self._notifier = notifier
         self._endpoint: Endpoint | None = None
         self._written: tuple[float, bytes] = (0.0, b"")
-        # Processes of other nodes.
+        # The states of processes on other nodes, as in the last written file.
         self._remote: list[ProcessState] = []
         self.started_ns = time.time_ns()
         self.moved_at = time.monotonic()
@@ -123,7 +123,7 @@ class Front:
         ]
 
     def _problems(self) -> list[str]:
-        """Threads that do not run, and trouble with histories, for /healthz."""
+        """Sentences on threads that do not run and on failing histories, for /healthz."""
         found = [*(thread.problem for thread in self.threads()), self._watch.histories.remark()]
         return list(filter(None, found))
 

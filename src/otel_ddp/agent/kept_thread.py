@@ -1,6 +1,6 @@
 """A thread that is restarted if it could not start, or if an error ended it.
 
-A node may be short of threads for a moment.
+A start fails while the node has as many threads as its limits allow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KeptThread:
             self._why = f"{error} (ulimit -u, or the pids.max of its cgroup)"
         else:
             self._thread, self._why = thread, "an error ended it"
-        # Last: until the first start was tried, a missing thread is no problem.
+        # Set after the first attempt: before it, `problem` must not report the missing thread.
         self._wanted = True
 
     def _run(self) -> None:

@@ -13,13 +13,14 @@ from otel_ddp.vocabulary.words import Labels as Labels
 # Limit of points of one series between two exports; the oldest points beyond it are dropped and
 # counted.
 _MOST_POINTS = 200_000
-# A millisecond, the unit of Prometheus' time stamps: it refuses a second value with the same one.
+# A millisecond, the unit of Prometheus' time stamps. Prometheus refuses a second value of a series
+# with the same time stamp.
 MS = 1_000_000
-# A point may be at most this much later than its value: a burst of values is exported, but values
-# that always come too fast do not drift into the future.
+# A point's time stamp may be at most this much later than the time of its value. So a burst of
+# values is exported, but values that always come too fast do not drift into the future.
 _MOST_LATE_NS = 60 * 10**9
-# If the clock is set back by more than this, times go back too. Receivers have refused the earlier
-# points, which were this far in the future, so the new ones do not conflict with them.
+# If the clock is set back by more than this, time stamps go back too: receivers have refused the
+# earlier points, as they were too far in the future, so the new points do not conflict with them.
 _REFUSED_NS = 600 * 10**9
 
 
@@ -31,7 +32,7 @@ class Buckets(NamedTuple):
 
 
 class Series:
-    """One metric with one set of attributes."""
+    """One metric with one set of attributes, and its current value."""
 
     __slots__ = (
         "__weakref__",
@@ -54,19 +55,19 @@ class Series:
         self.time_ns = 0
         # Times and values to export, if every logged value is exported as a point of its own.
         self.history: tuple[list[int], array[float]] | None = None
-        # Its encoded attributes; empty until it is exported.
+        # The encoded attributes; empty until the series is exported.
         self.encoded = b""
 
 
 class Ledger:
-    """Written by the agent's loop, read by the endpoint's threads; both hold `lock`."""
+    """The agent's loop writes the series, the endpoint's threads read them; both hold `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.keep_history = False
         self.points_dropped = 0
         self.reports_ends = True
-        """Whether removed series are reported as ended; not if another agent continues them."""
+        """Whether removed series are reported as ended; false if another agent continues them."""
         self._families: dict[str, dict[Labels, Series]] = {}
         self._ended: list[Series] = []
 
@@ -93,14 +94,14 @@ class Ledger:
         found = self.series(metric, labels, start_ns, project)
         found.value = value
         found.time_ns = time_ns
-        # A new process with the same labels counts from its own start.
+        # The counters of a new process with the same labels begin at the start of that process.
         found.start_ns = start_ns
 
     def log(self, series: Series, value: float, time_ns: int) -> int | None:
         """Add a logged value; returns the time of its point, or None if it is not exported.
 
-        Times of a series grow by at least a millisecond. A value whose point would be too late
-        becomes the current value, but is not exported.
+        The time stamps of a series grow by at least a millisecond. If a value's point would get a
+        time stamp that is too late, the value becomes the current one, but is not exported.
         """
         series.value = value
         late_ns = series.time_ns + MS - time_ns
@@ -127,7 +128,7 @@ class Ledger:
         self._remove(lambda key: key[:length] == labels, names)
 
     def end_all(self, kept_runs: Collection[str]) -> None:
-        """Remove all series except those of these runs, before the agent ends."""
+        """Remove all series except those of *kept_runs*, before the agent ends."""
         self._remove(lambda key: dict(key).get("run") not in kept_runs, self._families)
 
     def _remove(self, which: Callable[[Labels], bool], names: Iterable[str]) -> None:
@@ -142,7 +143,7 @@ class Ledger:
             self._end(family.pop(series.labels))
 
     def _end(self, series: Series) -> None:
-        # A series that was never exported needs no end.
+        # A series that was never exported needs no end marker.
         if series.encoded and self.reports_ends:
             self._ended.append(series)
 
@@ -153,7 +154,7 @@ class Ledger:
 
     def _has_value(self, series: Series) -> bool:
         found = self._families.get(series.metric.name, {}).get(series.labels)
-        # In another project it is another series: each project is a job in Prometheus.
+        # Equal labels in another project are another series: each project is a job in Prometheus.
         return found is not None and found.value is not None and found.project == series.project
 
     def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
@@ -170,5 +171,5 @@ class Ledger:
 
 
 def is_logged(metric: Metric) -> bool:
-    """Whether each value of a metric is a point with its own time."""
+    """Whether each logged value of a metric is exported as a point with its own time."""
     return metric.kind is Kind.GAUGE and metric.section == "Learning"

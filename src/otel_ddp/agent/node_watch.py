@@ -26,7 +26,7 @@ class NodeWatch:
     def __init__(
         self, place: Place, conf: Settings, node: str, *, of_platform: bool, keeps_found: bool
     ) -> None:
-        """*of_platform*: as in Artifacts. *keeps_found*: as in Journals."""
+        """*of_platform*: see `Artifacts`. *keeps_found*: see `Journals`."""
         self.ledger = Ledger()
         self.exit_causes = ExitCauses()
         self.sampling = Sampling(self.ledger, node, conf.sources)
@@ -54,17 +54,17 @@ class NodeWatch:
         self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:
-        """The threads that have to run."""
+        """The threads that the agent must keep running."""
         yield from (*self.sampling.threads(), *self.links.threads(), self.histories.thread)
 
     def read_and_judge(self) -> None:
-        """Read new records, and judge."""
+        """Read new records, and judge the runs."""
         self.journals.find()
         self.journals.poll()
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
         for each in processes:
-            # Also if its rank is unknown, as the process may end before its rank is known.
+            # Watch a process even if its rank is unknown, as it may end before its rank is known.
             if each.is_at_work and not each.life.gone_ns:
                 each.host.watch()
         here = [each for each in processes if each.labels]

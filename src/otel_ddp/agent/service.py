@@ -27,7 +27,7 @@ log = logging.getLogger("otel_ddp.agent")
 
 _LOCK_PATIENCE_S = 3.0
 # Sleep between two rounds; the end of a process wakes the agent earlier. Each wake-up begins with
-# cold caches: half as many save a fifth of the CPU time if there is little to read.
+# cold caches: half as many wake-ups save a fifth of the CPU time if there is little to read.
 TICK_S = 0.5
 # Threshold of the garbage collector's youngest generation.
 _MORE_OBJECTS = 10_000
@@ -38,7 +38,7 @@ _ENDS_WITHIN_S = 2.0
 
 
 class Agent:
-    """The agent of one journal directory. `run` is its whole life."""
+    """The agent of one journal directory. It lives as long as `run`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Agent:
         *,
         keeps_found: bool = False,
     ) -> None:
-        """*keeps_found*: as in Journals."""
+        """*keeps_found*: see `Journals`."""
         self._place = place
         self._conf = conf
         self._foreground = foreground
@@ -76,7 +76,7 @@ class Agent:
         self._doorbell = -1
         self._busy_at = time.monotonic()
         self._left_place = False
-        # When each of these is due next.
+        # When each of these tasks is due next.
         self._due_at = dict.fromkeys(("series", "connect", "export"), 0.0)
 
     # -- life
@@ -118,7 +118,7 @@ class Agent:
         return True
 
     def _round(self) -> None:
-        """Do everything that is due."""
+        """Do one round of the loop: everything that is due."""
         self._front.moved_at = time.monotonic()
         self._read_and_judge()
         an_end = self._watch.journals.has_undelivered_end()
@@ -134,8 +134,8 @@ class Agent:
         if self._is_due("connect", _CONNECT_EVERY_S):
             self._exporter.connect()
         if an_end or series or export:
-            # Before the commit: the next agent takes the best values of committed records from the
-            # file.
+            # Write the file before the commit: the next agent does not read committed records
+            # again, but takes their best values from the file.
             self._write_file()
         if an_end:
             self._exporter.export_at_once()
@@ -159,8 +159,8 @@ class Agent:
         self._delete_done()
         self._front.stop()
         if exporter.connected:
-            # Report all series as ended, since backends would show them for minutes more. Not those
-            # of ended runs: alerts look for them.
+            # Report series as ended, since backends would show their last values for minutes more.
+            # The series of ended runs are excepted, because alerts look for them.
             with watch.ledger.lock:
                 watch.ledger.end_all(watch.journals.ended_runs())
             exporter.export()
@@ -170,7 +170,10 @@ class Agent:
             leave(self._place, self._front.state())
 
     def _wait_for_ends(self) -> None:
-        """Wait for the ends of processes, to report them: a job may be killed with its agents."""
+        """Wait a moment for the processes to end too, so that their ends are reported.
+
+        A scheduler kills ranks and agents of a job at the same time.
+        """
         watch, until = self._watch, time.monotonic() + _ENDS_WITHIN_S
         while watch.links.any_at_work(watch.journals.processes()) and time.monotonic() < until:
             wait(self._doorbell, watch.exit_causes.handles())
@@ -197,10 +200,10 @@ class Agent:
         """Delete the journals of dead processes once they are exported."""
         journals = self._watch.journals
         if done := journals.done():
-            # Once more, so that series and histories show how these processes ended.
+            # Update once more, so that series and histories show how these processes ended.
             self._watch.update_series()
             journals.close(done)
-            # Before deleting: afterwards only the agent's file describes them.
+            # Write the file before deleting journals: afterwards only it describes the processes.
             self._write_file()
             journals.delete(done)
 
@@ -221,14 +224,14 @@ class Agent:
                 self._go_on_without_place()
             else:
                 self._stop_reason = "the place or its lock was removed"
-        # An agent in the foreground is ended by whoever started it.
+        # Whoever started an agent in the foreground also stops it.
         if self._foreground or self._stop_reason:
             return
         own = agent_digest(os.environ, offline=self._conf.offline)
         environments = journals.environments()
         others = environments - {own, ""}
         if others and environments == others:
-            # One of these processes will start an agent with its own variables.
+            # End now: one of these processes will start an agent with its own variables.
             self._stop_reason = (
                 "the processes that run now were started with other OTEL_* variables"
             )
@@ -236,8 +239,8 @@ class Agent:
             self._stop_reason = f"no process has run for {linger_s:g} s"
         elif others:
             self._front.remarks["variables"] = (
-                "a process was started with other OTEL_* variables than the agent, which keeps "
-                "those of the first one until that has ended"
+                "a process was started with other OTEL_* variables than the agent, which uses "
+                "those of the first process until that has ended"
             )
 
     def _go_on_without_place(self) -> None:
@@ -252,7 +255,7 @@ class Agent:
         self._watch.journals.leave_place()
 
     def _owns_lock(self) -> bool:
-        # If the lock file is deleted, another agent may start.
+        # If the lock file is deleted, another agent may start and own a new lock file.
         try:
             with files.own_directory(self._place.directory) as folder:
                 found = os.stat(self._place.agent_lock.name, dir_fd=folder)
@@ -282,7 +285,7 @@ def log_to_stderr() -> None:
 def find_place(conf: settings.Settings, foreground: bool) -> Place:
     """The directory whose journals this agent reads."""
     if not foreground:
-        # Created by the training process that started this agent.
+        # The training process that started this agent has created the directory.
         os.stat(conf.directory)
         return Place(Path(conf.directory))
     places, remark = find(conf.directory, offline=conf.offline)
@@ -294,7 +297,10 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
 
 
 def lock_place(place: Place) -> int | None:
-    """Lock the directory for this agent; None if it has one. Closing the descriptor unlocks it."""
+    """Lock the directory; returns the lock's descriptor, or None if another agent has the lock.
+
+    Closing the descriptor unlocks the directory.
+    """
     fd = files.open_own(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while time.monotonic() < deadline:
@@ -308,7 +314,7 @@ def lock_place(place: Place) -> int | None:
 
 
 def leave_training_alone() -> None:
-    """Reset the CPU pinning and lower the priority, inherited from the training process."""
+    """Undo the inherited CPU pinning, and lower the priority, to take no time from the training."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with contextlib.suppress(OSError):
@@ -346,7 +352,7 @@ def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
 
     *doorbell*: -1 if there is none. *handles*: pidfds, readable after the death of the process.
     """
-    # Not select(), which is limited to descriptors below 1024: each process takes two.
+    # Not select(), which is limited to descriptors below 1024: the agent opens two per process.
     poll = select.poll()
     for each in (doorbell, *handles) if doorbell >= 0 else handles:
         poll.register(each, select.POLLIN)
@@ -370,7 +376,7 @@ def main(directory: str = "", foreground: bool = False) -> int:
         return 1
     for doubt in settings.doubts(exports=not conf.offline):
         log.warning("%s", doubt)
-    # Each process takes two descriptors.
+    # The agent opens two descriptors per process.
     files.raise_file_limit()
     if not foreground:
         leave_training_alone()
@@ -382,7 +388,7 @@ def main(directory: str = "", foreground: bool = False) -> int:
     keeps_found = foreground and bool(directory)
     agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
     collect_garbage_less_often()
-    # Overwrite the state of an agent that was killed.
+    # A killed agent left its whole status in the file: keep only processes that have journals.
     leave(place, told_by_agent(place))
     agent.run()
     place.delay_start(0.0)

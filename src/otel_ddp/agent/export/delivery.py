@@ -2,7 +2,7 @@
 
 Only the oldest request of a lane is in flight. Each lane has a thread, because it may have its own
 receiver: a trace backend that is down delays no metrics. A request that is accepted at once never
-touches the disk; those of a lane that has to wait are in files.
+touches the disk; if a lane has to wait, its requests are in files.
 
 The log has a line when a lane begins to fail, when it recovers, and when data is lost; each cause
 every five minutes at most.
@@ -39,7 +39,7 @@ class Outcome:
     """The outcome of one attempt to send."""
 
     kind: Literal["delivered", "retry", "refused"]
-    """`retry`: the cause can be repaired. `refused`: the receiver finds these bytes wrong."""
+    """`retry`: the attempt may be repeated. `refused`: the receiver rejects the content."""
     why: str = ""
     """One short line, without any credentials."""
     retry_after_s: float = 0.0
@@ -69,17 +69,17 @@ class Backoff:
         self._jitter = jitter
         self._due_at = 0.0
         self.failures = 0
-        """Since the last success."""
+        """The number of failed attempts since the last success."""
 
     def fail(self, asked_s: float = 0.0) -> None:
-        """*asked_s*: the shortest pause, as the receiver asks for."""
+        """Start the next, longer pause. *asked_s*: the shortest pause, if the receiver sets one."""
         pause_s = min(self._shortest_s * 2.0 ** min(self.failures, 30), self._longest_s)
         self.failures += 1
         pause_s = max(pause_s * (0.5 + self._jitter()), asked_s * (1.0 + 0.5 * self._jitter()))
         self._due_at = self._clock() + pause_s
 
     def succeed(self) -> None:
-        """Reset: the next attempt need not wait."""
+        """Reset the pause, so that the next attempt may follow at once."""
         self.failures, self._due_at = 0, 0.0
 
     def wait_s(self) -> float:
@@ -91,11 +91,11 @@ class Backoff:
 class _Lane:
     name: str
     shown: str
-    """Its name in the log."""
+    """The lane's name in the log."""
     thread: KeptThread
     backoff: Backoff
     doubted: Request | None = None
-    """The request over which the receiver may fail, if the last outcome was doubtful."""
+    """The request that may cause the receiver's errors, if the last outcome was doubtful."""
     doubted_since: float = 0.0
     trouble: str = ""
     """Why the last attempt failed; empty after a success."""
@@ -104,7 +104,7 @@ class _Lane:
 
 
 class Delivery:
-    """Sends on its threads if the caller runs them, or when `send_next` is called."""
+    """Sends in its threads if the caller runs them, otherwise when `send_next` is called."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Delivery:
         self._clock = clock
         self._patience_s = patience_s
         self.lock = threading.Condition()
-        """Guards the queue and the lanes. Held over small writes to disk, not over the network."""
+        """Guards the queue and the lanes. Held during small writes to disk, never while sending."""
         self.attempts = Counter(delivered=0, failed=0, refused=0)
         self._lanes = {
             name: _Lane(
@@ -145,12 +145,12 @@ class Delivery:
         return [each.thread for each in self._lanes.values()]
 
     def put(self, requests: Iterable[Request]) -> None:
-        """Queue requests one by one: earlier ones are sent while the next is made."""
+        """Queue requests one by one: the first ones are sent while the next one is rendered."""
         for request in requests:
             with self.lock:
                 self.queue.add(request)
                 oldest = self.queue.oldest(request.lane)
-                # Behind others on disk a request has to wait anyway, and there it survives a crash.
+                # A request behind others on disk has to wait anyway: on disk, it survives a crash.
                 if (oldest and oldest.number) or not self._lanes[request.lane].thread.is_alive():
                     self.queue.write(request.lane)
                 self._log_losses()
@@ -167,22 +167,22 @@ class Delivery:
             return any(request and not request.number for request in newest)
 
     def secure(self, timeout_s: float) -> None:
-        """Write requests to disk that are not accepted within this time."""
+        """Wait for *timeout_s* at most, then write the requests that are not accepted to disk."""
         with self.lock:
             if not self.lock.wait_for(lambda: not self.is_under_way(), timeout_s):
                 self._write_all()
 
     def stop(self, flush_s: float, join_s: float) -> None:
-        """Send for so long, write the rest to disk, and end the threads."""
+        """Send for *flush_s* at most, write the rest to disk, and end the threads."""
         with self.lock:
             for lane in self._lanes.values():
-                # Last chance: skip the backoff.
+                # This is the last chance to send, so skip the backoff.
                 lane.backoff.succeed()
             self.lock.notify_all()
             self.lock.wait_for(self._is_idle, flush_s)
             self._stopping = True
             self.lock.notify_all()
-            # Also requests in flight: if they arrive after all, their files are removed.
+            # Write requests in flight too: if they are accepted after all, their files are removed.
             self._write_all()
         deadline = time.monotonic() + join_s
         for thread in self.threads():
@@ -193,7 +193,7 @@ class Delivery:
             self.queue.write(lane)
 
     def _is_idle(self) -> bool:
-        """Whether no lane can make progress."""
+        """Whether each lane is empty or has to wait."""
         return not any(
             self.queue.oldest(lane.name) and not lane.backoff.failures and lane.thread.is_alive()
             for lane in self._lanes.values()
@@ -204,7 +204,7 @@ class Delivery:
         return self._lanes[lane].backoff.failures
 
     def troubles(self) -> dict[str, str]:
-        """By failing lane: the reason, and since when."""
+        """For each failing lane: the reason of the failure, and since when it fails."""
         with self.lock:
             return {
                 lane.name: f"{lane.trouble} since {_time_of_day(lane.trouble_since_s)}"
@@ -221,7 +221,7 @@ class Delivery:
             with self.lock:
                 if self._stopping:
                     return
-                # Checked again under the lock: a request may have been added meanwhile.
+                # Check again under the lock, since a request may have been added meanwhile.
                 if wait_s != 0.0 and (wait_s := self._due_in_s(lane)) != 0.0:
                     self.lock.wait(wait_s)
 
@@ -238,7 +238,7 @@ class Delivery:
             body = self._read(lane, request)
         if body is None:
             return 0.0
-        # If an error ends this thread, the request is still queued for the next one.
+        # If an error ends this thread, the request is still queued for the next thread.
         outcome = _attempt(self._send, name, body)
         with self.lock:
             self._finish(lane, request, outcome)
@@ -246,7 +246,7 @@ class Delivery:
         return 0.0
 
     def _due_in_s(self, lane: _Lane) -> float | None:
-        """Seconds until its oldest request may be sent; None if empty."""
+        """Seconds until the lane's oldest request may be sent; None if the lane is empty."""
         return lane.backoff.wait_s() if self.queue.oldest(lane.name) else None
 
     def _read(self, lane: _Lane, request: Request) -> bytes | None:
@@ -254,11 +254,11 @@ class Delivery:
         try:
             body = request.read()
         except FileNotFoundError:
-            # Another program has deleted it.
+            # Another program has deleted the file.
             self.queue.remove(request, "spool_error")
             return None
         except OSError as error:
-            # Out of descriptors, or a file server is away: retry later.
+            # No descriptor is free, or a file server does not answer: retry later.
             why = f"{request.path} cannot be read: {error.strerror or error}"
             self._postpone(lane, Outcome("retry", why))
             return None
@@ -271,7 +271,7 @@ class Delivery:
         if outcome.kind == "retry":
             self._postpone(lane, outcome)
             return
-        # The receiver answers: no backoff.
+        # The receiver has answered, so the next request may follow at once.
         lane.backoff.succeed()
         self.attempts[outcome.kind] += 1
         # Count causes by the part before the first colon: the rest differs between answers.
@@ -289,7 +289,7 @@ class Delivery:
         self._log_losses()
 
     def _decided(self, lane: _Lane, request: Request, outcome: Outcome) -> Outcome:
-        """Resolve a doubtful outcome: retry until the patience is over, then refuse."""
+        """Resolve a doubtful outcome: retry for `patience_s`, then treat it as refused."""
         if not outcome.doubtful:
             lane.doubted = None
             return outcome

@@ -81,7 +81,7 @@ class Exporter:
     def connect(self) -> None:
         """Start exporting if a collector is set, or writing to disk if the agent is offline.
 
-        Called repeatedly: if it fails, logged values wait in the ledger.
+        The loop calls this repeatedly. Until it succeeds, logged values wait in the ledger.
         """
         if self._signals and not self.connected:
             self._ledger.keep_history = True
@@ -115,12 +115,13 @@ class Exporter:
 
     @errors.contained()
     def export(self) -> None:
-        """Queue all new data. Without a collector its offsets can be committed at once."""
+        """Queue all new data. Without a collector, the data's offsets can be committed at once."""
         if self._delivery is None:
             if not self._signals:
                 self._marks = self._read_marks()
             return
-        # A receiver that has not taken the last requests by now may be slow with all.
+        # Requests of the last export that the receiver has not taken yet go to disk, as the
+        # receiver seems to be slow.
         self._delivery.secure(0.0)
         self.commit()
         marks = self._read_marks()
@@ -144,7 +145,7 @@ class Exporter:
         return self._delivery is not None and self._delivery.queue.memory_bytes > 0
 
     def threads(self) -> list[KeptThread]:
-        """The delivery threads; none offline."""
+        """The delivery threads; none if the agent is offline."""
         return [] if self._delivery is None or self._conf.offline else self._delivery.threads()
 
     def stop(self) -> None:
@@ -155,7 +156,7 @@ class Exporter:
             self.commit()
 
     def counts(self) -> list[tuple[catalog.Metric, int, Labels]]:
-        """The metrics of the delivery; none without an export."""
+        """The values of the delivery's own metrics; none without an export."""
         if self._delivery is None:
             return []
         with self._delivery.lock:
@@ -199,9 +200,10 @@ class Exporter:
 def folder_of(prefix: str, conf: Settings, place: Place, node: str = "") -> Path:
     """The queue folder of this agent.
 
-    The next agent has to find it again, also after a reboot: so the name depends only on the
-    names of the node and the place. If two agents share both, the queue's lock separates them.
-    Offline requests have folders of their own, which no sending agent reads.
+    The next agent has to find the folder again, even after a reboot, so the name depends only on
+    the node's name and the journal directory. If two agents share both, the queue's lock makes one
+    of them use another folder. Offline requests have their own folders, which no sending agent
+    reads.
     """
     name = f"{node or socket.gethostname()}\0{place.directory}"
     digest = blake2s(os.fsencode(name), digest_size=4).hexdigest()

@@ -33,27 +33,28 @@ from typing import Literal
 from otel_ddp import files, shown
 
 LOCK = "lock"
-# A file takes whole blocks: many tiny files need more space than their bytes.
+# Block size of the disk. Sizes are rounded up to blocks, since a tiny file takes a whole block.
 BLOCK_BYTES = 4096
 
 _MEMORY_LIMIT_BYTES = 32 << 20
 _NAME = re.compile(r"(\d{20})-([0-9a-z]+)-(\d+)-(\d+)(-standing)?\.z")
-# Why a request is removed; all but the first are losses.
+# Why a request is removed. All reasons except `delivered` are losses.
 Why = Literal["delivered", "refused", "corrupt", "spool_error", "spool_full", "memory_full", "age"]
-# Log messages for losses other than those by an answer of the receiver.
+# Log messages for losses that no answer of the receiver explains.
 _CAUSES = {
-    "spool_full": "the disk holds as much as may wait there (of OTLP OTEL_DDP_SPOOL_BYTES), so the "
-    "oldest data make room for the newest",
+    "spool_full": "the queue on disk is full (its limit for OTLP is OTEL_DDP_SPOOL_BYTES), so the "
+    "oldest data makes room for the newest",
     "memory_full": "neither the receiver nor the disk takes data, and memory is full",
-    "corrupt": "a file that waited is damaged",
-    "spool_error": "files that waited are gone",
-    "age": "what has waited too long is given up",
+    "corrupt": "a queued file is damaged",
+    "spool_error": "queued files are gone",
+    "age": "data that was queued for too long is given up",
 }
 # Folders tried for one name. If all are locked, the locks of the file system do not work.
 _MOST_OF_A_NAME = 64
 
 
-# Size limit of one request, packed or not: ours have 1 MB, a foreign file may unpack to any size.
+# Size limit of one request, packed and unpacked. Our requests have 1 MB at most, but a file of
+# another program may unpack to any size.
 _LARGEST = 16 << 20
 
 
@@ -62,20 +63,20 @@ class Request:
     """One request, until it is delivered or lost."""
 
     lane: str
-    """The receiver. The requests of a lane are sent in order."""
+    """The name of the lane, which has one receiver. Its requests are sent in order."""
     body: bytes
-    """Empty once the request is in its file."""
+    """The content; empty once the request is in a file."""
     points: int
     irreplaceable: bool = True
-    """Whether its data is sent only once: logged values, spans, events. Current values are
-    replaced by the next export, so they are dropped first."""
+    """Whether the data is sent only once: logged values, spans, events. Requests with current
+    values are dropped first, as the next export replaces them."""
     oldest_s: int = 0
-    """The time of its oldest point, in seconds; 0 if unknown."""
+    """The time of the oldest point, in seconds; 0 if unknown."""
     number: int = 0
-    """The number of its file, from 1; 0 if it is in memory only."""
+    """The number of the request's file, from 1; 0 if the request is in memory only."""
     path: Path = Path()
     size_bytes: int = 0
-    """Its size on disk."""
+    """The size of the file on disk."""
 
     def read(self) -> bytes | None:
         """The body; None if the file is damaged or too large. Raises OSError."""
@@ -126,12 +127,13 @@ class Waiting:
     """The requests of each lane, in order. Not thread-safe."""
 
     def __init__(self, lanes: Collection[str]) -> None:
-        # In order. In each lane, requests on disk are older than requests in memory.
+        # Requests by lane, in order. In each lane, the requests on disk are older than the requests
+        # in memory.
         self.lanes: dict[str, dict[Request, None]] = {lane: {} for lane in lanes}
         self.problem = ""
-        """Why the disk cannot be written; else empty."""
+        """Why the queue cannot write to the disk; else empty."""
         self.size_bytes = self.memory_bytes = 0
-        """Their size on disk, and in memory."""
+        """The size of all requests, on disk and in memory."""
         self.dropped: Counter[str] = Counter()
         """Lost points by reason."""
         self.unlogged: Counter[str] = Counter()
@@ -152,10 +154,10 @@ class Waiting:
         self.memory_bytes += len(request.body)
 
     def write(self, lane: str) -> None:
-        """Write the requests in memory to disk; those that fail stay in memory."""
+        """Write a lane's requests from memory to disk; if that fails, they stay in memory."""
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
-        """Remove a request if it is still queued. *cause*: for the log."""
+        """Remove a request if it is still queued. *cause*: why it is lost, for the log."""
         if request in self.lanes[request.lane]:
             del self.lanes[request.lane][request]
             self.size_bytes -= request.size_bytes
@@ -170,7 +172,7 @@ class Waiting:
             self.unlogged[cause] += points
 
     def describe(self) -> str:
-        """How much is queued where, for people."""
+        """The size of the queue on disk and in memory, as a text for users."""
         parts = []
         if self.size_bytes:
             parts.append(f"{shown.size(self.size_bytes)} wait on disk")
@@ -193,7 +195,7 @@ class Queue(Waiting):
     ) -> None:
         super().__init__(lanes)
         self.folder = self._wanted = folder
-        """The folder in use, which may have a number; fixed once it is claimed."""
+        """The folder in use, whose name may end in a number; fixed once the folder is claimed."""
         self._limit_bytes, self._memory_limit_bytes = limit_bytes, memory_limit_bytes
         self._lock_file: int | None = None
         self._next = 0
@@ -204,7 +206,7 @@ class Queue(Waiting):
 
     def add(self, request: Request) -> None:
         super().add(request)
-        # Over the memory limit, write to disk; without a disk, drop.
+        # If memory exceeds its limit, write requests to disk; if the disk fails, drop requests.
         if self.memory_bytes > self._memory_limit_bytes:
             for lane in self.lanes:
                 self.write(lane)
@@ -245,13 +247,13 @@ class Queue(Waiting):
         """Drop the oldest request with current values, or else the oldest of all."""
         all_of_them = (each for lane in self.lanes.values() for each in lane)
         waiting = (each for each in all_of_them if bool(each.number) is on_disk)
-        # Requests in memory all have the number 0.
+        # Requests in memory all have the number 0, so their times decide.
         first = min(waiting, key=lambda each: (each.irreplaceable, each.number, each.oldest_s))
         self.remove(first, why)
 
     def _claim(self) -> bool:
         """Create and lock the folder, unless we hold it already; False if that fails."""
-        # Checked each time: it may have been removed or replaced.
+        # Check the folder each time, since it may have been removed or replaced.
         try:
             for number in range(2, _MOST_OF_A_NAME + 2):
                 files.make_kept(self.folder, ours=True)
@@ -274,7 +276,7 @@ class Queue(Waiting):
     def _lock_folder(self) -> bool:
         """Lock the folder, unless we hold the lock; False if another agent does."""
         path = self.folder / LOCK
-        # Compared without opening it: closing another descriptor would release the lock.
+        # Compare the file without opening it: closing another descriptor would release our lock.
         if self._lock_file is not None:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.lstat(path), os.fstat(self._lock_file)):
@@ -286,16 +288,17 @@ class Queue(Waiting):
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(descriptor)
                 return False
-            # Otherwise this file system has no locks.
+            # With other errors, the file system has no locks: go on without one.
         if self._lock_file is not None:
             os.close(self._lock_file)
         self._lock_file = descriptor
         return True
 
     def _load(self) -> None:
-        """Read an earlier agent's requests; those in its memory are made again from journals."""
+        """Read an earlier agent's requests on disk. Requests that were only in its memory are
+        rendered again from the journals."""
         files.remove(*self.folder.glob("*.z.half"))
-        # Raises if incomplete: a number that is missed would be used a second time.
+        # Raises if the listing is incomplete: the number of a missing file would be used twice.
         found = list_requests(self.folder)
         in_memory = {name: list(lane) for name, lane in self.lanes.items()}
         for lane in self.lanes.values():
@@ -304,7 +307,7 @@ class Queue(Waiting):
             if request.lane in self.lanes:
                 super().add(request)
             else:
-                files.remove(request.path)  # a lane that no longer exists
+                files.remove(request.path)  # its lane no longer exists
         for name, requests in in_memory.items():
             self.lanes[name].update(dict.fromkeys(requests))
         self._next = found[-1].number + 1 if found else 1

@@ -1,4 +1,4 @@
-"""Posts bytes to an address over HTTP, by a proxy if the variables name one for it."""
+"""Posts bytes to an address over HTTP, through a proxy if the `*_proxy` variables set one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_FILES = TlsFiles()
 
 
 class Route:
-    """A persistent connection to an address, by a proxy if the variables name one.
+    """A persistent connection to an address, through a proxy if the `*_proxy` variables set one.
 
     The timeout applies to connecting, to sending and to each read.
     """
@@ -50,7 +50,7 @@ class Route:
         if there.scheme == "https":
             context = ssl.create_default_context(cafile=tls.certificate or None)
             if tls.client_certificate:
-                # The empty password prevents a prompt.
+                # The empty password prevents a prompt if the key is encrypted.
                 context.load_cert_chain(tls.client_certificate, tls.client_key or None, "")
             self._connection: HTTPConnection = HTTPSConnection(
                 *by, timeout=timeout_s, context=context
@@ -69,7 +69,7 @@ class Route:
         """Raises an error of UNANSWERED, or ValueError for a header that cannot be sent."""
         connection = self._connection
         if connection.sock is not None:
-            # Readable without a request: the server has closed it.
+            # A connection that is readable without a request was closed by the server.
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
             if poll.poll(0):
@@ -77,7 +77,7 @@ class Route:
         try:
             connection.request("POST", self._target, body, {**headers, **self._headers})
         except (BrokenPipeError, ConnectionResetError):
-            # The server may have answered before it stopped reading.
+            # The server may have answered before it stopped reading, so read the answer.
             if connection.sock is None:
                 raise
         return connection.getresponse()
@@ -90,7 +90,7 @@ def _address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            # A DNS look-up encodes names like this; impossible names raise.
+            # A DNS look-up encodes names in the same way; for impossible names this raises.
             parts.hostname.encode("idna")
             return parts
     except ValueError:
@@ -99,10 +99,10 @@ def _address(url: str) -> SplitResult:
 
 
 def _proxy(there: SplitResult) -> SplitResult | None:
-    """The proxy that the variables name for this address."""
+    """The proxy that the `*_proxy` variables set for this address."""
     host, named = str(there.hostname), getproxies()
     url = named.get(there.scheme) or named.get("all")
-    # A cluster's proxy would connect to its own loopback.
+    # A cluster's proxy would connect to its own loopback address, not to ours.
     if not url or is_loopback(there.geturl()) or proxy_bypass(f"{host}:{there.port or ''}"):
         return None
     for each in named.get("no", "").split(","):
@@ -117,7 +117,7 @@ def _proxy(there: SplitResult) -> SplitResult | None:
 
 
 def explain(error: BaseException, where: str, timeout_s: float) -> str:
-    """Why a request was not answered, in words without the address except *where*."""
+    """Why a request was not answered, for users. Of the address it contains only *where*."""
     if isinstance(error, InvalidURL):
         return f"{where} is no address to send to; http://host:4318 would be one"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -136,11 +136,11 @@ def explain(error: BaseException, where: str, timeout_s: float) -> str:
     return f"no way to {where}: {one_line(said) or type(error).__name__}"
 
 
-# -- addresses, and what may be shown of them
+# -- addresses without their credentials
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Text of a collector, made fit for one line of a log."""
+    """Text from a collector, made safe and short for one line of a log."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return words if len(words) <= limit else words[:limit] + "…"
 
@@ -153,14 +153,14 @@ def without_credentials(url: str, with_path: bool = False) -> str:
         return "the endpoint"
     if not parts.netloc:
         return url.split("?")[0].rpartition("@")[2]
-    # urlsplit ends the host at a slash in a password.
+    # Do not use the host of urlsplit, which ends at a slash in a password.
     behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
     host = behind.partition("/")[0]
     return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
 
 
 def take_user(url: str) -> tuple[str, str]:
-    """The address without user and password, and the Authorization header for these or ""."""
+    """The address without user and password, and the Authorization header for them, or ""."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -30,15 +30,15 @@ from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, sta
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
-# Duty cycle of writing, and the longest pause, also after a failure. Each write rewrites the last
-# block of each curve, so the cost of thousands of curves depends on the pause.
+# Duty cycle of writing, and the longest pause between writes, also after a failure. Each write
+# rewrites the last block of each curve, so for thousands of curves the pause sets the cost.
 _WRITING_SHARE, _WRITE_SELDOM_S = 0.005, 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0
 # A disk that has not answered for so long counts as hanging.
 _HANGS_S = 4.0
-# Limit of records and steps that wait for a hanging disk; more are dropped.
+# Limit of records and steps that wait for a hanging disk; further ones are dropped.
 _MOST_QUEUED = 300_000
 # Limit of samples of another node that wait for the next update.
 _MOST_SAMPLES = 10_000
@@ -54,7 +54,7 @@ class _Waiting:
         self._size = 0
         self._left_out_since_ns = 0
         self.added = 0
-        """The number of batches so far."""
+        """The number of batches added so far."""
 
     def add(self, batch: Batch) -> None:
         size = batch.news.size
@@ -88,7 +88,8 @@ class _Disk:
         self._folder = folder
         self._problem = ""
         self._problem_since_ns = 0
-        # When the unfinished operation began, by the monotonic and by the wall clock.
+        # When the running operation began, by the monotonic and by the wall clock; None if there is
+        # none.
         self._asked: tuple[float, int] | None = None
 
     def attempt(self, ask: Callable[[], None]) -> str:
@@ -115,7 +116,7 @@ class _Disk:
         return self._problem, self._problem_since_ns
 
     def note(self, failed: str, now_ns: int) -> None:
-        """Note the result of a round of writing."""
+        """Store the result of a round of writing, and log if it differs from the last one."""
         if failed and not self._problem:
             self._problem_since_ns = now_ns
             log.warning("no history is kept in %s: %s", self._folder, failed)
@@ -160,11 +161,14 @@ class Histories:
         return self._waiting.added
 
     def has(self, fed: int) -> bool:
-        """Whether the first *fed* batches are on disk; also true while the disk fails."""
+        """Whether the first *fed* batches are on disk.
+
+        Also true while the disk fails, so that a broken disk does not stop the export.
+        """
         return self._written >= fed or bool(self.remark())
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
-        """By journal: the offset up to which the history has its records.
+        """For each journal of a run, the offset up to which the history has the journal's records.
 
         None if the history is not open yet.
         """
@@ -183,7 +187,7 @@ class Histories:
         return {key: spent for key, spent in found.items() if spent is not None}
 
     def remark(self) -> str:
-        """Why no history is written, in a line; else empty."""
+        """One line on why no history is written; empty if histories are written."""
         problem, _ = self.disk.problem()
         return f"no history is kept: {problem}" if problem else ""
 
@@ -239,7 +243,7 @@ class Histories:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
         if found is None:
-            # Read its offsets before anything is added.
+            # Read the file's offsets before anything is added.
             self.disk.attempt(run.open)
         self._runs[key] = run, now
         return run
@@ -278,7 +282,7 @@ class _Run:
         self.job_type = ""
         """`train` if a process has it, else the job type of the first process."""
         self.led_by = ""
-        """The lead's node, if another agent leads the run."""
+        """The lead's node if another agent leads the run; else empty."""
         self.samples: Sequence[Sample] = ()
         """The newest sample of each series."""
         self.nodes: dict[str, list[Sample]] = {}
@@ -302,7 +306,7 @@ class Collector:
         nodes[node] = [*nodes.get(node, ()), *found][-_MOST_SAMPLES:]
 
     def positions(self, run: RunKey) -> Mapping[str, int] | None:
-        """As in Histories."""
+        """See `Histories.positions`."""
         return self._histories.positions(run)
 
     def readings(self, key: RunKey, lead: str) -> Sequence[Sample]:
@@ -327,7 +331,8 @@ class Collector:
     def _kept_here(self, processes: Iterable[Process]) -> list[Process]:
         """The processes whose history this agent writes, older ones first.
 
-        If a rank is alive on this node, its processes on other nodes are left out.
+        If a rank has a living process on this node, processes of the rank on other nodes are left
+        out: they are of an earlier attempt.
         """
         kept = [each for each in processes if each.labels and each.is_kept]
         kept.sort(key=lambda each: each.began_ns)
@@ -355,8 +360,8 @@ class Collector:
         is_shown = {each.labels for each in shown}
         for run, spent in self._histories.times().items():
             labels = tuple(zip(NODE_LABELS, (*run, self._node), strict=True))
-            # The final times arrive after the journals are closed. Ignore them if the run was
-            # dropped.
+            # The final times of a run arrive after its journals are closed. Ignore them if the
+            # run's series were dropped meanwhile.
             if run not in present and labels not in is_shown:
                 continue
             many = float(spent.attempts)
@@ -386,7 +391,7 @@ class Collector:
         about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": run.job_type}
         times: list[ProcessTime] = []
         since_ns: dict[str, int] = {}
-        # A rank is described by its newest process.
+        # The newest process of a rank comes last, so it describes the rank.
         for each in processes:
             rank = self._key_and_rank(each)[1]
             described = each.describe().to_json()

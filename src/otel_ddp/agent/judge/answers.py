@@ -27,8 +27,8 @@ from otel_ddp.vocabulary.words import PHASES, phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64
-# Shortest time between two readings of the kernel's state, and the longest over which they are
-# compared.
+# The kernel's state is read again after the first of these times at the earliest; two readings are
+# compared if the second time has not passed between them.
 _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,7 +36,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Answers:
     """The questions to one process, and its answers. Only the agent's loop calls it.
 
-    A poll reads files of /proc: call it only if there is a suspicion.
+    A poll reads files of /proc, so it is made only for suspects, or if a user asks.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Answers:
         self._task = str(pid)
         self._start_ticks = start_ticks
         self._number = 0
-        # When the unanswered question was asked; None if there is none.
+        # When the oldest unanswered question was asked; None if all are answered.
         self._asked_ns: int | None = None
         self._known = Evidence()
         self.content: dict[str, Any] = {}
@@ -58,8 +58,8 @@ class Answers:
         self._last: Kernel | None = None
 
     def ask(self, question: Question, now_ns: int) -> bool:
-        """Send a question; whether the process can receive it."""
-        # Greater than the number of any earlier agent's question or answer.
+        """Send a question; returns whether the process can receive it."""
+        # The number must be greater than the numbers of earlier agents' questions.
         self._number = max(self._number + 1, now_ns)
         try:
             files.tell(self._ask, f"{self._number} {question}\n")
@@ -72,7 +72,7 @@ class Answers:
         return True
 
     def poll(self, now_ns: int) -> Evidence:
-        """The evidence so far. *now_ns*: on the clock of `ask`."""
+        """The evidence so far. *now_ns*: the current time on the clock that `ask` uses."""
         if self._asked_ns is not None:
             self._read_answer(now_ns)
         silent_s = None if self._asked_ns is None else (now_ns - self._asked_ns) / 1e9
@@ -82,7 +82,7 @@ class Answers:
 
     def _read_answer(self, now_ns: int) -> None:
         content = files.read_mapping(self._answer, _LARGEST_ANSWER)
-        # Another program may have asked since: numbers are times, and a later answer is as good.
+        # Numbers are times. The answer to a later question, by another program, is as good.
         if (plain.whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
@@ -93,7 +93,7 @@ class Answers:
 
     def _choose_thread(self, main: Any, trains: Any) -> None:
         """Choose the thread whose kernel state is read."""
-        # In another PID namespace the thread ids in the answer mean nothing here.
+        # If the process is in another PID namespace, the thread ids in its answer are unusable.
         ours = str(main) == self._process.name and plain.whole(trains) is not None
         task = str(trains) if ours else self._process.name
         if task != self._task:
@@ -103,7 +103,7 @@ class Answers:
 
     def _kernel(self, now_ns: int) -> Kernel | None:
         status = _status(self._process)
-        # The pid may have been reused, or be another process in our namespace.
+        # The pid may have been reused, or may be of another process in our PID namespace.
         if status is None or not self._start_ticks or status[2] != self._start_ticks:
             self._before = self._last = None
             return None
@@ -112,7 +112,8 @@ class Answers:
             before = None
         elif before is not None and now_ns - before[0] < _OFTEN_NS:
             return self._last
-        # The process's own `stat` has the state of its first thread and the time of all threads.
+        # Read the thread's own `stat`: the process's `stat` has the state of the first thread and
+        # the time of all threads.
         state, ticks, _ = _status(self._process / "task" / self._task) or status
         self._before = now_ns, ticks, state
         busy = None
@@ -128,7 +129,7 @@ class Answers:
 
 
 def _status(task: Path) -> tuple[str, int, int] | None:
-    """The state letter, ticks of processor time, and ticks from boot to the start."""
+    """The state letter, the used CPU ticks, and the start time in ticks since boot."""
     fields = files.stat_fields(task)
     try:
         return fields[0], int(fields[11]) + int(fields[12]), int(fields[19])
@@ -136,7 +137,7 @@ def _status(task: Path) -> tuple[str, int, int] | None:
         return None
 
 
-# An answer is a file, or comes from another node: it may contain anything.
+# An answer is read from a file or comes from another node, so it may contain anything.
 
 
 def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
@@ -156,7 +157,7 @@ def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
 
 
 def content_of(evidence: Evidence, most: int) -> dict[str, Any]:
-    """The inverse of `evidence_of`, with at most so many members of each list."""
+    """The inverse of `evidence_of`. *most*: limit of the members of each list."""
     return {
         "kind": evidence.kind,
         "groups": [each._asdict() for each in evidence.groups[:most]],
@@ -234,7 +235,7 @@ class AskedProcess:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """For the page."""
+        """The stacks as JSON, for the page."""
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -247,7 +248,7 @@ class AskedProcess:
 
     @property
     def state(self) -> str:
-        """The kernel's state of the process that keeps it from answering; empty if none does."""
+        """The kernel's state of the process if it keeps the process from answering; else empty."""
         return _state(self.evidence.kernel)
 
     @property
@@ -272,14 +273,17 @@ def _state(kernel: Kernel | None) -> str:
 
 
 def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[AskedProcess]:
-    """The living processes among these, or of these ranks, by rank, with their answers."""
+    """Ask living processes for their stacks, and wait for the answers; sorted by rank.
+
+    *ranks*: ask only the processes of these ranks.
+    """
     found = []
     for path in journals:
         with contextlib.suppress(Unreadable), contextlib.closing(JournalReader(path)) as reader:
             wanted = not ranks or reader.identity.get("global_rank") in ranks
             if wanted and reader.writer_is_alive():
                 found.append(AskedProcess(reader))
-    # All were asked at once, so that the stacks are of one moment.
+    # All processes were asked at once, so that their stacks are of the same moment.
     waiting, deadline = found, time.monotonic() + ANSWER_S
     while waiting and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -287,15 +291,15 @@ def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[
     return sorted(found, key=lambda one: (one.rank is None, one.rank or 0))
 
 
-# -- NCCL's RAS: threads within NCCL answer for all nodes, without Python. Any program may listen on
-#    the port, so nothing in an answer is trusted.
+# -- NCCL's RAS service: threads within NCCL answer for all nodes, even if Python hangs. Any program
+#    may listen on the port, so answers are checked like foreign data.
 
-# Where NCCL listens.
+# The address of the service: variable and default.
 _VARIABLE, _DEFAULT = "NCCL_RAS_ADDR", "localhost:28028"
 # JSON came with NCCL 2.28.7; older versions send text, which is ignored.
 _RAS_QUESTION = b"set format json\nverbose status\n"
 _CONNECT_S = 0.2
-# Much longer than RAS itself waits for a peer, five seconds.
+# How long to wait for the answer: much longer than the five seconds that RAS waits for a peer.
 _RAS_ANSWER_NS = 30_000_000_000
 _LARGEST_OF_RAS = 16 * 1024 * 1024
 _MOST_NAMED = 8
@@ -303,7 +307,7 @@ _LONGEST_HOST = 100
 
 
 class Ras:
-    """Asks NCCL's RAS service once per stall, without blocking the agent's loop, which calls it."""
+    """Asks NCCL's RAS service once per stall. The agent's loop calls it, and is not blocked."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         host, _, port = (env.get(_VARIABLE) or _DEFAULT).rpartition(":")
@@ -318,20 +322,20 @@ class Ras:
         self._asked_ns = None
 
     def poll(self, now_ns: int) -> Mapping[str, Any]:
-        """The answer, returned once; empty before it and if nobody answers."""
+        """The answer, in the one call that completes it; empty in all other calls."""
         found: Any = None
         try:
             if self._asked_ns is None:
                 self._asked_ns, self._content = now_ns, bytearray()
                 if self._address[0] != "localhost":
-                    # Looking up another name could block the agent.
+                    # Raises for other names, since looking up a name could block the agent.
                     ipaddress.ip_address(self._address[0])
                 self._socket = socket.create_connection(self._address, _CONNECT_S)
                 self._socket.sendall(_RAS_QUESTION)
                 self._socket.setblocking(False)
             elif self._socket is not None and self._is_whole(self._socket):
                 self._close()
-                # Each command is acknowledged before the JSON.
+                # Skip the acknowledgements of the two commands, which come before the JSON.
                 _, begins, rest = self._content.partition(b"{")
                 found = files.parse_json(bytes(begins + rest))
             elif now_ns - self._asked_ns > _RAS_ANSWER_NS:
@@ -358,9 +362,10 @@ class Ras:
 
 
 def remark(content: Mapping[str, Any], pids: Collection[int], world_size: int) -> str:
-    """The peers that NCCL does not reach, in a sentence; empty if none, or if it is another job.
+    """The peers that NCCL does not reach, in a sentence.
 
-    *pids*: of the ranks on this node.
+    Empty if NCCL reaches all, or if the answer is of another job. *pids*: of the ranks on this
+    node.
     """
     found = plain.list_of(dict, content.get("communicators"))
     members = [plain.list_of(dict, each.get("ranks")) for each in found]

@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Document
 
 _POLL_EVERY_NS = 500_000_000
-# With more processes a poll takes a tenth of a second.
+# With more processes a poll takes a tenth of a second, so it is made less often.
 _MANY, _POLL_MANY_EVERY_NS = 2000, 1_000_000_000
 _MOST_SHOWN = 100
 
@@ -36,15 +36,15 @@ class Judge:
         gpus: Callable[[], Sequence[Gpu]] = tuple,
         cores: Callable[[], Cores] = dict,
     ) -> None:
-        """*floor_s*: the shortest stall limit. *gpus*: the node's devices now. *cores*: by rank,
-        the share of time in which it waited for a core."""
+        """*floor_s*: the shortest stall limit. *gpus*: returns the node's devices. *cores*: returns
+        for each rank the share of time in which it waited for a core."""
         self._ledger = ledger
         self._clock = clock
         self._floor_s = floor_s
         self._cases: dict[Labels, RunCase] = {}
         self._present: Sequence[Process] = []
         self._poll_at = 0
-        # All times in verdicts are on this clock: the wall clock at the start, but without jumps.
+        # Times in verdicts are this origin plus the monotonic clock: wall time without jumps.
         self._origin_ns = time.time_ns() - clock()
         self._reporter = VerdictReporter(ledger, postmortems, gpus, cores)
         self._series: dict[Labels, VerdictSeries] = {}
@@ -55,7 +55,7 @@ class Judge:
     ) -> None:
         """Feed the detectors, poll them, and report changes.
 
-        *judgements*: by run, the judgements of leads on other nodes, which report them.
+        *judgements*: for each run that an agent on another node leads, this lead's judgement.
         """
         now_ns = self._origin_ns + self._clock()
         # Oldest first: of two processes with the same labels, the newer one counts.
@@ -71,7 +71,7 @@ class Judge:
                 if source.is_here:
                     case.feed(source, now_ns, due=due)
                 elif source.has_news:
-                    # Remote news come once a second, with the position.
+                    # Records of other nodes come once a second, so feed the position with them.
                     case.feed(source, now_ns, due=True)
             if due:
                 self._poll_case(case, now_ns, (judgements or {}).get(case.run))
@@ -110,7 +110,7 @@ class Judge:
             self._series[run].update_series(case, now_ns)
 
     def retire(self, runs: set[Labels]) -> None:
-        """Forget all runs except these."""
+        """Forget all runs except *runs*."""
         for run in [each for each in self._cases if each not in runs]:
             self._cases.pop(run).close()
             self._present = []
@@ -119,7 +119,7 @@ class Judge:
                 self._ledger.drop(run)
 
     def cases(self) -> list[RunCase]:
-        """The keys of all runs."""
+        """The cases of all runs."""
         return [*self._cases.values()]
 
     # -- for `status` and the page: threads of the endpoint call these too, so each list is a copy
@@ -138,7 +138,7 @@ class Judge:
         return self._shown(_past)
 
     def past_bounds(self) -> list[dict[str, Any]]:
-        """Closed verdicts on what bounds a run, which only histories show."""
+        """Closed verdicts on the bottleneck of a run, which only histories show."""
         return self._shown(lambda case: list(case.reports.past_bounds))
 
     def _shown(self, of: Callable[[RunCase], list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Judge:
         return found
 
     def judgement(self, run: Labels, by: str) -> Judgement | None:
-        """The judgement of a run for followers. *by*: this node. None for an unknown run."""
+        """The judgement of a run, for followers; None for an unknown run. *by*: this node."""
         case = self._cases.get(run)
         if case is None:
             return None

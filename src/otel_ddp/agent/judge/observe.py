@@ -27,12 +27,12 @@ from otel_ddp.diagnosis.stall.evidence import Evidence, Question
 from otel_ddp.journal import process_state
 from otel_ddp.journal.reader import JournalReader
 
-# How old an out-of-memory kill may be to explain a death: a dying process frees its memory before
-# its journal's lock.
+# An out-of-memory kill may explain a death that is noticed up to this much later: the kernel frees
+# the memory of a dying process first, and the lock on its journal later.
 _REMEMBERED_S = 30.0
 _SAMPLE_EVERY_S = 2.0
 
-# The kernel's log uses the process ids of the initial PID namespace.
+# The initial PID namespace. The kernel's log uses the pids of this namespace.
 _FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
 _MOST_LINES = 2000
 _MOST_KILLS = 1000
@@ -54,18 +54,18 @@ class _Watched:
         self.sampled_at: float | None = None
         self.has_ended = False
         self.group: Group | None = None
-        # Times, and the cgroup's count of out-of-memory kills at each.
+        # Pairs of a time and the cgroup's count of out-of-memory kills at that time.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
 
 
 class ExitCauses:
-    """One per node. Only the agent's loop calls it."""
+    """Collects evidence on why processes end. One per node; only the agent's loop calls it."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        # By pid and start time: a pid alone may be reused, or be of another namespace.
+        # By pid and start time, since a pid alone may be reused, or be of another PID namespace.
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._log = KernelLog(root / "dev/kmsg")
         self._files = KernelFiles()
@@ -80,16 +80,16 @@ class ExitCauses:
             self.forget(pid, start_ticks)
         self._log.close()
 
-    # -- while it lives
+    # -- while a process lives
 
     @errors.contained()
     def watch(self, pid: int, start_ticks: int) -> None:
-        """Sample facts that vanish with the process. Fast, as it is called in every round."""
+        """Sample facts that vanish with the process, every two seconds at most."""
         watched = self._watched.get((pid, start_ticks))
         if watched is None:
             watched = _Watched(open_pidfd(pid) if self._root == Path("/") else -1)
             self._watched[pid, start_ticks] = watched
-            # Checked after opening: before, the pid could have been reused.
+            # Check the start time after opening the pidfd: before, the pid could be reused.
             if self._started(pid) != start_ticks:
                 self.forget(pid, start_ticks)
                 return
@@ -117,8 +117,8 @@ class ExitCauses:
     def goes_on(self, pid: int, start_ticks: int) -> bool:
         """Whether this process still runs, although it no longer holds its journal.
 
-        It has called exec, or closed all descriptors as daemons do. A dying process has no command
-        line any more: the kernel frees its memory before its locks.
+        It has called exec, or closed all descriptors as daemons do. A dying process, in contrast,
+        has no command line any more: the kernel frees its memory before its locks.
         """
         command = files.read_text(self._root / f"proc/{pid}/cmdline")
         return bool(command) and self._started(pid) == start_ticks
@@ -143,7 +143,7 @@ class ExitCauses:
         count = None if group is None else self._count_kills(group)
         if count is not None:
             watched.kills.append((now, count))
-            # Keep one older entry as the baseline.
+            # Keep one older entry as the baseline for counting new kills.
             while len(watched.kills) > 1 and now - watched.kills[1][0] >= _REMEMBERED_S:
                 watched.kills.popleft()
 
@@ -151,11 +151,11 @@ class ExitCauses:
         """The cgroup's count of out-of-memory kills."""
         return (self._files.read(f"{group.path}/memory.events", numbers) or {}).get("oom_kill")
 
-    # -- when it has ended
+    # -- after a process has ended
 
     @errors.contained(default={})
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
-        """Evidence on the end of a process; more may follow once it is reaped."""
+        """Evidence on the end of a process; more may follow once its parent has reaped it."""
         watched = self._watched.get((pid, start_ticks))
         status = self._zombie_status(pid, start_ticks)
         if status is None and watched is not None:
@@ -170,7 +170,7 @@ class ExitCauses:
         watched.has_ended = True
         now = self._clock()
         self._log.poll()
-        # The out-of-memory killer uses SIGKILL only.
+        # Look for an out-of-memory kill only after SIGKILL, the only signal of that killer.
         if status is None or evidence.get("signal") == "SIGKILL":
             evidence.update(self._out_of_memory(pid, watched, now))
         if watched.resident_bytes is not None:
@@ -182,7 +182,7 @@ class ExitCauses:
         if kill is not None:
             return kill
         if self._in_first_namespace and self._log.is_open:
-            return {}  # the log names every process that the kernel kills, but not this one
+            return {}  # the log lists all processes that the kernel killed, but not this process
         if not watched.kills or watched.group is None:
             return {}
         count = self._count_kills(watched.group)
@@ -209,7 +209,7 @@ class ExitCauses:
         if len(fields) < 50 or fields[0] != "Z" or fields[19] != str(start_ticks):
             return None
         with contextlib.suppress(OSError, ValueError):
-            # The kernel shows 0 to other users.
+            # To other users, the kernel shows 0 instead of the exit status.
             if os.stat(self._root / f"proc/{pid}").st_uid == os.geteuid():
                 return int(fields[49])
         return None
@@ -230,7 +230,10 @@ def _signal_name(number: int) -> str:
 
 
 class KernelLog:
-    """The lines of the log since it was opened. Pids are those of the initial namespace."""
+    """Out-of-memory kills in the kernel's log since it was opened.
+
+    Pids are of the initial PID namespace.
+    """
 
     def __init__(self, path: Path) -> None:
         self.kills: dict[int, dict[str, Any]] = {}
@@ -310,16 +313,17 @@ def exit_status(pidfd: int) -> int | None:
     return int(status) if mask & _PIDFD_INFO_EXIT else None
 
 
-# -- one process, as the judge asks for it
+# -- one process, for the judge
 
-# A parent reaps its worker, and may end right after: wait so long for the exit status.
+# How long to wait for the exit status of a worker, which its parent reaps, maybe just before the
+# parent ends too.
 _PATIENCE_S = 2.0
 # The kernel drops the locks of a dying process a moment before its exit status is known.
 _KERNEL_FOLLOWS_S = 0.5
 
 
 class LocalHost(Host):
-    """What this node knows of one of its processes."""
+    """The facts that this node has about one of its processes."""
 
     reader: JournalReader
 
@@ -359,7 +363,7 @@ class LocalHost(Host):
 
     def _parent_lives(self) -> bool | None:
         parent = process_state.parent(self.reader)
-        # In another PID namespace the pid belongs to another process.
+        # If the process is in another PID namespace, its parent's pid is another process here.
         if parent is None or self.pid != self.reader.pid:
             return None
         fields = files.stat_fields(Path("/proc") / str(parent))

@@ -28,14 +28,14 @@ from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
 
 log = logging.getLogger("otel_ddp.agent")
 
-# Closed verdicts that are kept per run.
+# Limit of closed verdicts that are kept per run.
 _MOST_PAST = 20
-# After these, the training does not recover by itself.
+# Kinds of verdicts after which the training does not recover by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "silence", "stall"})
 
 
 class Incident:
-    """An open verdict, with what was reported of it."""
+    """An open verdict, with its hardware evidence and post-mortem."""
 
     def __init__(self, verdict: Verdict, *, by_lead: bool = False) -> None:
         self.found = self.shown = verdict
@@ -44,7 +44,7 @@ class Incident:
         """The GPUs of the ranks when the verdict opened: a dead process has released its GPU."""
         self.postmortem: Path | None = None
         self.by_lead = by_lead
-        """Whether the former lead has reported it already."""
+        """Whether the former lead has reported this verdict already."""
 
 
 class RunReports:
@@ -56,11 +56,12 @@ class RunReports:
         self.open: dict[tuple[Kind, Labels], Incident] = {}
         # The last closed verdicts, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Closed verdicts on what bounds the run. They are harmless, so only histories show them.
+        # Closed verdicts on the bottleneck of the run: harmless, so only histories show them.
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # For post-mortems: ended processes, whose journals may be deleted.
+        # Ended processes, for post-mortems: their journals may be deleted by then.
         self.ended: dict[Labels, ProcessState] = {}
-        # Closed in this poll. A verdict of the same kind that opens in the same poll continues it.
+        # The last incident that this poll closed. If a verdict of the same kind opens in the same
+        # poll, it continues this incident.
         self.just_closed: Incident | None = None
         # The last judgement of the lead.
         self.last_led: Judgement | None = None
@@ -70,7 +71,10 @@ class RunReports:
         return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
 
     def is_of_lead(self, verdict: Verdict) -> bool:
-        """Whether the lead's last judgement contains it, or a death that caused it."""
+        """Whether the lead's last judgement contains this verdict.
+
+        A death counts as contained if the lead has reported any death at about the same time.
+        """
         if self.last_led is None:
             return False
         if verdict.kind == "death":
@@ -91,7 +95,7 @@ class VerdictReporter:
         gpus: Callable[[], Sequence[Gpu]],
         cores: Callable[[], Cores],
     ) -> None:
-        """*gpus*, *cores*: as in Judge."""
+        """*gpus*, *cores*: see `Judge`."""
         self._ledger = ledger
         self._postmortems = postmortems
         self._gpus, self._cores = gpus, cores
@@ -101,11 +105,11 @@ class VerdictReporter:
     def report(
         self, reports: RunReports, change: Change, now_ns: int, ended: Collection[Labels] = ()
     ) -> None:
-        """Report a change of a verdict. *ended*: the ranks whose end closed it."""
+        """Report a change of a verdict. *ended*: the ranks whose end closed the verdict."""
         verdict, opened = change
         incident = reports.open.pop(verdict.key, None)
         if incident is None and not opened:
-            return  # it was opened by another agent
+            return  # another agent opened this verdict
         before = None if incident is None else incident.shown
         incident = incident or Incident(verdict, by_lead=reports.is_of_lead(verdict))
         self._update(incident, verdict, opened)
@@ -118,7 +122,7 @@ class VerdictReporter:
             reports.just_closed = incident
         if incident.by_lead:
             return
-        # One record when it opens, one at each change of phase or cause, one when it closes.
+        # Record the verdict when it opens, at each change of phase or cause, and when it closes.
         if not opened or before is None or _phase_and_cause(before) != _phase_and_cause(verdict):
             body = verdict.sentence
             if not opened:
@@ -141,7 +145,7 @@ class VerdictReporter:
 
     @errors.contained()
     def update(self, reports: RunReports, verdict: Verdict) -> None:
-        """Show new figures of an open verdict, without a record."""
+        """Show new figures of an open verdict, without a log record."""
         incident = reports.open.get(verdict.key)
         if incident is not None and incident.found is not verdict:
             self._update(incident, verdict, opened=True)
@@ -208,7 +212,7 @@ class VerdictReporter:
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON. Programs read these keys."""
+    """A verdict as JSON. The keys must stay, since users' programs read them."""
     return {
         "kind": verdict.kind,
         "who": dict(verdict.labels),
@@ -233,7 +237,7 @@ def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
 
 
 def _ended_with(verdict: Verdict, sources: Collection[Process], ended: Collection[Labels]) -> str:
-    """The ranks, or the run, by whose end a verdict was closed: then nothing was cured."""
+    """The ranks, or the run, whose end closed a verdict; empty if the problem was resolved."""
     if not ended or verdict.kind == "death":
         return ""
     return rank_list(ended) if any(each.is_at_work for each in sources) else "the run"
@@ -244,7 +248,7 @@ def _phase_and_cause(verdict: Verdict) -> tuple[str, Any]:
 
 
 def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tuple[str, Any]]:
-    """Evidence as attributes. Lists are in the post-mortem only."""
+    """Evidence as flat attributes. Lists are left out: they are in the post-mortem only."""
     for name, value in evidence.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}.{name}")
@@ -252,7 +256,7 @@ def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tup
             yield f"{prefix}.{name}", value
 
 
-# -- the judgement of the agent that leads a run, which its followers show and export
+# -- the judgement of a run's lead, which the agents of the other nodes show and export
 
 
 @dataclass(frozen=True)
@@ -262,7 +266,7 @@ class Judgement:
     by: str
     """The node of the lead."""
     open: Sequence[Mapping[str, Any]]
-    """As JSON, like the closed ones."""
+    """The open verdicts as JSON; `past` has the closed ones."""
     past: Sequence[Mapping[str, Any]]
     report: Report
     compared: int
@@ -270,7 +274,7 @@ class Judgement:
 
 
 def compared_ranks(report: Report) -> int:
-    """How many ranks are compared."""
+    """How many ranks of a report are compared."""
     return sum([each.work_s is not None for each in report.ranks])
 
 
@@ -285,7 +289,7 @@ _MOST_PROCESSES, _MOST_ROWS = 1000, 64
 def write_postmortem(
     directory: Path, run: str, found: Plain, earlier: Path | None = None
 ) -> Path | None:
-    """Write a file on an incident; its path, or None if that fails.
+    """Write a file on an incident; returns its path, or None if that fails.
 
     *earlier*: the path of a previous call for the same incident, whose file is replaced.
     """
@@ -295,7 +299,7 @@ def write_postmortem(
     try:
         files.make_kept(directory)
         files.replace(path, _by_line({"version": 1, "run": run, "written_ns": now_ns, **found}))
-        # Another agent may delete the same files.
+        # Another agent with the same directory may delete the same files.
         with contextlib.suppress(FileNotFoundError):
             _delete_oldest(directory)
     except (OSError, ValueError) as error:
@@ -319,7 +323,7 @@ def _by_line(report: Plain) -> str:
 
 
 def _delete_oldest(directory: Path) -> None:
-    """Delete all but the newest files."""
+    """Delete all but the newest post-mortems."""
     ours = directory.glob("postmortem-?*.json")
     for path in sorted(ours, key=lambda each: each.lstat().st_mtime)[:-_KEPT]:
         files.remove(path)

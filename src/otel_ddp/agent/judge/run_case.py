@@ -1,4 +1,4 @@
-"""One run: feeds its processes to the detectors, and polls these."""
+"""One run: feeds its processes to the detectors, and polls the detectors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Process:
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Process, rank: RankState) -> Observation:
-        """Its new steps. Like its waits, they are timed by its device, if that has a clock."""
+        """The process's new steps. If its device has a clock, it times steps and waits."""
         facts = facts_of(source.new.steps)
         if rank.device_clock:
             self._device = self._device or DeviceSteps()
@@ -57,7 +57,7 @@ class _Processes:
         self.nodes_here: set[str] = set()
 
     def keep(self, sources: Collection[Process]) -> set[Labels]:
-        """Set the current processes, oldest first. Returns the labels that no longer have one."""
+        """Set the current processes, oldest first. Returns the labels that have no process now."""
         before, self.known = (
             self.known,
             {each: self.known.get(each) or _Process() for each in sources},
@@ -68,7 +68,10 @@ class _Processes:
         return gone - self.newest.keys()
 
     def newly_left_out(self) -> list[Labels]:
-        """The labels of living processes that were excluded since the last call; resets these."""
+        """The labels of living processes that were newly excluded since the last call.
+
+        Resets the judge's state of these processes.
+        """
         before = self._left_out
         self._left_out = {each for each in self.known if each.is_left_out and each.is_at_work}
         new = self._left_out - before
@@ -93,12 +96,12 @@ def _node(labels: Labels) -> str:
 
 
 class _Worlds:
-    """The size of the world that trains. Evaluators and actors report another one."""
+    """The world size of the training, since evaluators and actors report other sizes."""
 
     def __init__(self) -> None:
         self._known = World(0, trains=False)
         self._of: dict[Labels, World] = {}
-        # Processes by world: mostly all have the same.
+        # The number of processes that report each world; mostly all report the same.
         self._counts: Counter[World] = Counter()
 
     @property
@@ -106,7 +109,10 @@ class _Worlds:
         return self._known.size
 
     def update(self, labels: Labels, size: int | None, trains: bool = False) -> None:
-        """*size*: None if the process is gone. *trains*: whether it makes steps, or will."""
+        """Update with the world size that a process reports; None if the process is gone.
+
+        *trains*: whether the process makes steps, or will.
+        """
         before = self._of.pop(labels, None)
         if before is not None:
             self._counts[before] -= 1
@@ -123,9 +129,9 @@ class _Worlds:
         self._known = World(training_world(living, last), trained)
 
 
-# When to look again for the cause of an end. Other ranks report theirs soon after. The exit status
-# is known once the process has left, which takes Python seconds, and its launcher has reaped it,
-# which may take 5 s more.
+# When to look again for the cause of an end. Other ranks report their ends soon after the first.
+# The exit status is known after the process has exited, which takes Python seconds, and after its
+# launcher has reaped it, which may take 5 s more.
 _LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 
 
@@ -148,7 +154,7 @@ class Exits:
         self._exits: dict[Process, _Exit] = {}
 
     def add(self, source: Process, now_ns: int) -> EndedProcess:
-        """Add a process; its end, as far as known at once."""
+        """Add a process; returns its end, as far as known now."""
         ended = source.end()
         self.new.append(ended.labels)
         self._ended.add(ended.labels)
@@ -156,16 +162,17 @@ class Exits:
         return ended
 
     def note_at_work(self, labels: Labels) -> None:
-        """Note a living process. If an earlier one with its labels had ended, the run restarts."""
+        """Note a living process. If an earlier one with the same labels has ended, the run has
+        restarted, so forget all ends."""
         if labels in self._ended:
             self._ended.remove(labels)
             self.forget_all()
 
     def poll(self, now_ns: int) -> list[EndedProcess]:
-        """All ends, if the cause of one was looked up again; else none."""
+        """All ends, if this poll looked again for the cause of at least one; else none."""
         looked = False
         for source, each in self._exits.items():
-            # A process that reported its end may still exist.
+            # A process that reported its end may still exist: note when it was last present.
             if each.ended.state != "killed" and (present_ns := source.host.present_ns()):
                 each.ended = each.ended._replace(last_present_ns=present_ns)
             if now_ns >= each.looks_ns[0]:
@@ -176,11 +183,11 @@ class Exits:
         for source in [source for source, each in self._exits.items() if not each.looks_ns]:
             source.host.forget()
             del self._exits[source]
-        # All, since a verdict also depends on the times at which the others left.
+        # Return all ends, since a verdict also depends on the times at which other ranks exited.
         return found
 
     def forget_all(self) -> None:
-        """Look at no end again."""
+        """Stop looking for the causes of all ends."""
         for source in self._exits:
             source.host.forget()
         self._exits.clear()
@@ -196,7 +203,8 @@ class RunCase:
         origin_ns: int,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """*floor_s*: the shortest stall limit. *origin_ns*: when the monotonic clock was 0."""
+        """*floor_s*: the shortest stall limit. *origin_ns*: wall time when the monotonic clock was
+        0."""
         self.run = run
         self._floor_s = floor_s
         self._origin_ns = origin_ns
@@ -239,7 +247,7 @@ class RunCase:
         return self._processes.known.keys()
 
     def keep(self, sources: Collection[Process]) -> None:
-        """Set the current processes, oldest first. Others are gone, or have other labels."""
+        """Set the current processes, oldest first. All others are gone, or have new labels."""
         for gone in self._processes.keep(sources):
             self._has_news = True
             self._world.update(gone, None)
@@ -247,7 +255,7 @@ class RunCase:
                 _contained(detector.forget, gone)
         for source, process in self._processes.known.items():
             ended = self.reports.ended.get(source.labels)
-            # A reopened link sends processes again that had ended before.
+            # A reopened link sends ended processes again, whose ends are reported already.
             process.end_is_known |= ended is not None and ended.journal == source.reader.name
 
     def has_new_end(self) -> bool:
@@ -259,7 +267,7 @@ class RunCase:
     def feed(self, source: Process, now_ns: int, *, due: bool) -> None:
         """Feed the news of a process to all detectors.
 
-        *due*: the detectors are polled next, so its position in the training is fed as well.
+        *due*: whether the detectors are polled next, so that they need the process's position.
         """
         process, labels = self._processes.known[source], source.labels
         if process.end_is_known:
@@ -276,7 +284,8 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if due and source.is_at_work:
             source.host.watch()
-            # Reads /proc, so only for suspects, and not while a lead judges this run.
+            # Evidence needs reads of /proc, so get it only for suspects, and not while another
+            # agent leads this run.
             asked = self.judgement is None and labels in self.stalls.suspects
             evidence = source.host.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
@@ -288,13 +297,14 @@ class RunCase:
                 _contained(detector.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
-        """Whether these labels are of this node, which exports only its own series."""
+        """Whether labels are of this node: each node exports only the series of its own ranks."""
         return _node(labels) in self._processes.nodes_here
 
     def poll(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
         """Poll the detectors. *judgement*: the lead's, if another agent leads the run.
 
-        While another agent leads, the detectors here rest; afterwards they start afresh.
+        While another agent leads, the detectors of this agent are not used; afterwards they start
+        afresh.
         """
         if judgement is None and self.judgement is not None:
             self._processes.forget()
@@ -308,7 +318,7 @@ class RunCase:
         if judgement is not None:
             self._ras.forget()
             self.reports.last_led, self.last_report = judgement, judgement.report
-            # The lead's detectors ask their own questions.
+            # This agent asks no questions, since the lead's detectors ask theirs.
             return []
         changes = self._poll_detectors(now_ns)
         _contained(self._query_nccl, now_ns)
@@ -318,7 +328,7 @@ class RunCase:
         return changes
 
     def _poll_detectors(self, now_ns: int) -> list[Change]:
-        # Deaths before stalls: a rank that died is no longer stalled.
+        # Poll deaths before stalls, since a rank that died is no longer stalled.
         stall, unheard = self.stalls.summary, self._silence.unheard
         changes = [*_contained(self._deaths.poll, now_ns, stall, unheard)]
         changes += _contained(self._silence.poll, now_ns)
@@ -347,7 +357,7 @@ class RunCase:
             labels = source.labels
             newest = self._processes.newest.get(labels)
             if newest is not source or self._processes.living(labels) is not None:
-                # A new process took its labels before the agent saw its end.
+                # Ignore this end: a new process with the same labels started before it was seen.
                 source.host.forget()
                 continue
             self._world.update(labels, None)
@@ -361,7 +371,7 @@ class RunCase:
             _contained(self._deaths.feed, RankState(ended.labels), seen)
 
     def ended_with(self, verdict: Verdict) -> Collection[Labels]:
-        """The ranks by whose end this verdict ended."""
+        """The ranks whose ends closed this verdict."""
         return self._exits.new or (self.stalls.ended if verdict.kind == "stall" else ())
 
     def present(self) -> list[Verdict]:
@@ -369,18 +379,18 @@ class RunCase:
         return [verdict for each in self._detectors for verdict in _contained(each.present)]
 
     def report(self) -> Report:
-        """The comparison of the ranks, recomputed if there is news of them."""
+        """The comparison of the ranks, recomputed if the ranks have new data."""
         if self.last_report is None or (self._has_news and self.judgement is None):
             self.last_report, self._has_news = self.stragglers.report(), False
         return self.last_report
 
     def close(self) -> None:
-        """Release what the run holds."""
+        """Release the resources of this run."""
         self._exits.forget_all()
         self._ras.forget()
 
 
 @errors.contained(default=())
 def _contained(method: Callable[..., Iterable[Any] | None], *given: Any) -> Iterable[Any]:
-    """Calls a detector: one that breaks affects neither the others nor other runs."""
+    """Call a detector's method; an error of one detector affects neither others nor other runs."""
     return method(*given) or ()

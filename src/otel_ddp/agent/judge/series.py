@@ -23,7 +23,7 @@ _OF_RANKS: Mapping[Kind, catalog.Metric] = {
     "imbalance": catalog.TRAINING_IMBALANCE,
     "recurring": catalog.TRAINING_RECURRING_STALL,
 }
-# Metrics of verdicts on a node, beside those of its ranks.
+# Metrics of verdicts on a node, in addition to the metrics of its ranks.
 _OF_NODES: Mapping[Kind, catalog.Metric] = {
     "straggler": catalog.TRAINING_NODE_STRAGGLER,
     "imbalance": catalog.TRAINING_NODE_IMBALANCE,
@@ -37,7 +37,7 @@ class _Row(NamedTuple):
     labels: Labels
     value: float
     stays_at: float | None = None
-    """The value that remains when the row is no longer yielded; None: the series is removed."""
+    """The value to show once the row is no longer yielded; None removes the series then."""
 
 
 class VerdictSeries:
@@ -46,11 +46,13 @@ class VerdictSeries:
     def __init__(self, ledger: Ledger, origin_ns: int) -> None:
         """*origin_ns*: when the counters began, in nanoseconds since 1970."""
         self._ledger = ledger
-        # The series of the last update, with `stays_at`.
+        # The series of the last update, each with the `stays_at` of its row.
         self._shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        # By rank: the latest judge, the lost time by that judge, and the sum over all judges.
+        # For each rank: the node of the latest judge, the lost time that this judge counted, and
+        # the sum over all judges.
         self._lost: dict[Labels, tuple[str, float, float]] = {}
-        # By rank: the cause of each death, by the first judge that reported it and the time.
+        # For each rank, the causes of its deaths, by the first judge that reported the death and
+        # the time of the death.
         self._died: defaultdict[Labels, dict[tuple[str, int], str]] = defaultdict(dict)
         self._origin_ns = origin_ns
 
@@ -66,7 +68,7 @@ class VerdictSeries:
         for (metric, labels), stays_at in self._shown.items():
             if (metric, labels) in shown:
                 continue
-            # Also series of open verdicts: another agent may judge now, with other findings.
+            # This also ends series of verdicts that were open, as another agent may judge now.
             if stays_at is None:
                 self._ledger.forget(self._ledger.series(metric, labels))
             else:
@@ -78,7 +80,8 @@ class VerdictSeries:
         for rank in case.report().ranks:
             if not case.is_here(rank.labels):
                 continue
-            # Each judge counts from its own beginning; the sum never falls.
+            # Each judge counts lost time from its own start, so add up differences: the sum never
+            # falls.
             last, before_s, sum_s = self._lost.get(rank.labels, (by, 0.0, 0.0))
             if last == by:
                 sum_s += max(rank.lost_s - before_s, 0.0)
@@ -100,7 +103,7 @@ class VerdictSeries:
 def _note(
     deaths: dict[tuple[str, int], str], by: str, since_ns: int, evidence: Mapping[str, Any]
 ) -> None:
-    """Add a death once, although it is repeated, and reported by both this agent and the lead.
+    """Add a death once, even if it is repeated, or reported by both this agent and the lead.
 
     *by*: the lead's node, whose clock differs; empty for this agent.
     """
@@ -163,7 +166,7 @@ def _speed(case: RunCase) -> Iterator[_Row]:
             continue
         if rank.work_s is not None:
             nodes.add(node_of(rank.labels))
-        # 0 with an empty phase: the rank was compared and is not late.
+        # A 0 with an empty phase shows that the rank was compared, even if it is late in no phase.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)

@@ -23,7 +23,7 @@ MOST_BYTES = 4 << 20
 """Size limit of a message; a peer that exceeds it is disconnected."""
 MOST_NODE_LETTERS = 253
 DEAD_AFTER_S = 8.0
-"""A link without a message for so long is dead: followers report more often."""
+"""A link without a message for so long is dead, since followers report more often."""
 BROKEN = (OSError, EOFError, UnicodeError, asyncio.TimeoutError)
 """Raised by a connection that ends or cannot be made."""
 
@@ -31,8 +31,9 @@ _LENGTH_BYTES = 4
 _PROVED_WITHIN_S = 5.0
 _AGAIN_AFTER_S = 2.0
 if sys.version_info >= (3, 11):
-    # The buffer of each connection, which asyncio has no parameter for: else 256 KiB, and a lead of
-    # 1,250 nodes takes 987 MiB instead of some 650. Without this attribute, only memory grows.
+    # The buffer of each connection, 4 KiB instead of 256 KiB, for which asyncio has no parameter: a
+    # lead of 1,250 nodes takes some 650 MiB instead of 987. If a later Python ignores this
+    # attribute, only the memory grows.
     SSLProtocol.max_size = 1 << 12
 
 Job = Callable[[], Coroutine[Any, Any, None]]
@@ -41,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class LinkThread:
-    """The agent's loop calls `thread.keep_running` every second."""
+    """One per agent. Runs the jobs of all links; the agent's loop keeps the thread running."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -58,16 +59,16 @@ class LinkThread:
             self._loop.close()
 
     def add(self, job: Job) -> None:
-        """Run a job from now on."""
+        """Run a job in the link thread, again and again until it is discarded."""
         self._running[job] = asyncio.run_coroutine_threadsafe(_kept(job), self._loop)
 
     def discard(self, job: Job) -> None:
-        """Cancel a job soon."""
+        """Cancel a job, without waiting for its end."""
         if (running := self._running.pop(job, None)) is not None:
             running.cancel()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the thread soon."""
+        """Call a function in the link thread, without waiting for it."""
         self._loop.call_soon_threadsafe(function)
 
 
@@ -77,7 +78,7 @@ async def _kept(job: Job) -> None:
             await job()
         except errors.ANY_ERROR:
             errors.record_failure("a link")
-        # Jitter, so that the nodes of a run do not come at the same moment.
+        # Jitter, so that the nodes of a run do not reconnect at the same moment.
         await asyncio.sleep(_AGAIN_AFTER_S * random.uniform(0.5, 1.5))
 
 
@@ -90,13 +91,13 @@ async def _end_all() -> None:
 
 
 async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
-    """The result, or asyncio.TimeoutError.
+    """Await a result; raises asyncio.TimeoutError after so many seconds.
 
-    Before Python 3.12, asyncio.wait_for loses a cancellation that arrives together with the result:
-    the job would never end.
+    Before Python 3.12, asyncio.wait_for loses a cancellation that arrives together with the result,
+    so a cancelled job would never end.
     """
     task = asyncio.ensure_future(awaited)
-    # asyncio would log the error of a task that fails while it is cancelled.
+    # Fetch the task's error: asyncio would log it if the task fails while it is cancelled.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -119,7 +120,7 @@ class Channel:
         self._reader, self._writer = reader, writer
 
     def send(self, message: bytes) -> None:
-        """Send a message; dropped if the peer does not read, or would refuse its size."""
+        """Send a message. It is dropped if the peer does not read, or would refuse its size."""
         transport = self._writer.transport
         is_full = max(len(message), transport.get_write_buffer_size()) > MOST_BYTES
         if not (is_full or transport.is_closing()):

@@ -1,7 +1,7 @@
 """A follower's end of the link to the lead of a run: sends reports, receives answers.
 
-It reconnects in the link thread until it is stopped. A malicious lead can request only what our
-own agent requests.
+It reconnects in the link thread until it is stopped. A malicious lead can ask processes only the
+questions that our own agent asks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ log = logging.getLogger("otel_ddp.agent")
 
 _CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
 _MOST_LETTERS = 200
-# The lead answers each report at once. With more unanswered, records wait in the journals.
+# Limit of unanswered reports, as the lead answers each one at once. Beyond the limit, nothing is
+# sent, and records wait in the journals.
 _MOST_UNANSWERED = 8
 
 
 class _Refused(Exception):
-    """The reason with which the lead has ended the link."""
+    """The lead has ended the link; the text is the lead's reason."""
 
 
 class LinkClient:
@@ -47,7 +48,7 @@ class LinkClient:
         hosts: Sequence[str],
         ports: Sequence[int],
     ) -> None:
-        """*node*: this one. *hosts*, *ports*: where the lead may listen."""
+        """*node*: the name of this node. *hosts*, *ports*: where the lead may listen."""
         self._thread = thread
         self._context = credentials.context(secret, leads=False)
         self._sender = {"node": node, "agent_began_ns": time.time_ns(), "version": __version__}
@@ -58,11 +59,11 @@ class LinkClient:
         self._clock = ClockOffset()
         self._link: Channel | None = None
         self.state = "not connected yet"
-        """For `status`."""
+        """The state of the link, for `status`."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether a report can be sent now. Otherwise its records stay in the journals."""
+        """Whether a report can be sent now. Otherwise new records stay in the journals."""
         unanswered = self._sent - self._answered_reports
         return self._link is not None and unanswered < _MOST_UNANSWERED
 
@@ -79,7 +80,7 @@ class LinkClient:
         self._thread.discard(self._follow)
 
     def send(self, report: Any) -> None:
-        """Send a report. If the connection breaks it is lost: the lead requests lost records.
+        """Send a report. If the link breaks, the report is lost, and the lead requests its records.
 
         The caller must not change the report afterwards.
         """
@@ -141,7 +142,7 @@ class LinkClient:
         now = time.strftime("%H:%M:%S")
         self.state = f"connected to {_printable(answer.node)} ({place}) since {now}"
         log.info("the link to the lead of a run: %s", self.state)
-        # It may be another machine.
+        # The lead may be on another machine than before, with another clock.
         self._clock = ClockOffset()
         self._received(answer)
         self._answered_reports = self._sent
@@ -183,7 +184,8 @@ def _text(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "closed"
     text = str(error)
-    # asyncio words its errors differently, and a failed look-up has a negative number.
+    # Use the system's text, since asyncio words its errors differently. A failed name look-up has a
+    # negative number, for which the system has no text.
     if isinstance(error, OSError) and error.errno and error.errno > 0:
         text = os.strerror(error.errno)
     return _printable(text.lower()) or "closed"
@@ -196,15 +198,15 @@ def _printable(text: str) -> str:
 # -- the offset between two clocks, from the time stamps of messages in both directions
 
 _SAMPLES = 64
-# The drift of two clocks, of 100 ppm, during so many exchanges.
+# The largest drift between two clocks, 100 ppm, during `_SAMPLES` exchanges.
 _DRIFT_NS = 20_000_000
 
 
 class ClockOffset:
-    """Uses the exchange with the shortest round trip among the last ones."""
+    """The offset of another clock, from the recent exchange with the shortest round trip."""
 
     def __init__(self) -> None:
-        # Round trip and offset.
+        # Round trip and offset of each exchange.
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
         self._best: tuple[int, int] | None = None
 

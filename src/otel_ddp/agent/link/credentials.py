@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 NAME = "run.otel-ddp.invalid"
 """The same name in all certificates: runs are distinguished by their keys."""
 
-# Always valid: a node's clock may be wrong, and a secret is used by one run only.
+# The certificate is always valid: a node's clock may be wrong, and only one run uses a secret.
 _FROM = datetime.datetime(1970, 1, 1)
 _TO = datetime.datetime(9999, 12, 31)
 
@@ -48,13 +48,13 @@ def certificate(secret: bytes) -> tuple[bytes, bytes]:
 
 
 def context(secret: bytes, *, leads: bool) -> ssl.SSLContext:
-    """The TLS context of the run's lead, which listens, or of a follower, which expects NAME."""
+    """The TLS context of the run's lead, which listens, or of a follower, which connects."""
     key, own = certificate(secret)
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if leads else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=own.decode())
-    # load_cert_chain takes a path only: use one that is not on a disk.
+    # load_cert_chain takes only a path: use the path of a file in memory.
     with open(os.memfd_create("certificate"), "wb") as file:
         file.write(key + own)
         file.flush()

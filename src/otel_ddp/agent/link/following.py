@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.client import LinkClient
 
 _REPORT_EVERY_NS = 1_000_000_000
-# A lead reads the reports of so many ranks in half a core. The nodes of larger runs report less
-# often, every `_SELDOM` seconds at least.
+# A lead needs half a core to read the reports of so many ranks every second. Nodes of larger runs
+# report less often, but at least every `_SELDOM` seconds.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
 # Without an answer of the lead for so long, this agent judges its own ranks.
 _LEAD_IS_GONE_NS = 10_000_000_000
-# Reports that contain the end of a process: more evidence on it may still come.
+# So many reports repeat the end of a process, as more evidence on the end may follow.
 _END_REPORTS = 30
-# Limit of one round, for the rings of all processes together: 20,000 steps.
+# Limit of bytes per round from the rings of all processes together: 20,000 steps.
 _MOST_OF_RINGS = 2 << 20
-# A larger report is sent, and another one begun.
+# Once a report is larger than this, it is sent, and the next process begins another report.
 _LARGE_REPORT = 1 << 20
 # Limit of ended processes whose journals stay open until the lead has them.
 _MOST_GONE = 32
 
 History = Callable[[str], Sequence[Sample]]
-"""Given the lead's node, the new samples of this node for the history that the lead writes."""
+"""Takes the lead's node; returns this node's new samples for the history that the lead writes."""
 
 # For so long after a question, reports contain the kernel's evidence on the process.
 _ASKED_NS = 30_000_000_000
@@ -55,21 +55,21 @@ class Outflow:
     """The data of one process that goes to the lead: new parts of its journal, and facts."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
-        """*number*: its id in messages. *is_kept*: whether the lead writes its history, for which
-        it also needs logged values and events."""
+        """*number*: the process's id in messages. *is_kept*: whether the lead writes the process's
+        history, for which the lead also needs logged values and events."""
         self.number, self.process = number, process
         self._is_kept = is_kept
         self.journal = SentJournal(process.reader, process.mark_before)
         self._asked_ns = 0
         self.end_reports = 0
-        """How many reports have contained its end."""
+        """How many reports have contained the end of the process."""
         self.questions: dict[Question, None] = {}
-        """Sent after the next report, because a question voids the previous answer."""
+        """The lead's questions, put after the next report: a new question voids the last answer."""
         self._cause: Mapping[str, Any] = {}
 
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
-        """Write all that is new since the last call, reading at most so many bytes of the ring."""
+        """Write all new data since the last call. *most*: limit of bytes from the ring."""
         journal, process = self.journal, self.process
         journal.sends_values = self._is_kept and process.exported
         message.id, message.journal = self.number, process.reader.name
@@ -105,13 +105,13 @@ class Outflow:
 
 
 class Following:
-    """One per run. Only the agent's loop calls it."""
+    """One per run that another agent leads. Only the agent's loop calls it."""
 
     def __init__(
         self, run: Labels, client: LinkClient, origin_ns: int, history: History | None
     ) -> None:
-        """*origin_ns*: the zero of the monotonic clock, on the clock of `poll`. *history*: None if
-        each node writes the history of its own ranks."""
+        """*origin_ns*: the time at which the monotonic clock was 0, on the clock that `poll` uses.
+        *history*: None if each node writes the history of its own ranks."""
         self._run = run
         self._history = history
         self._client = client
@@ -126,7 +126,7 @@ class Following:
         self._client.start()
 
     def take_over(self, before: Following) -> None:
-        """Adopt the processes of the previous attempt: the next lead requests lost records."""
+        """Adopt the processes of the previous link. The new lead requests the records it lacks."""
         self._processes, before._processes = before._processes, {}
         self._numbers = before._numbers
         for each in self._processes.values():
@@ -146,7 +146,7 @@ class Following:
         self._keep(here)
         for answer in self._client.take():
             self._follow(answer)
-        # Unsent records stay in the rings.
+        # Until a report can be sent, new records stay in the rings.
         if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
         if now_ns >= self._report_at_ns:
@@ -201,7 +201,7 @@ class Following:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, why)
 
     def has_all_ends(self) -> bool:
-        """Whether the lead has received the ends of all processes here."""
+        """Whether the lead has received the ends of all processes of this node."""
         return all(each.end_reports > _END_REPORTS for each in self._processes.values())
 
     def judgement(self) -> Judgement | None:

@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 
 # The interval at which the verdicts on the run are sent to its nodes.
 _JUDGE_EVERY_NS = 1_000_000_000
-# Packing the verdicts for thousands of ranks takes a third of a second: they are sent less often.
+# Packing the verdicts on thousands of ranks takes a third of a second, so they are sent less often.
 _MANY_RANKS, _JUDGE_MANY_EVERY_NS = 512, 5_000_000_000
-# A node that is silent for so long, while other ranks make steps, is excluded: its agent judges it.
+# A node that is silent for so long while other ranks make steps is excluded from the comparison.
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
 _SILENT_NS = 5_000_000_000
-# Forget a process that is missing in so many reports, as an agent may split one round into a few.
+# A process is forgotten after so many reports without it. More than one, since an agent may split
+# the processes of one round over several reports.
 _GONE_REPORTS = 8
-# Smaller changes of a clock offset are noise of its measurement.
+# Smaller changes of a clock offset are ignored as noise of the measurement.
 _SAME_OFFSET_NS = 50_000_000
 _MOST_NAMED = 4
-# The time to answer and the round trip: two rounds of this loop, and two reports, 3 s apart.
+# How long to wait for a stack: the process's time to answer, two rounds of this loop, and two
+# reports, which may be 3 s apart.
 _ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 8.0, 0.05
 
 
@@ -43,32 +45,32 @@ class _Node:
     """Another node of the run."""
 
     def __init__(self, name: str, *, is_kept: bool = False) -> None:
-        """*is_kept*: whether this agent writes the history of its ranks."""
+        """*is_kept*: whether this agent writes the history of the node's ranks."""
         self.name = name
         self.heard_ns = self.ahead_ns = 0
         self.hosts: dict[bytes, RemoteHost] = {}
-        """Its processes, by the heads of their journals."""
+        """The node's processes, by the heads of their journals."""
         self.lacking: list[wire.Lacking] = []
-        """Requests to send parts of journals again."""
+        """Requests to the node to send parts of journals again."""
         self._is_kept = is_kept
         self._reports = 0
 
     @property
     def lost(self) -> int:
-        """How many of its records were overwritten before they were sent."""
+        """How many of the node's records were overwritten before they were sent."""
         return sum(each.reader.lost for each in self.hosts.values())
 
     def hear(self, report: Any, now_ns: int) -> None:
-        """Store the report's arrival time and its node's clock offset, which corrects its times."""
+        """Store the report's arrival time, and the node's clock offset, which corrects times."""
         self.heard_ns = now_ns
-        # Keep an offset that hardly differs: each change moves the times of the ranks' phases.
+        # Ignore a small change of the offset: each change moves the times of the ranks' phases.
         if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
             self.ahead_ns = report.clock_offset_ns
 
     def feed(
         self, report: Any, now_ns: int, written: Mapping[str, int] | None
     ) -> Iterator[RemoteHost]:
-        """Read the processes in a report; yields those with news.
+        """Read the processes in a report, and yield them.
 
         *written*: the offset up to which the history has each journal; None if unknown.
         """
@@ -89,7 +91,7 @@ class _Node:
         if host is None:
             journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
             host = self.hosts[message.head] = RemoteHost(journal, is_kept=self._is_kept)
-        # An agent that was restarted numbers its processes anew.
+        # The id may change, since a restarted agent numbers its processes anew.
         host.number, host.report = message.id, self._reports
         host.hear(message.known, self.ahead_ns, now_ns)
         journal = host.reader
@@ -98,7 +100,7 @@ class _Node:
         if journal.is_new and self._is_kept:
             if written is None:
                 return host
-            # Continue where the history ends, wherever the report begins.
+            # Read on from the end of the history, even if the report begins elsewhere.
             journal.resume(written.get(f"{host.node}/{journal.name}", 0))
         is_whole = journal.define(message.definitions)
         if not (journal.add(message.records, message.lost) and is_whole):
@@ -112,12 +114,14 @@ class _Node:
 
 
 class Leading:
-    """One per run. Only the agent's loop calls it, except for `ask_stacks` and `sources`."""
+    """One per run that this agent leads. Only the agent's loop calls the methods, except for
+    `ask_stacks` and `sources`."""
 
     def __init__(
         self, run: Labels, node: str, server: LinkServer, history: Collector | None
     ) -> None:
-        """*node*: this agent's. *history*: None if each node writes the history of its ranks."""
+        """*node*: the name of this agent's node. *history*: None if each node writes the history of
+        its ranks."""
         self.run, self._own_node = run, node
         self.key = dict(run)["group"], dict(run)["run"]
         self._server = server
@@ -161,7 +165,7 @@ class Leading:
 
     @errors.contained(default=None)
     def _take(self, name: str, report: Any) -> _Node | None:
-        """Read all of a report but its processes; returns its node."""
+        """Read everything in a report except its processes; returns the node that sent it."""
         if not report.HasField("clock_offset_ns"):
             return None
         node = self._nodes.get(name)
@@ -176,7 +180,7 @@ class Leading:
 
     @errors.contained(default=False)
     def _is_of_run(self, host: RemoteHost, now_ns: int) -> bool:
-        """Feed a process its new records; whether it belongs to this run and to another node."""
+        """Feed a process its new records; returns whether it is of this run and another node."""
         before = host.process.labels
         host.poll(now_ns)
         labels = host.process.labels
@@ -194,7 +198,7 @@ class Leading:
             yield from [each.process for each in list(node.hosts.values())]
 
     def has_all_ends(self) -> bool:
-        """Whether the other nodes have reported the ends of all their processes, and stopped."""
+        """Whether the other nodes have reported all their processes as ended, and are silent."""
         ended = [each.host.silent_since_ns and not each.is_at_work for each in self.sources()]
         return bool(ended) and all(ended)
 
@@ -203,7 +207,7 @@ class Leading:
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
 
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
-        """The stack of a rank's training thread. Called by threads of the endpoint; blocks."""
+        """The stack of a rank's training thread. Threads of the endpoint call it, as it blocks."""
         of_rank = (each for each in self.sources() if each.global_rank == rank and each.is_at_work)
         return [{"rank": rank, "pid": each.reader.pid, **self._ask_stack(each)} for each in of_rank]
 
@@ -228,7 +232,7 @@ class Leading:
             answer = wire.Answer(lacking=node.lacking)
             node.lacking.clear()
             for host in node.hosts.values():
-                # Threads of the endpoint may add questions meanwhile.
+                # Take one question at a time, since threads of the endpoint may add more meanwhile.
                 while host.questions:
                     answer.questions.add(process=host.number, asked=host.questions.pop())
             if packed is not None:

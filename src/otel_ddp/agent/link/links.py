@@ -24,20 +24,22 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.channel import LinkThread
     from otel_ddp.agent.link.leading import Leading
 
-# A link stays open for so long after the last process here: others may end later.
+# A link stays open for so long after the run's last process on this node has ended, as processes of
+# other nodes may end later.
 _AFTER_END_NS = 60_000_000_000
-# It stays open for so long if the lead lacks ends of processes: a cut cable may be repaired.
+# If the lead still lacks ends of processes, the link stays open for so long, as a broken network
+# may recover.
 _UNHEARD_NS = 600_000_000_000
-# One agent judges so many ranks within a core and a gigabyte.
+# Larger runs get no links: one agent judges so many ranks with one core and a gigabyte.
 _MOST_RANKS = 10_240
-# In larger runs each node writes the history of its own ranks: no picture shows so many.
+# In larger runs each node writes the history of its own ranks: no chart shows so many ranks.
 _MOST_RANKS_OF_HISTORY = 512
 # Limit of remote processes in the agent's file, which is written every second.
 _MOST_SHOWN = 1024
 
 
 class Wanted(NamedTuple):
-    """The lead of a run, by the facts of its processes on this node."""
+    """The lead of a run, as recorded by the run's processes on this node."""
 
     fact: Lead
     leads: bool
@@ -49,12 +51,13 @@ class _Open(NamedTuple):
 
     wanted: Wanted
     link: Any
-    """Leading if this agent leads the run, else Following."""
+    """A `Leading` if this agent leads the run, else a `Following`."""
 
     def goes_on(self, wanted: Wanted) -> bool:
-        """Whether the link still fits. A lead continues after the end of its rank 0.
+        """Whether this link can stay open for *wanted*.
 
-        As long as the secret is the same, no rank 0 has started on another node.
+        A lead continues after the end of its rank 0 while the secret stays the same: only a new
+        rank 0, which may be on another node, draws a new secret.
         """
         same = self.wanted.fact.secret == wanted.fact.secret
         return wanted == self.wanted or (same and self.wanted.leads)
@@ -69,7 +72,7 @@ class Links:
         self._node = node
         self._collector = collector
         self._clock = clock
-        # All times are on this clock, like the judge's: it never jumps.
+        # All times are on this clock, which never jumps. The judge uses the same clock.
         self._origin_ns = time.time_ns() - clock()
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
@@ -81,23 +84,23 @@ class Links:
         return self._origin_ns + self._clock()
 
     def threads(self) -> Iterator[KeptThread]:
-        """The thread that has to run, once there is a link."""
+        """The link thread, if this agent has had a link."""
         if self._thread is not None:
             yield self._thread.thread
 
     @errors.contained()
     def poll(self, here: Collection[Process]) -> None:
-        """Once per round, before the judge. *here*: the processes of this node."""
+        """Update the links, once per round before the judge. *here*: the processes of this node."""
         now_ns = self._now_ns()
         by_run: dict[Labels, list[Process]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
-        # Also runs whose journals are gone: evidence on their ends may still come.
+        # Include runs whose journals are gone: evidence on the ends of their ranks may follow.
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
         for run, of in by_run.items():
-            # Of ended processes, the time of the end: the agent may have started later.
+            # An ended process was at work until its end, even if this agent started later.
             at_ns = (now_ns if each.is_at_work else each.life.ended_ns for each in of)
             self._at_work_ns[run] = max([self._at_work_ns.get(run, 0), *at_ns])
         for run, sources in by_run.items():
@@ -117,7 +120,7 @@ class Links:
             return
         wanted = wanted_by(sources)
         if wanted is None or wanted.world_size > _MOST_RANKS:
-            # The previous attempt may have had a link.
+            # The run needs no link, but its previous attempt may have had one.
             self._close(run)
             if why := _why_alone(sources):
                 self._why_alone[run] = why
@@ -173,7 +176,7 @@ class Links:
             yield from each.sources()
 
     def _leading(self) -> list[Leading]:
-        # A copy: threads of the endpoint call this too.
+        # Iterate over a copy, since threads of the endpoint call this too.
         opened = list(self._open.values())
         return [each.link for each in opened if each.wanted.leads]
 
@@ -205,7 +208,7 @@ class Links:
         ]
 
     def judgements(self) -> Mapping[Labels, Judgement]:
-        """By run: the current judgement of an agent on another node that leads it."""
+        """By run: the current judgement of the lead, if this is an agent on another node."""
         return {
             run: judgement
             for run, each in self._open.items()
@@ -214,7 +217,7 @@ class Links:
 
     @errors.contained()
     def answer(self, judge: Judge) -> None:
-        """Once per round, after the judge: send its questions and judgements."""
+        """Send the judge's questions and judgements, once per round after the judge."""
         now_ns = self._now_ns()
         for each in self._leading():
             each.answer(judge.judgement(each.run, self._node), now_ns)
@@ -238,9 +241,9 @@ class Links:
 
 
 def wanted_by(sources: Collection[Process]) -> Wanted | None:
-    """The lead to connect to, from the newest process that knows one.
+    """The lead to connect to, from the newest process that has recorded one.
 
-    None if this node has all ranks, or if a newer attempt knows no lead yet.
+    None if this node has all ranks, or if a newer attempt has recorded no lead yet.
     """
     found = [(each, fact) for each in sources if (fact := lead_facts.parse(each.fact("lead")))]
     if not found:
@@ -265,7 +268,7 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
     ranks = {each.global_rank for each in of_attempt}
     if leads and len(ranks) >= world_size:
         return None
-    # Rank 0 knows most addresses of its own agent.
+    # Use the fact with the most addresses, mostly that of rank 0, which is on the lead's node.
     facts = [known for each, known in found if each in of_attempt]
     return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
 

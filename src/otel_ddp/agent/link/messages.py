@@ -28,12 +28,12 @@ from otel_ddp.vocabulary.words import STATES
 _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 300
 _MOST_KNOWN = 256 * 1024
-# A process can be asked only if its agent has reported so recently.
+# A process is asked only if the last report of its agent is not older than this.
 _HEARD_NS = 6_000_000_000
 
 
 class Senseless(ValueError):
-    """Content that no agent of ours sends."""
+    """A message has content that no otel_ddp agent sends."""
 
 
 @contextlib.contextmanager
@@ -46,9 +46,9 @@ def _sensible(what: str) -> Iterator[None]:
 
 
 def node_facts(process: Process, now_ns: int, evidence: Evidence | None) -> dict[str, Any]:
-    """What only this node knows of a process, except its end, with times on the monotonic clock.
+    """Facts about a process that only this node has, except the facts about its end.
 
-    *evidence*: None unless the lead has asked the process.
+    Times are on the monotonic clock. *evidence*: None unless the lead has asked the process.
     """
     origin_ns = wall_origin_ns()
     found: dict[str, Any] = {
@@ -75,7 +75,7 @@ def wall_origin_ns() -> int:
 
 @_sensible("JSON")
 def read_json(content: bytes, most: int = _MOST_KNOWN) -> Mapping[str, Any]:
-    """Parse a mapping. Infinite numbers are refused: a browser could not read them."""
+    """Parse a JSON object. Infinite numbers are refused, since a browser could not read them."""
     if len(content) > most:
         raise ValueError
     found = files.parse_json(content or b"{}", parse_constant=_finite, parse_float=_finite)
@@ -89,7 +89,7 @@ def _finite(text: str) -> float:
 
 
 class RemoteHost(Host):
-    """A process of another node, updated by each report of its agent."""
+    """The facts about a process of another node, updated by each report of that node's agent."""
 
     is_here = False
     reader: ReceivedJournal
@@ -98,13 +98,13 @@ class RemoteHost(Host):
         self.reader, self.pid = journal, 0
         self.is_kept = is_kept
         self.questions: list[Question] = []
-        """Questions that were not sent to its agent yet."""
+        """Questions that were not sent to the process's agent yet."""
         self.number = 0
-        """Its number in messages."""
+        """The number of the process in messages."""
         self.report = 0
-        """The number of the last report that contained it."""
+        """The number of the last report that contained the process."""
         self.heard_ns = 0
-        """When its node sent the last report, on the judge's clock."""
+        """When the process's node sent the last report, on the judge's clock."""
         self._ahead_ns = 0
         self._facts: Mapping[str, Any] = {}
         self._evidence = Evidence()
@@ -113,7 +113,7 @@ class RemoteHost(Host):
 
     @property
     def node(self) -> str:
-        """The name of its node, as reported."""
+        """The reported name of the process's node."""
         return str(self._facts.get("node") or "")[:_LONGEST_TEXT]
 
     def poll(self, now_ns: int) -> None:
@@ -121,11 +121,11 @@ class RemoteHost(Host):
         self.process = self.process.poll(now_ns, alive=True)
         self.process.has_news = True
 
-    @_sensible("what its node knows of it")
+    @_sensible("facts about a process")
     def hear(self, known: bytes, ahead_ns: int, now_ns: int) -> None:
         """Read the facts in a report. Raises Senseless.
 
-        *ahead_ns*: our clock minus its monotonic clock. *now_ns*: on the judge's clock.
+        *ahead_ns*: our clock minus the node's monotonic clock. *now_ns*: on the judge's clock.
         """
         facts = read_json(known)
         if (end := facts.get("end")) is not None and end["state"] not in STATES:
@@ -174,7 +174,7 @@ class RemoteHost(Host):
 
     def evidence(self, now_ns: int) -> Evidence:
         if now_ns - self.heard_ns > _HEARD_NS:
-            # Old evidence says nothing about the present.
+            # Old evidence does not describe the current state.
             return self._evidence._replace(silent_s=None, kernel=None)
         return self._evidence
 
@@ -204,7 +204,7 @@ _LAST_NS = 1 << 62
 
 
 def pack_readings(found: Sequence[Sample]) -> bytes:
-    """Serialise for the lead, with times on our monotonic clock."""
+    """Serialise samples for the lead, with times on our monotonic clock."""
     origin_ns = wall_origin_ns()
     rows = [
         [*key[:3], [*map(list, key.labels)], time_ns - origin_ns, value]
@@ -217,7 +217,7 @@ def pack_readings(found: Sequence[Sample]) -> bytes:
 
 @_sensible("samples")
 def unpack_readings(content: bytes, node: str, ahead_ns: int) -> list[Sample]:
-    """Parse what a node sent; raises Senseless. *ahead_ns*: our clock minus the sender's."""
+    """Parse a node's samples; raises Senseless. *ahead_ns*: our clock minus the sender's."""
     rows = plain.list_of(list, read_json(content, _MOST_OF_READINGS).get("samples"))
     return [_sample(row, node, ahead_ns) for row in rows[:_MOST_SAMPLES]]
 
@@ -231,7 +231,7 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
         raise ValueError
     if not 0 <= at_ns < _LAST_NS:
         raise ValueError
-    # The node is that of the connection, whatever the message says.
+    # The node label comes from the connection, whatever the message contains.
     return Sample(
         None, SeriesKey(kind, name, rank, tuple({**words, "node": node}.items())), at_ns, number
     )
@@ -239,13 +239,13 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
 
 # -- the judgement of a run
 
-# Longer lists and tables of evidence, which have a row for each rank, are not sent.
+# Longer lists and tables in evidence are not sent, as they may have a row for each rank.
 _MOST_IN_LIST = 256
 _MOST_VERDICTS = 100
 
 
 class PackedJudgement:
-    """The judgement of a run for each node: verdicts for all, rows of the node's own ranks."""
+    """The judgement of a run, packed for each node: all verdicts, and rows of its own ranks."""
 
     def __init__(self, judgement: Judgement) -> None:
         of_all = {
@@ -265,7 +265,7 @@ class PackedJudgement:
             for labels in own
             if (each := self._ranks.get(labels)) is not None
         ]
-        # The part for all nodes is packed once.
+        # The part for all nodes is packed once, so append only the node's own part.
         of_node = json.dumps({"ranks": ranks})
         return f"{self._of_all[:-1]}, {of_node[1:]}".encode()
 
@@ -282,7 +282,7 @@ def _lean(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 @_sensible("the judgement of the lead")
 def unpack_judgement(content: bytes, run: Labels, own: Sequence[Labels]) -> Judgement:
-    """Parse the lead's judgement, without rows of other ranks than *own*. Raises Senseless."""
+    """Parse the lead's judgement; drops rows of ranks that are not in *own*. Raises Senseless."""
     found = read_json(content, MOST_BYTES)
     ranks = tuple(
         RankReport(
@@ -296,7 +296,7 @@ def unpack_judgement(content: bytes, run: Labels, own: Sequence[Labels]) -> Judg
         if (labels := tuple((str(key), str(value)) for key, value in row)) in own
     )
     still, past = (
-        # A lead speaks for its own run only.
+        # Ignore verdicts on other runs: this lead may judge only its own run.
         [each for each in found[name] if run_labels(tuple(each["who"].items())) == run]
         for name in ("open", "past")
     )

@@ -1,7 +1,8 @@
 """The lead's end of the links of one run: a server to which the other agents connect.
 
-It listens in the link thread. A peer without the run's secret fails in the TLS handshake. All that
-peers can make it store is bounded. A refused message is counted, and ends its connection.
+It listens in the link thread. A peer without the run's secret fails in the TLS handshake. The
+memory that peers can make the server use is bounded. A refused message is counted, and its
+connection is closed.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ from otel_ddp.agent.link.link_pb2 import Answer, Report
 log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
-# Limit of connections in their handshake.
+# Limit of connections that have not sent their first report yet.
 _MOST_STRANGERS = 128
 _MOST_WAITING_BYTES = 32 << 20
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 0.1
-# The first is dual-stack; a kernel may lack IPv6.
+# `::` is dual-stack; 0.0.0.0 is for kernels without IPv6.
 _ALL, _LOOPBACK = ("::", "0.0.0.0"), ("127.0.0.1",)
 
 
 def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
-    """Listen on all addresses, since a node may use any of these hosts; on loopback if all are."""
+    """Listen on all addresses, since a node may connect to any of *hosts*.
+
+    Listen on loopback only if all of them are loopback addresses.
+    """
     is_local = all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
     for address in _LOOPBACK if is_local else _ALL:
         for port in ports:
@@ -52,13 +56,13 @@ def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
 
 
 class _Refused(Exception):
-    """The reason, for the peer and for `status`."""
+    """A message is refused; the text is the reason, for the peer and for `status`."""
 
 
 class LinkServer:
     """One per run that this agent leads. `start` and `stop` return at once.
 
-    The agent's loop calls these, `take` and `answer`; all else runs in the link thread.
+    The agent's loop calls `start`, `stop`, `take` and `answer`; all else runs in the link thread.
     """
 
     def __init__(
@@ -72,28 +76,29 @@ class LinkServer:
         most_nodes: int = _MOST_NODES,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """*node*: this one. *hosts*: its names and addresses. *ports*: candidates.
+        """*node*: the name of this node. *hosts*: the node's host names and addresses.
 
-        *clock*: the one to which followers measure their offset.
+        *ports*: the server uses the first free one. *clock*: followers measure their clock's offset
+        to this clock.
         """
         self._thread = thread
         self._context = credentials.context(secret, leads=True)
         self._hosts, self.ports = hosts, ports
         self._node, self._most_nodes = node, most_nodes
         self._clock = clock
-        # Reports queued for the judge: unparsed, so that their memory is known. If one is dropped,
-        # its records are still in the journals.
+        # Reports queued for the agent's loop: unparsed, so that their memory is known. If a report
+        # is dropped, its records are still in the journals, and are requested again.
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
-        # The oldest first.
+        # Tasks of connections without a first report, oldest first.
         self._strangers: dict[Any, None] = {}
-        # By node.
+        # The admitted connection of each node.
         self._peers: dict[str, Channel] = {}
         self.refused: Counter[str] = Counter()
         """Refused messages by reason."""
         self.state = "does not listen yet"
-        """For `status`."""
+        """The state of the server, for `status`."""
 
     def start(self) -> None:
         self._thread.add(self._listen)
@@ -103,7 +108,7 @@ class LinkServer:
         self._thread.discard(self._listen)
 
     def take(self) -> Iterator[tuple[str, Any]]:
-        """The reports since the last call with their nodes, in the order of their arrival."""
+        """The reports since the last call, in order of arrival, each with its node's name."""
         with self._lock:
             taken, self._waiting = self._waiting, deque()
             self._waiting_bytes = 0
@@ -111,14 +116,14 @@ class LinkServer:
             yield node, Report.FromString(message)
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send it if the node is connected. Lost answers are repeated by later ones."""
+        """Send an answer if the node is connected. Later answers repeat a lost one."""
         if node in self._peers:
             self._thread.call(partial(self._send, node, answer))
 
     # -- in the link thread
 
     async def _listen(self) -> None:
-        """It is called again some seconds after it returned."""
+        """Listen until an error. The link thread calls it again some seconds after it returns."""
         listener = _bound(self._hosts, self.ports)
         if listener is None:
             self.state = f"cannot listen: its ports {', '.join(map(str, self.ports))} are taken"
@@ -132,7 +137,7 @@ class LinkServer:
             log.info("the lead of a run %s", self.state)
             try:
                 while True:
-                    # A flood of connections must not starve the peers.
+                    # Let the other tasks run: a flood of connections must not starve the peers.
                     await asyncio.sleep(0)
                     try:
                         connection, _ = await loop.sock_accept(listener)
@@ -200,7 +205,7 @@ class LinkServer:
                 self._waiting_bytes -= len(self._waiting.popleft()[1])
 
     def _admit(self, greeting: Any, peer: Channel) -> None:
-        """Make this the connection of its node; raises _Refused."""
+        """Make *peer* the connection of its node; raises _Refused."""
         node = greeting.node
         if not (0 < len(node) <= MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name of a node")
@@ -214,9 +219,9 @@ class LinkServer:
         if old is not None:
             if greeting.agent_began_ns < old.greeting.agent_began_ns:
                 raise _Refused("a newer agent of this node is connected (OTEL_DDP_NODE)")
-            # The node's agent considers it broken, or is a newer one.
+            # The node's agent considers the old connection broken, or a newer agent has started.
             self._end(old, "a newer stream of this node has replaced it")
-        # Keep only what is needed of its first report.
+        # Keep only the needed parts of the first report.
         peer.greeting = Report(node=node, agent_began_ns=greeting.agent_began_ns)
         self._peers[node] = peer
 

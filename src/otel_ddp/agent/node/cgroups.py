@@ -44,9 +44,9 @@ class Cgroups:
         self._mounts = files.read(f"{proc}/self/mountinfo", self._mounts_of) or []
 
     def group(self, pid: int | str) -> Group | None:
-        """The cgroup of a process (or `self`), whose files may be missing."""
+        """The cgroup of a process (or of `self`); None if unknown. Its files may be missing."""
         path = self._files.read(f"{self._proc}/{pid}/cgroup", _of_process, "cgroup") or ""
-        # A path with dots is outside this namespace.
+        # A path with `..` leads out of this cgroup namespace.
         if not path.startswith("/") or ".." in path.split("/"):
             return None
         for mount in self._mounts:
@@ -81,8 +81,8 @@ def shared_limit(
 ) -> tuple[int, str] | None:
     """The tightest memory limit of the cgroup that these processes share, and its folder.
 
-    None if they may use all memory. A limit of a single process is not the node's. Of equal limits
-    the outermost counts, because all processes under it share it.
+    None if the processes may use all memory. A limit that only some of them have is ignored. Of
+    equal limits the outermost counts, because all processes under it share it.
     """
     found = [group for each in pids if (group := cgroups.group(each)) is not None]
     if len({each.top for each in found}) != 1:

@@ -1,4 +1,4 @@
-"""Assigns GPUs to ranks: those that a rank reports, or else those that its process uses."""
+"""Assigns to each rank the GPUs that it reports, or else the GPUs that its process uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ownership(NamedTuple):
     """The labels of each device, and the memory of ranks on it."""
 
     labels: dict[str, Labels]
-    """By UUID."""
+    """The labels of each device, by UUID."""
     memory: list[DeviceMemory]
 
 
@@ -40,7 +40,7 @@ class _Process(NamedTuple):
 
 
 def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) -> Ownership:
-    """Assign the devices. *node*: the label of a device without a run."""
+    """Assign the devices. *node*: the node label, for devices that no run uses."""
     by_uuid = {each.device.uuid: each.device for each in devices}
     by_bare = {_bare(uuid): uuid for uuid in by_uuid}
     found = [
@@ -61,7 +61,7 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
         uuid: users[uuid][0] if len(users[uuid]) == 1 else shared_labels(users[uuid], node)
         for uuid in by_uuid
     }
-    # If the driver lists none of our pids, it uses another PID namespace.
+    # If the driver lists none of our pids, its pids are of another PID namespace: ignore them.
     ours = {each.pid for each in ranks if each.pid}
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
@@ -83,7 +83,7 @@ def _bare(uuid: str) -> str:
 def _seen(
     pid: int, ranks: Sequence[Rank], devices: Sequence[DeviceSample]
 ) -> dict[str, int | None]:
-    # A process with two journals could be either rank; 0 is a pid that the agent cannot see.
+    # A process with two journals could be either rank, and a pid that the agent cannot see is 0.
     if not pid or sum(each.pid == pid for each in ranks) > 1:
         return {}
     return {
@@ -103,7 +103,7 @@ def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
 def _used_by_strangers(
     processes: Sequence[_Process], devices: Sequence[DeviceSample]
 ) -> dict[tuple[Labels, str], int]:
-    """Used bytes by rank and device, if only one rank reports it and only one process uses it."""
+    """Used bytes by rank and device, for devices that one rank reports and one process uses."""
     used = {}
     for device, _, users in devices:
         ranks = {each.labels for each in processes if device.uuid in each.declared}

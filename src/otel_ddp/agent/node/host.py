@@ -27,7 +27,7 @@ def _spent(text: str) -> SpentS:
 
 
 def _states_of_node(meminfo: str) -> dict[str, float]:
-    """Bytes by state, which add up to the limit."""
+    """Bytes by state; the states add up to the node's memory."""
     node = _node_memory(meminfo)
     # The kernel counts shared memory, which holds the data loaders' batches, as cache. It cannot be
     # reclaimed, so we count it as used.
@@ -46,7 +46,7 @@ def _states_of_group(files: KernelFiles, limit_bytes: int, folder: str) -> dict[
     charged = files.read(f"{folder}/memory.current", int)
     if charged is None:
         return {}
-    # Usage may exceed a limit for a moment, or after it is lowered.
+    # Usage may exceed a limit for a moment, or after the limit is lowered.
     states: dict[str, float] = {"free": max(limit_bytes - charged, 0)}
     found = files.read(f"{folder}/memory.stat", numbers) or {}
     if "inactive_file" in found:
@@ -57,12 +57,12 @@ def _states_of_group(files: KernelFiles, limit_bytes: int, folder: str) -> dict[
 
 
 def _node_memory(text: str) -> dict[str, int]:
-    """Bytes by the kernel's names."""
+    """The values of /proc/meminfo in bytes, by the kernel's names."""
     return {name: kibibytes * 1024 for name, kibibytes in numbers(text).items()}
 
 
 def _stalled(text: str) -> dict[str, float]:
-    """Seconds by kind of stall."""
+    """Stalled seconds by kind of stall (`some`, `full`), from a pressure file."""
     lines = [line.split() for line in text.splitlines()]
     return {words[0]: int(words[-1].removeprefix("total=")) / 1e6 for words in lines}
 
@@ -70,18 +70,18 @@ def _stalled(text: str) -> dict[str, float]:
 # -- bytes of disks, network interfaces and InfiniBand ports
 
 _WORD_BYTES = 4
-# A container's own interface, as runtimes call it; it has no hardware.
+# The name that container runtimes give to a container's interface, which has no hardware.
 _OF_CONTAINER = "eth0"
 
 
 def _of_disks(vmstat: str) -> dict[str, int]:
-    """The kernel's total, as in `vmstat`: a RAID and its disks count once."""
+    """Bytes read and written by the node, as in `vmstat`: a RAID and its disks count once."""
     found = numbers(vmstat)
     return {"read": found["pgpgin"] * 1024, "write": found["pgpgout"] * 1024}
 
 
 def _of_interfaces(files: KernelFiles, proc: Path, sys: Path) -> dict[str, int]:
-    """Totals of interfaces with hardware, and of a container's own one."""
+    """Total bytes of interfaces with hardware, and of a container's own interface."""
     rows = files.read(f"{proc}/net/dev", _rows) or {}
     folder = f"{sys}/class/net"
     moved = [row for name, row in rows.items() if _is_counted(f"{folder}/{name}", name)]
@@ -92,8 +92,9 @@ def _is_counted(folder: str, name: str) -> bool:
     if name == _OF_CONTAINER:
         return True
     if not os.path.exists(f"{folder}/device"):
-        return False  # a bond, bridge or VLAN, whose devices are counted
-    # In clouds the master of two devices counts for both (Azure, virtio failover).
+        return False  # a bond, bridge or VLAN, whose underlying devices are counted
+    # In clouds (Azure, virtio failover), a device may have a master device that counts the same
+    # bytes: count only the master.
     return not os.path.exists(f"{folder}/master/device")
 
 
@@ -124,7 +125,7 @@ def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]
 
 
 class Host:
-    """Reads the host. If a cgroup limits its memory, memory and pressure are the cgroup's."""
+    """Reads the host. If a cgroup limits the memory, memory and pressure are the cgroup's."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Host:
 
     def read(self) -> list[Measurement]:
         node = self._files.read(f"{self._proc}/meminfo", _node_memory) or {}
-        # Found at each read, since limits and cgroups change.
+        # Find the limit at each read, since limits and cgroups change.
         limit = shared_limit(self._cgroups, self._pids(), node.get("MemTotal"))
         moved = self._files.read(f"{self._proc}/vmstat", _of_disks)
         return [
@@ -169,12 +170,12 @@ class Host:
         ]
 
     def _shares(self) -> list[Measurement]:
-        """Shares of the CPU time since the last read; none at the first one."""
+        """Shares of the CPU time since the last read; none at the first read."""
         spent_s = self._files.read(f"{self._proc}/stat", _spent)
         before_s, self._before = self._before, spent_s
         if spent_s is None or before_s is None:
             return []
-        # Idle time may decrease a little, says the kernel's manual.
+        # By the kernel's manual, idle time may decrease a little: count that as 0.
         passed_s = {mode: max(value - before_s[mode], 0.0) for mode, value in spent_s.items()}
         total_s = sum(passed_s.values())
         metric = catalog.SYSTEM_CPU_UTILIZATION
@@ -206,7 +207,7 @@ class Host:
             if of_node:
                 path = f"{self._proc}/pressure/{resource}"
             for stall_type, stalled_s in (self._files.read(path, _stalled) or {}).items():
-                # Undefined for a whole node: the kernel writes 0.
+                # `full` CPU pressure is undefined for a whole node: the kernel writes 0.
                 if of_node and resource == "cpu" and stall_type == "full":
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))

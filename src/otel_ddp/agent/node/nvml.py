@@ -1,4 +1,4 @@
-"""Reads NVIDIA boards through NVML: numbers and processes."""
+"""Reads NVIDIA GPUs through NVML: measurements and processes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from otel_ddp.vocabulary.catalog import Kind
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
 
-# How often devices are listed: a driver may be loaded later or reloaded, a board added or reset.
+# How often devices are listed: a driver may be loaded later or reloaded, a GPU added or reset.
 _FIND_EVERY_S = 60.0
 _MOST_USED_BYTES = 1 << 50
 _LINK_COUNT, _MOST_LINKS = Field(91), 72
-# If a process is in several lists, each has all of its memory: do not add them.
+# If a process is in several lists, each list has all of its memory: do not add them up.
 _PROCESSES = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -48,16 +48,16 @@ _NO_DEVICES = (
 
 
 class _DriverMissing(Exception):
-    """There is no driver. The text is a sentence for users."""
+    """There is no driver, or it does not answer. The text is a sentence for users."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A board."""
+    """A GPU."""
 
     uuid: str
     index: str
-    """As in `nvidia-smi`."""
+    """The number of the GPU in `nvidia-smi`."""
     name: str
     pci: str = ""
 
@@ -70,7 +70,7 @@ class User(NamedTuple):
 
 
 class DeviceSample(NamedTuple):
-    """One device with its numbers and processes."""
+    """One device with its measurements and processes."""
 
     device: Device
     measurements: tuple[Measurement, ...]
@@ -107,7 +107,7 @@ class _Watched:
         ways = [way for row in ROWS for ways in row.series.values() for way in ways]
         self._engines = [way for way in ways if isinstance(way, Gpm)]
         self._gpm: GpmSamples | None = None
-        # The answers of one reading; None if unsupported or failed.
+        # NVML's answers in the current reading, by call; None if the call is unsupported or failed.
         self._answers: dict[tuple[Any, ...], Any] = {}
         self._rates: Mapping[Gpm, float] = {}
 
@@ -118,7 +118,7 @@ class _Watched:
             self._gpm.close()
 
     def read(self, loaded_ns: int, gpm: Callable[[Calls], GpmSamples]) -> DeviceSample:
-        """*loaded_ns*: the approximate start of the driver's counters."""
+        """Read the device. *loaded_ns*: when the driver's counters began, approximately."""
         found: tuple[Measurement, ...] = ()
         users: tuple[User, ...] = ()
         try:
@@ -141,7 +141,7 @@ class _Watched:
         return DeviceSample(self.device, found, users)
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
-        """The answer; None if unsupported, or if this attempt failed, which is logged."""
+        """The answer; None if the call is unsupported, or if it failed, which is logged."""
         try:
             return ask()
         except NotSupported:
@@ -163,7 +163,7 @@ class _Watched:
             self._rates = self._attempt("engines", lambda: samples.read(self._engines)) or {}
 
     def _measured(self, loaded_ns: int) -> Iterator[Measurement]:
-        """The measurement of each series, by the first way that the device supports."""
+        """The measurement of each series, read in the first way that the device supports."""
         for row in ROWS:
             for word, ways in row.series.items():
                 for way in ways:
@@ -179,7 +179,7 @@ class _Watched:
                     break
 
     def _raw(self, way: Way) -> float | None:
-        """The number in NVML's unit; None if this attempt failed."""
+        """The value in NVML's unit; None if this attempt failed."""
         if isinstance(way, Gpm):
             if self._gpm is None:
                 raise NotSupported
@@ -193,7 +193,7 @@ class _Watched:
             # A sum without one part would look like a reset of the counter.
             known = [part for part in found.values() if part is not None]
             return sum(known) * way.times if len(known) == len(found) else None
-        # Several series may share an answer.
+        # Call each function once per reading, as several series may use its answer.
         if way.function not in self._answers:
             ask = partial(self._calls.ask, *way.function)
             self._answers[way.function] = self._attempt(way.function[0], ask)
@@ -222,7 +222,7 @@ class _Watched:
 
 
 class Gpus:
-    """All devices of the node. `read` may hang with the driver: a Sampler's thread calls it."""
+    """All devices of the node. `read` may hang with the driver, so a Sampler's thread calls it."""
 
     def __init__(
         self,
@@ -234,16 +234,16 @@ class Gpus:
         self._lib: Any = None
         self._clock = clock
         self._wall_ns = wall_ns
-        # The driver's counters begin when it is loaded, mostly at boot.
+        # When the driver was loaded and its counters began: mostly at boot.
         self._loaded_ns = boot_ns()
-        # Empty while the driver is not open.
+        # The driver's version; empty while the driver is not open.
         self._version = ""
         self._remark = ""
-        # A sentence on each board that did not answer when the boards were last listed.
+        # A sentence on each GPU that did not answer when the GPUs were last listed.
         self._silent: list[str] = []
         self._watched: list[_Watched] = []
         self._find_at = 0.0
-        # By board; kept while the driver is closed, or if the board no longer answers.
+        # The fault counts of each GPU; kept while the driver is closed or the GPU does not answer.
         self._xids: dict[Device, Xids] = {}
 
     def read(self) -> GpuSample:
@@ -266,7 +266,7 @@ class Gpus:
         return GpuSample(self._with_faults(devices), self._remarks(), self._version)
 
     def _with_faults(self, devices: Sequence[DeviceSample]) -> tuple[DeviceSample, ...]:
-        """Add the faults, also of boards that no longer answer."""
+        """Add the faults, also of GPUs that no longer answer."""
         found = {each.device: each for each in devices}
         for board, xids in self._xids.items():
             if faults := xids.measurements(board.pci):
@@ -323,12 +323,12 @@ class Gpus:
 
     def _find_devices(self) -> None:
         """Open the driver, unless it is open, and list its devices."""
-        # A reset board appears only after reopening the driver.
+        # A GPU that was reset appears only after NVML is reopened.
         if self._silent or any(each.lost for each in self._watched):
             self.close()
         self._version = self._version or self._open()
         found = list(self._found())
-        # After any change all are replaced, since handles may have changed.
+        # After any change, replace all devices, since their handles may have changed.
         if [each.device for each in found] != [each.device for each in self._watched]:
             for each in self._watched:
                 each.close()
@@ -347,7 +347,7 @@ class Gpus:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
                 board = _board(calls, index)
             except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
-                # A failing board must not hide the others.
+                # A failing GPU must not hide the others.
                 where = "see `nvidia-smi`, and the kernel's log for Xid"
                 sentence = f"GPU {index} does not answer ({error}): {where}."
                 self._silent.append(sentence)

@@ -1,4 +1,4 @@
-"""Calls NVML for one board: numbers, faults, engine activity."""
+"""Calls NVML for one GPU: values, faults, engine activity."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class NotSupported(Exception):
 
 
 class DeviceLost(Exception):
-    """The device or the whole driver is lost: list the devices again."""
+    """The device or the whole driver is lost, so the devices have to be listed again."""
 
 
 # -- one device
 
-# Numbers of the ABI: an older nvidia-ml-py lacks some names.
+# Return codes of NVML's ABI, written out because an older nvidia-ml-py lacks some names.
 SUCCESS = 0
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
@@ -47,7 +47,7 @@ _ABSENT = {
 }
 _LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
-# By value type: the member of the union, and the value that means "not available".
+# For each value type of NVML: the union's member, and the value that means "not available".
 _MEMBERS = {1: ("uiVal", U32), 2: ("ulVal", 2**64 - 1), 3: ("ullVal", 2**64 - 1)}
 _IN_32_BITS = 1
 
@@ -66,7 +66,7 @@ class Calls:
         return self.guarded(lambda: call(self.handle, *arguments))
 
     def guarded(self, call: Callable[[], Any]) -> Any:
-        """Raises our exceptions, or NVMLError if only this attempt failed."""
+        """Run *call*; raises our exceptions, or NVMLError if only this attempt failed."""
         try:
             return call()
         except self.lib.NVMLError as error:
@@ -77,7 +77,7 @@ class Calls:
             raise
 
     def fields(self, fields: Sequence[Field]) -> dict[Field, float | None]:
-        """Read fields in one call. Unsupported fields are left out; failed ones are None."""
+        """Read fields in one call. Unsupported fields are left out; failed fields have None."""
         asked = [(each.number, each.scope) for each in fields]
         found: dict[Field, float | None] = {}
         for field, answer in zip(fields, self.ask("nvmlDeviceGetFieldValues", asked), strict=True):
@@ -104,15 +104,14 @@ _MOST_AT_ONCE = 100
 
 
 class Xids:
-    """Counts the faults (Xids) of one board; outlives its NVML handles."""
+    """Counts the faults (Xids) of one GPU; outlives the GPU's NVML handles."""
 
     def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
         # Faults by Xid code.
         self._codes: Counter[int] = Counter()
         self._lib: Any = None
-        # An event set per board, because the board's handle in an event cannot be compared with
-        # ours.
+        # An event set per GPU, because the GPU's handle in an event cannot be compared with ours.
         self._events: Any = None
 
     def poll(self, calls: Calls) -> None:
@@ -123,7 +122,7 @@ class Xids:
         calls.guarded(self._drain)
 
     def measurements(self, pci: str) -> list[Measurement]:
-        """The counts by code. *pci*: the PCI address of the board."""
+        """The counts by code. *pci*: the PCI address of the GPU."""
         return [
             Measurement(
                 OTEL_DDP_GPU_XID_ERRORS, times, (("pci", pci), ("code", str(code))), self._since_ns
@@ -175,7 +174,7 @@ class GpmSamples:
     def __init__(
         self, calls: Calls, clock: Callable[[], float], wall_ns: Callable[[], int]
     ) -> None:
-        """Raises NotSupported."""
+        """Raises NotSupported if the GPU has no GPM."""
         if not calls.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
             raise NotSupported("this board has no GPM")
         self._calls = calls

@@ -1,6 +1,7 @@
-"""All numbers that are read of a board: metric, unit, and NVML calls.
+"""All metrics that are read from a GPU, with their units and NVML calls.
 
-To read another one, add a row. Of the ways of a series, the first that a board supports is used.
+To read another metric, add a row. Of several ways to read a series, the first one that the GPU
+supports is used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _ALL_LINKS = U32
 
 
 class Unit(NamedTuple):
-    """NVML's units per unit of ours, and NVML's valid range: all ones means "not available"."""
+    """NVML's units per unit of ours, and NVML's valid range.
+
+    All ones, which means "not available", is outside the range.
+    """
 
     per: float = 1.0
     most: float = 2.0**63
@@ -56,7 +60,7 @@ class Call(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A number that NVML reads by its field id. *scope*: the NVLink."""
+    """A value that NVML reads by field id. *number*: the id. *scope*: the number of the NVLink."""
 
     number: int
     scope: int = 0
@@ -78,7 +82,7 @@ class Gpm(NamedTuple):
 
     number: int
     counts: bool = False
-    """Whether it is a rate in MiB/s, to be integrated to bytes."""
+    """Whether the metric is a rate in MiB/s that is integrated to bytes."""
 
 
 Way = Call | Fields | Gpm
@@ -87,14 +91,14 @@ Ways = Mapping[str, Sequence[Way]]
 
 
 class Row(NamedTuple):
-    """One metric."""
+    """One metric: its unit, and the ways to read its series."""
 
     metric: catalog.Metric
     unit: Unit
     series: Ways
 
     def measurement(self, word: str, raw: float, pci: str, start_ns: int) -> Measurement:
-        """Convert to our unit; NaN outside the bounds."""
+        """The measurement in our unit; its value is NaN if *raw* is outside the bounds."""
         per, most, least = self.unit
         value = raw / per if least <= raw <= most else math.nan
         if self.metric.unit == "1":
@@ -114,7 +118,7 @@ def _sum(*numbers: int, links: bool = False, wide: bool = False) -> Fields:
 
 
 def _memory(part: str) -> list[Way]:
-    # Version 2 excludes the driver's own memory from the used one.
+    # Version 2 of the call excludes the driver's own memory from the used memory.
     return [_get("MemoryInfo", 0x0200_0028, part=part), _get("MemoryInfo", part=part)]
 
 
@@ -131,13 +135,13 @@ _REASONS = {
 
 
 def _reason(bit: int) -> list[Way]:
-    # The second name is that of drivers before 535.
+    # Drivers before 535 have only the second name.
     names = "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"
     return [_get(name, bit=bit) for name in names]
 
 
-# Numbers of fields, which count nanoseconds. Numbers from 251 on differ between driver branches, so
-# the finer thermal reasons are not read.
+# Ids of fields that count nanoseconds. Ids from 251 on differ between driver branches, so the finer
+# thermal reasons are not read.
 _DURATIONS = {
     "sw_power": 74,
     "thermal": 75,
@@ -158,7 +162,7 @@ _BUSY: Ways = {
 }
 _CONTROLLER: Ways = {"": [_get("UtilizationRates", part="memory")]}
 _TEMPERATURES: Ways = {
-    # The second call replaces the first with CUDA 14.
+    # In CUDA 14, the second call replaces the first.
     "core": [_get("Temperature", 0), _get("TemperatureV", 0)],
     "memory": [_sum(82)],
 }
@@ -171,7 +175,7 @@ _PCIE: Ways = {
     "receive": [Gpm(21, counts=True), _sum(198, wide=True)],
 }
 _NVLINK: Ways = {
-    # In KiB; the fifth generation of NVLink has bytes per link instead.
+    # The first field is in KiB. The fifth generation of NVLink has bytes per link instead.
     "transmit": [Fields((Field(138, _ALL_LINKS),), times=1024), _sum(202, links=True)],
     "receive": [Fields((Field(139, _ALL_LINKS),), times=1024), _sum(204, links=True)],
 }
@@ -179,7 +183,7 @@ _NVLINK_ERRORS: Ways = {
     "": [
         # Checksum errors of control and of data, replays, recoveries.
         _sum(38, 45, 52, 59),
-        # The same for each link.
+        # The same errors for each link.
         _sum(161, 162, 163, links=True),
         # The fifth generation: damaged packets, integrity failures, recoveries.
         _sum(208, 211, 215, links=True),

@@ -17,10 +17,10 @@ from otel_ddp.vocabulary.catalog import Metric
 
 
 class ProcessStat(NamedTuple):
-    """Fields of /proc/<pid>/stat. Times in ticks; `children_*` are of reaped children."""
+    """Fields of /proc/<pid>/stat. Times are in ticks; `children_*`: times of reaped children."""
 
     alive: bool
-    """False for a zombie."""
+    """Whether the process lives; false for a zombie."""
     parent: int
     user: int
     system: int
@@ -40,14 +40,16 @@ def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | 
 
 
 def _stat(text: str) -> ProcessStat:
-    # The name in parentheses may contain parentheses.
+    # The process's name, which is in parentheses, may contain parentheses itself.
     words = text.rpartition(")")[2].split()
     fields = [int(words[place]) for place in _PLACES]
     return ProcessStat(words[0] not in ("Z", "X", "x"), *fields)
 
 
 class ProcessTree:
-    """The tree of processes. Reads only new ones: a parent does not change while it lives.
+    """The tree of processes.
+
+    Each poll reads only new processes, since a process keeps its parent while the parent lives.
 
     /proc/<pid>/task/*/children, one file per thread, takes thirty times as long for eight ranks
     with a hundred threads.
@@ -69,7 +71,7 @@ class ProcessTree:
         # the kernel cycles through all others first.
         for pid in pids:
             parent = self._parents.get(pid)
-            # A process that entered this namespace from outside has the parent 0.
+            # A process that entered this PID namespace from outside has the parent 0 for good.
             if parent is None or (parent and parent not in pids):
                 stat = read_process_stat(self._files, self._proc, pid)
                 if stat is None:
@@ -83,8 +85,8 @@ class ProcessTree:
         """The descendants of a process, without the subtrees of *without*."""
         found: list[int] = []
         above = [pid]
-        # Excludes the process itself, since parents that were read at different times may form a
-        # cycle.
+        # The process itself is excluded too, since parents that were read at different times may
+        # form a cycle.
         apart = {pid, *without}
         while above:
             below = [each for each in self._children.get(above.pop(), ()) if each not in apart]
@@ -105,9 +107,9 @@ class _Seen:
 
     def __init__(self) -> None:
         self.children_ticks = (0, 0)
-        """The highest user and system time of its descendants so far."""
+        """The highest user and system time of the process's descendants so far."""
         self.waits_ns: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        """Times, and the main thread's cumulative wait for a core."""
+        """Pairs of a time and the main thread's cumulative wait for a core at that time."""
 
     def core_wait(self) -> float | None:
         """The share of time in which the main thread was runnable without a core."""
@@ -120,7 +122,7 @@ class ProcessUse(NamedTuple):
 
     measurements: list[Measurement]
     core_wait: float | None
-    """The share of the last half minute without a core; None if unknown."""
+    """The share of the last half minute spent waiting for a core; None if unknown."""
 
 
 class ProcessSample(NamedTuple):
@@ -144,8 +146,8 @@ class ProcessReader:
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
-        # Excluded from the workers: if the training is process 1 of a container, the agent is its
-        # child.
+        # The agent is excluded from the workers: if the training is process 1 of a container, the
+        # agent is a child of the training.
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._tree = ProcessTree(self._files, self._proc)
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -198,10 +200,10 @@ class ProcessReader:
         return ProcessUse(measurements, seen.core_wait())
 
     def _descendants(self, stat: ProcessStat, pid: int) -> tuple[int, int, list[ProcessStat]]:
-        """User and system ticks of all descendants, and the living ones.
+        """User and system ticks of all descendants, and the living descendants.
 
         The kernel adds the time of a reaped child to its parent. So the parent is read before its
-        descendants: one that ends meanwhile is missed once, but not counted twice.
+        descendants: a descendant that ends in between is missed once, but not counted twice.
         """
         user, system, alive = stat.children_user, stat.children_system, []
         for child in self._tree.descendants(pid, {*self.pids, self._own_pid} - {pid}):

@@ -1,4 +1,4 @@
-"""Samples the node, and labels each number with its rank, run or node."""
+"""Samples the node, and labels each measurement with its rank, run or node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STOP_S = 0.5
 
 
 class Sampling:
-    """One per node. Each source has a thread; `update_series` blocks on none."""
+    """One per node. Each source has a thread; `update_series` waits for none of them."""
 
     def __init__(self, ledger: Ledger, node: str, sources: Collection[str]) -> None:
         self._ledger = ledger
         self._node = node
         self._ranks: tuple[Rank, ...] = ()
-        # Our current series in the ledger.
+        # The series that the last update wrote into the ledger.
         self._shown: set[Series] = set()
         self._processes = ProcessReader()
         every: tuple[tuple[str, Callable[[], Any], float], ...] = (
@@ -50,8 +50,8 @@ class Sampling:
             sampler.stop(_STOP_S)
 
     def _rank_pids(self) -> Collection[int | str]:
-        """Processes whose cgroups limit the node: the ranks. The agent may be in a service's
-        cgroup."""
+        """The processes whose cgroups limit the memory: the ranks. The agent does not count, as it
+        may be in the cgroup of a service."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
 
     # -- series
@@ -78,7 +78,7 @@ class Sampling:
             self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, of_source, sampler.age_s(), now_ns)
 
     def cores(self) -> dict[Labels, float]:
-        """By rank: the share of the last half minute in which it waited for a core."""
+        """For each rank, the share of the last half minute in which it waited for a core."""
         sample, _ = self._fresh("process")
         uses = sample.uses.items() if sample else ()
         return {labels: use.core_wait for labels, use in uses if use.core_wait is not None}
@@ -105,7 +105,7 @@ class Sampling:
             yield used.labels, measurement, taken_ns
 
     def _fresh(self, name: str) -> tuple[Any, int]:
-        """The last sample of a source and its time; None if it is stale."""
+        """The last sample of a source and its time; (None, 0) if the sample is stale."""
         sampler = self._samplers.get(name)
         return (sampler and sampler.fresh()) or (None, 0)
 

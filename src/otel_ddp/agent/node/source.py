@@ -1,4 +1,4 @@
-"""What sources are made of: measurements, kernel files, a sampling thread."""
+"""Building blocks of the node's sources: measurements, kernel files, a sampling thread."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def boot_ns() -> int:
 
 log = logging.getLogger("otel_ddp.agent")
 
-# This machine or device lacks the file, or the process has ended.
+# Errors that need no log line: the machine has no such file, or the process has ended.
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV)
 _FRESH_PERIODS = 3
 
@@ -56,7 +56,7 @@ class KernelFiles:
     def read(self, path: str, parse: Callable[[str], T], place: str = "") -> T | None:
         """Read and parse a file; None if it is absent or unreadable.
 
-        *place*: its name in the log, if its path contains a pid.
+        *place*: the file's name in the log, for a path that contains a pid.
         """
         return self._attempt(
             place or path, lambda: parse(files.read(path).decode("utf-8", "replace"))
@@ -109,7 +109,8 @@ class Sampler:
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
-        # Value and times; replaced as a whole, so that they belong together.
+        # The value and start times of the last reading; replaced as a whole, so that other threads
+        # never see parts of two readings.
         self._last: tuple[Any, int, float] | None = None
         self._finished_at = clock()
         self.thread = KeptThread(name, self._run)
@@ -124,7 +125,7 @@ class Sampler:
         if self._last is None:
             return None
         value, taken_ns, began_at = self._last
-        # Its age is measured by the monotonic clock.
+        # The reading's age is measured by the monotonic clock, which is never set.
         return None if self._is_stale(began_at) else (value, taken_ns)
 
     def hangs(self) -> bool:

@@ -43,14 +43,14 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "nonfinite": ("error", "has a value that is not finite", 0.0),
     "straggler": ("warn", "keeps the others waiting", _STOOD_S),
 }
-# Share of the step that a late rank or node must cost for a message.
+# A late rank or node causes a message only if it costs at least this share of the step time.
 _COSTS = 0.05
 # A shorter run that ends well sends no message: it may be a test, or one of thousands in a sweep.
 _SHORTEST_S = 10.0
 
 
 class _Run:
-    """The notification state of one run."""
+    """The state of the rules for one run."""
 
     def __init__(self) -> None:
         self.since: dict[tuple[Kind, Labels], float] = {}
@@ -65,13 +65,13 @@ class _Run:
 
 
 class Rules:
-    """The rules of an agent, whose loop calls `poll` after the judge."""
+    """Decides which messages to send. The agent's loop calls `poll` after the judge."""
 
     def __init__(self) -> None:
         self._runs: dict[Labels, _Run] = {}
         self._carded: set[Process] = set()
         self.ending: set[Labels] = set()
-        """Runs with an ended process and no message on their end yet."""
+        """Runs with an ended process, for which no message on the end was sent yet."""
 
     def poll(
         self,
@@ -161,7 +161,8 @@ class Rules:
             each["world_size"] or 1 for each in newest.ranks.values()
         )
         ended_well = newest.state == "finished" and is_whole
-        # A launcher may restart failed ranks, and other ranks may not have started yet.
+        # Wait before reporting a failure: a launcher may restart failed ranks, and other ranks may
+        # not have started yet.
         stands = ended_well or leaving or now - run.over_since >= _STOOD_S
         if run.end_is_sent or not stands:
             return
@@ -203,7 +204,7 @@ def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
         duration_s=lasted_s,
         reason=reason,
         sentences=sentences,
-        # A command instead of the page's address, which ends with this agent.
+        # A command instead of the page's address, which works only while this agent runs.
         look=[f"otel-ddp open {shlex.quote(f'{group}/{name}' if group else name)}"],
     )
     key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
@@ -251,10 +252,10 @@ def _message(
 
 
 class Notifier:
-    """One per agent, called by its loop. Without an address it does nothing."""
+    """One per agent; the agent's loop calls it. Without an address it does nothing."""
 
     def __init__(self, conf: Settings, folder: Path) -> None:
-        """*folder*: the folder of the queue."""
+        """*folder*: where the queue stores its files."""
         self._outbox: Outbox | None = None
         self._why_none = "off: OTEL_DDP_NOTIFY names no address"
         if conf.notify and conf.offline:
@@ -272,7 +273,7 @@ class Notifier:
         *,
         leaving: bool = False,
     ) -> None:
-        """Queue the messages that are due; called after the judge.
+        """Queue the messages that are due. The loop calls this after the judge.
 
         *page*: the address of the page.
         """
@@ -292,7 +293,7 @@ class Notifier:
         return [] if self._outbox is None else self._outbox.delivery.threads()
 
     def busy(self) -> bool:
-        """Whether the agent should stay for messages."""
+        """Whether the agent should keep running to send messages."""
         return bool(self.ending) or (self._outbox is not None and self._outbox.is_awaited())
 
     def describe(self) -> str:

@@ -1,6 +1,7 @@
-"""Queues messages until each address has accepted them: webhooks, or others by the library apprise.
+"""Queues messages until each address has accepted them.
 
-An address may contain a secret anywhere: it is never logged, nor is the text of an error.
+Messages to webhooks are posted directly, messages to other addresses by the library apprise. An
+address may contain a secret anywhere, so whole addresses and texts of errors are never logged.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from otel_ddp.agent.export.post import UNANSWERED, Route, explain, take_user
 from otel_ddp.history.terminal import without_mentions
 
 _ANSWER_S = 10.0
-# Schemes whose address begins with a host. Others may begin with a token (Slack, Telegram).
+# Schemes whose addresses begin with a host. Addresses of other schemes may begin with a token, as
+# for Slack and Telegram.
 _WITH_HOST = ("http", "https", "json", "jsons", "xml", "xmls", "form", "forms", "mailto", "mailtos")
 _WEBHOOK = ("http", "https")
 # Status codes after which a retry is useless.
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
-# Held while apprise sends, since it reports status codes in its log only.
+# Held while apprise sends: status codes are only in its log, so messages are sent one at a time.
 _APPRISE = threading.Lock()
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
@@ -42,7 +44,7 @@ class Message(NamedTuple):
     """One notification; labels that do not apply are empty."""
 
     id: str
-    """For deduplication: the same in each retry."""
+    """The same in each retry, so that receivers can drop duplicates."""
     kind: str
     """A kind of verdict, or `ended`, `alert`, `test`."""
     level: str
@@ -73,17 +75,17 @@ class Address:
     def __init__(self, url: str) -> None:
         self._url = url
         self.key = blake2s(url.encode("utf-8", "replace"), digest_size=8).hexdigest()
-        """The name of its messages on disk."""
+        """The name of this address in the file names of its queued messages."""
         scheme, _, rest = url.partition("://")
         self._scheme = scheme.lower()
         first = re.split("[/?#]", rest, maxsplit=1)[0]
-        # A password may contain `/`; the part before it is no host, although it looks like one.
+        # A password may contain `/`: the part before the slash may look like a host, but is secret.
         is_host = self._scheme in _WITH_HOST and ("@" in first or "@" not in rest)
         self.shown = f"{self._scheme}://{first.rpartition('@')[2] if is_host else '...'}"
         """The address without parts that may be secret."""
 
     def send(self, message: Message) -> Outcome:
-        """Try once, for a few seconds at most."""
+        """Try to send once, for a few seconds at most."""
         if self._scheme in _WEBHOOK:
             return self._post(message)
         failed = Outcome("retry", "the library apprise failed")
@@ -105,14 +107,14 @@ class Address:
 
     def _by_apprise(self, message: Message) -> Outcome:
         try:
-            # Imported here: slow, and few addresses need it.
+            # Imported here: apprise takes long to import, and few addresses need it.
             import apprise
         except ImportError:
             return Outcome("retry", _NEEDS_APPRISE)
         said = _Codes()
         log = logging.getLogger("apprise")
         log.propagate, log.handlers = False, [said]
-        # Without apprise's own timeout: that uses threads, for which an ending agent would wait.
+        # Without apprise's own timeout, which uses threads that would delay the agent's end.
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
             return Outcome("refused", "apprise does not know this form of address")
@@ -143,10 +145,10 @@ class _Codes(logging.Handler):
 
 # Rate limit by kind, run and hour: alerts of a script must not suppress the death of the run.
 MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
-# Queue length of each address.
+# Limit of queued messages for each address.
 _MOST_WAITING = 100
 _DAY_S = 86400.0
-# How long the agent stays for undelivered messages after the end of the training.
+# How long the agent keeps running after the end of the training to deliver messages.
 _STAY_S = 3600.0
 _PAUSES_S = (5.0, 300.0)
 
@@ -166,7 +168,7 @@ class Outbox:
         self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
         names = {each.key: f"notification to {each.shown}" for each in addresses}
         self.delivery = Delivery(self._queue, self._send, names, clock, backoff_s=_PAUSES_S)
-        # By message id: kind, group and run, and the time at which it was queued.
+        # By message id: kind, group and run of the message, and the time at which it was queued.
         self._queued: dict[str, tuple[str, float]] = {}
         self._left_out = 0
 
@@ -204,7 +206,7 @@ class Outbox:
         return self._clock() - request.oldest_s
 
     def is_awaited(self) -> bool:
-        """Whether the agent should stay for undelivered messages."""
+        """Whether the agent should keep running to deliver messages."""
         with self.delivery.lock:
             return any(self._waited_s(each) < _STAY_S for each in self._waiting())
 

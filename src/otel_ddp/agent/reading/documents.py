@@ -26,7 +26,7 @@ def checkpoint_event(document: Document) -> Document | None:
     try:
         took_s = (int(span["end"]) - int(span["start"])) / 1e9
     except (KeyError, TypeError, ValueError, OverflowError):
-        return None  # written by another version of otel_ddp
+        return None  # the span is of another version of otel_ddp
     error = str(span.get("error") or "")
     body = f"checkpoint failed after {took_s:.1f} s: {error}" if error else ""
     content = {
@@ -51,7 +51,7 @@ def context_of(reader: Journal) -> tuple[str, str] | None:
 
 
 def run_span(reader: Journal, state: int, ended_ns: int) -> list[Document]:
-    """The span of the run in an ended process; none if its ids are unknown."""
+    """The span of the run in an ended process; an empty list if the span's ids are unknown."""
     if (ids := context_of(reader)) is None:
         return []
     trace, span_id = ids
@@ -77,14 +77,14 @@ SAMPLED_EVERY = 100
 
 _WAIT = PHASES["comm_wait"]
 
-# Before this many steps, none counts as slow.
+# So many first steps of a process never count as slow, as the average is not reliable yet.
 _ENOUGH = 20
 # Steps in the moving average.
 _RECENT = 200
 # A step is slow if it takes this many times the average. If durations are log-normal with a
 # deviation of 15 %, one step in 1,000 is slow.
 _SLOW = 1.6
-# Rate limit: one slow step in this time gets spans.
+# Rate limit: at most one slow step within this time gets spans.
 _SLOW_EVERY_NS = 3_000_000_000
 
 _MOST_CHILDREN = 64
@@ -96,20 +96,21 @@ class StepSpans:
     def __init__(self) -> None:
         self._seen = self._shown_ns = 0
         self._usual_ns = 0.0
-        # Whether to export the next measured step, since the chosen one may not be measured.
+        # Whether the next measured step gets spans, since the n-th step itself may be unmeasured.
         self._sample_is_due = False
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
         """The spans of a step, as contents of documents; mostly none."""
         is_slow, number = self._slow(step.took_ns), step.number
         if number is None:
-            return []  # no trace to share with the other ranks
+            return []  # without a number, the step has no trace to share with the other ranks
         if every and number % every == 0:
             self._sample_is_due = True
         is_sampled = self._sample_is_due and step.measured
         if is_sampled:
             self._sample_is_due = False
-        # Limited by the journal's time, since an agent that starts late reads many steps at once.
+        # The rate is limited by the steps' own times, not by the clock, since an agent that starts
+        # late reads many steps at once.
         elif not is_slow or 0 <= step.ended_ns - self._shown_ns < _SLOW_EVERY_NS:
             return []
         else:
@@ -126,7 +127,7 @@ class StepSpans:
 
 def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[dict[str, Any]]:
     by_name = dict(labels)
-    # Ids are deterministic, so that a step that is read twice has the same spans. They depend on
+    # Span ids are deterministic, so that a step that is read twice has the same spans. They include
     # the time, because a resumed run repeats step numbers.
     owner = f"{by_name.get('run')}/{by_name.get('rank')}/{number}/{step.began_ns}"
 
@@ -150,7 +151,7 @@ def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[d
         attributes["gc_s"] = step.gc_s
     if step.retries:
         attributes["retries"] = step.retries
-    # Parts after these are sums by phase, which have no place in time.
+    # Parts beyond MOST_PARTS are sums by phase, so they have no begin and end of their own.
     parts = enumerate(islice(step.parts.each(), MOST_PARTS), 1)
     shown = [(at, part) for at, part in parts if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
@@ -193,7 +194,7 @@ class RunDescription:
         return {key: text for key in TEXTS if (text := identity.get(key))}
 
     def environment(self) -> dict[str, Any]:
-        """The known facts on the program, and where it runs."""
+        """The known facts on the program, and on the machine and job in which it runs."""
         identity, facts = self._reader.identity, self._reader.facts
         driver = self._devices()
         found = {
@@ -210,7 +211,7 @@ class RunDescription:
         found = {key: label_text(identity.get(key)) for key in _INFO_OF_IDENTITY}
         found |= {key: label_text(facts.get(key)) for key in _OF_PROGRAM}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
-            # If two keys become one label ("a.b", "a_b"), the first wins.
+            # If two keys become the same label ("a.b", "a_b"), use the first key's value.
             name = catalog.prometheus_label(f"config_{key}")[:100]
             found.setdefault(name, label_text(value))
         return tuple((key, value) for key, value in found.items() if value)

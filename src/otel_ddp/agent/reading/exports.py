@@ -27,9 +27,10 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
-# The exception class at the beginning of a reason. A user's own words mostly do not match.
+# Matches the exception class at the beginning of a failure's reason, but mostly not a reason that
+# the user wrote.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
-# Collectives per step are averaged over the last steps for which the process recorded their sums.
+# Collectives per step are averaged over so many steps that have recorded sums of collectives.
 _LAST_STEPS = 8
 # Metrics whose labels state facts of one process: a newer process of the rank replaces their
 # series.
@@ -45,7 +46,7 @@ _OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
 class Exports:
-    """One per process, fed after each poll. Callers hold the ledger's lock."""
+    """The series and documents of one process. Callers hold the ledger's lock."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Exports:
         self.documents: list[Document] = []
         """Spans and events that wait for the export."""
         self.artifacts: dict[tuple[str, str], dict[str, Any]] = {}
-        """By name and direction: the newest artifact, after it was read."""
+        """The newest artifact of each name and direction, once the artifact was read."""
         self.unread_artifacts = 0
         self._labels = process.labels
         self._ledger = ledger
@@ -99,7 +100,7 @@ class Exports:
 
     def _add_documents(self, new: News) -> None:
         process, reader = self.process, self.reader
-        # Every n-th step gets spans; with 0 only slow ones.
+        # Every n-th step gets spans, and some slow steps; if n is 0, only slow steps.
         every = plain.whole(reader.facts.get("sample_steps"))
         every = SAMPLED_EVERY if every is None else every
         for step in new.steps:
@@ -120,8 +121,8 @@ class Exports:
     def update_series(self, now_ns: int, *, is_newest: bool) -> None:
         """Update the series of the process.
 
-        *is_newest*: false if a newer process has the same labels, such as the next attempt: only
-        the newest one writes.
+        *is_newest*: false if a newer process has the same labels, such as a process of the next
+        attempt. Only the newest process writes its series.
         """
         if self._labels and self.process.exported and is_newest:
             self._put_state(self.process.describe(), now_ns)
@@ -247,7 +248,7 @@ class Exports:
 # -- the time per step in each phase, over the last two minutes
 
 _WINDOW_NS = 120 * 10**9
-# A reading is kept this often: a window has two dozen of them, and may be this much longer.
+# Interval of the stored readings: a window has two dozen readings, and may be one interval longer.
 _KEEP_EVERY_NS = 5 * 10**9
 
 
@@ -255,7 +256,7 @@ class _Reading(NamedTuple):
     at_ns: int
     steps: float
     seconds: Mapping[tuple[str, str], float]
-    """By clock and phase."""
+    """Total seconds by clock and phase."""
 
 
 class StepTimes:
@@ -267,7 +268,8 @@ class StepTimes:
     def feed(self, totals: Iterable[Total], now_ns: int) -> dict[str, float]:
         """The seconds per step by phase; {} without a step.
 
-        By the device's clock if there is one: the host only launches the work, and may run ahead.
+        They are measured on the device's clock if there is one, since the host only launches the
+        work and may run ahead.
         """
         now = _reading(totals, now_ns)
         readings = self._readings

@@ -57,7 +57,8 @@ class Ended(NamedTuple):
 class Journals:
     """The journals of a node.
 
-    Only the agent's loop calls it, except for `processes` and the descriptions.
+    Only the agent's loop calls the methods, except for `processes`, `describe` and `unreadable`,
+    which threads of the endpoint call too.
     """
 
     def __init__(
@@ -70,16 +71,16 @@ class Journals:
         keeps_found: bool = False,
         devices: Devices = dict,
     ) -> None:
-        """*keeps_found*: keep the journals of processes that ended before this agent started, which
-        may be copies. *host*: makes the Host of a process. *devices*: as in
-        Process."""
+        """*keeps_found*: keep the journals of processes that ended before this agent started, as
+        these journals may be copies. *host*: makes the Host of a process. *devices*: see
+        `Process`."""
         self._place = place
         self._ledger = ledger
         self._host = host
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
-        # From the file of the previous agent, since the records that it committed are not read
-        # again.
+        # Summaries come from the file of the previous agent, since the records that this agent has
+        # committed are not read again.
         self._summaries = summaries_of(told_by_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
@@ -92,7 +93,7 @@ class Journals:
         self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
-        # Each lock is checked now, since the state of the last poll may be a tick old.
+        # Check each journal's lock now, since the state of the last poll may be a tick old.
         return (
             each.process.identity
             for each in list(self._journals.values())
@@ -106,8 +107,8 @@ class Journals:
         if not self._has_place:
             return
         unread = dict[Path, str]()
-        # Without a free file descriptor the directory cannot be listed: also retry known unreadable
-        # journals.
+        # Without a free file descriptor the directory cannot be listed, so retry the journals that
+        # were unreadable before, too.
         for path in dict.fromkeys((*self._place.journals(), *self._unread)):
             if path in self._journals or path in self._kept:
                 continue
@@ -159,7 +160,7 @@ class Journals:
     @errors.contained()
     def _poll(self, journal: Exports) -> None:
         # Read the time, then the lock, then the journal. So all records of a dead process are read,
-        # and it never seems to have lived longer than it did.
+        # and the process never seems to have lived longer than it did.
         now_ns = time.time_ns()
         process = journal.process.poll(now_ns, journal.reader.writer_is_alive())
         with self._ledger.lock:
@@ -184,8 +185,10 @@ class Journals:
         self._delivered |= {path: mark for path, mark in marks.items() if path in self._journals}
 
     def commit(self, marks: Marks) -> None:
-        """Store these offsets, at which the next agent resumes. Histories have the records by
-        now."""
+        """Store these offsets, at which the next agent resumes reading.
+
+        Call it only when the histories have all records before the offsets.
+        """
         for path, mark in marks.items():
             journal = self._journals.get(path)
             if journal is not None and self._committed.get(path) != mark:
@@ -202,7 +205,7 @@ class Journals:
     # -- series
 
     def update_series(self, now_ns: int) -> None:
-        """Update states and totals in the ledger. The caller holds its lock."""
+        """Update states and totals in the ledger. The caller holds the ledger's lock."""
         newest: dict[Labels, int] = {}
         for labels, created_ns in self._all_labels():
             newest[labels] = max(created_ns, newest.get(labels, 0))
@@ -231,7 +234,7 @@ class Journals:
             and not journal.unread_artifacts
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
-            # A process that is ending may wait for the agent to commit its offset.
+            # An ending process may wait for the commit of its offset, so its journal must stay.
             and not reader.writer_is_alive()
         )
 
@@ -271,7 +274,7 @@ class Journals:
 
     def processes(self) -> list[Process]:
         """The processes of open journals."""
-        # A copy: threads of the endpoint call this too.
+        # Iterate over a copy, since threads of the endpoint call this too.
         return [each.process for each in list(self._journals.values())]
 
     def labels(self) -> set[Labels]:
@@ -301,7 +304,7 @@ class Journals:
         ]
 
     def pids(self) -> set[int]:
-        """The pids of processes with a journal, also of those that outlive their run."""
+        """The pids of processes with a journal, also of processes that outlive their run."""
         return {each.pid for each in self.processes()} - {0}
 
     def environments(self) -> set[str]:
@@ -336,8 +339,8 @@ class NodeNames:
         own_name: str,
         living: Callable[[], Iterable[Mapping[str, Any]]] = lambda: (),
     ) -> None:
-        """*living*: the identities of all living processes, including the one whose node is to be
-        named."""
+        """*living*: the identities of all living processes, including the process whose node is to
+        be named."""
         self._file = file
         self._own_name = own_name
         self._living = living
@@ -382,5 +385,5 @@ class NodeNames:
 
 
 def _run(identity: Mapping[str, Any]) -> str:
-    """Group and run as a key of JSON."""
+    """Group and run, as the key of a JSON object."""
     return json.dumps([str(identity.get("group") or ""), str(identity.get("run"))])

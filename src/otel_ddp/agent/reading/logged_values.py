@@ -18,17 +18,17 @@ MOST_NAMES = 200
 
 
 class Summary:
-    """The extremes of one rank over all attempts."""
+    """The lowest and highest value of each name that one rank has logged, over all attempts."""
 
     def __init__(self, extremes: dict[Name, Extremes] | None = None) -> None:
-        """*extremes*: those that an earlier agent stored."""
+        """*extremes*: the extremes that an earlier agent stored."""
         self.extremes = extremes or {}
-        """In the order of the names' first values."""
+        """The extremes by name, in the order of the names' first values."""
 
     def feed(self, name: Name, value: float, step: int | None, time_ns: int) -> None:
-        """Update with a value; idempotent."""
+        """Update the extremes with a value. Adding a value again changes nothing."""
         known = self.extremes.get(name)
-        # The usual case: no new extreme. NaN ends here too, if the name is known.
+        # The usual case: the value is no new extreme. NaN of a known name ends here too.
         if known is not None and not (value < known.lowest.value or value > known.highest.value):
             return
         if not isfinite(value) or (known is None and len(self.extremes) >= MOST_NAMES):
@@ -72,12 +72,12 @@ class LoggedValues:
         """Records with values that came too fast to be exported: points are at least a millisecond
         apart, and at most a minute late."""
         self._summaries = summaries
-        # Only for rank 0: two series per name would be too many for thousands of ranks.
+        # Only rank 0 has a summary: two series per name would be too many for thousands of ranks.
         self._summary: Summary | None = None
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
-        # By the number of the name in the journal.
+        # The series of each name, by the name's number in the journal.
         self._entries: dict[int, _Entry] = {}
         self._restored = False
 
@@ -132,7 +132,7 @@ class LoggedValues:
                 summary.feed(name, value, step, time_ns)
             at = log(of_value, value, time_ns)
             if at is None:
-                # Too fast: no new point.
+                # The values came too fast for a new point: only update the current values.
                 too_fast = True
                 if counted is not None:
                     of_step.value = counted
@@ -147,7 +147,7 @@ class LoggedValues:
 
     @property
     def extremes(self) -> Mapping[Name, Extremes]:
-        """The extremes of its rank over all attempts; only for rank 0."""
+        """The extremes of this rank over all attempts; empty for other ranks than 0."""
         return {} if self._summary is None else self._summary.extremes
 
     def best(self) -> Iterator[tuple[Name, str, Point]]:
@@ -160,7 +160,7 @@ class LoggedValues:
     def _make_entry(self, number: int) -> _Entry | None:
         name = self._reader.names.get(number)
         if name is None:
-            return None  # its definition is unreadable
+            return None  # the definition of the name is unreadable
         labels = (*self._labels, ("name", name.text), ("split", name.split))
         start_ns = self._reader.created_ns
         project = str(self._reader.identity.get("project") or "")
@@ -174,8 +174,8 @@ class LoggedValues:
         )
         nonfinite = self._ledger.series(catalog.TRAINING_NONFINITE, labels, start_ns, project)
         if nonfinite.value is None:
-            # Begins at 0 when the name appears: Prometheus' increase() misses the first event if it
-            # has not scraped a 0 before it.
+            # The counter begins at 0 when the name appears: Prometheus' increase() misses the first
+            # event if no 0 was scraped before.
             nonfinite.value = 0.0
         entry = self._entries[number] = _Entry(value, step, epoch, name)
         return entry

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.journal.parser import Name, Scalars
 
-# A single infinite gradient norm is normal while AMP searches for its loss scale. Two in a row are
-# not, nor is one without a next value for this long.
+# A single infinite gradient norm is normal while AMP searches for its loss scale. Not normal are
+# two in a row, or one if no further value follows within this time.
 _WITHOUT_SUCCESSOR_NS = 60 * 10**9
 
 
@@ -21,14 +21,14 @@ class _Lost(NamedTuple):
     record: Scalars
     finite_step: int | None
     seen_ns: int
-    """When it was read; 0 if another non-finite value has followed."""
+    """When the value was read; 0 if another non-finite value has followed."""
 
 
 class NonfiniteValues:
-    """The names of one process whose values are no longer finite."""
+    """Watches the values of one process for names whose values are no longer finite."""
 
     def __init__(self) -> None:
-        # By the number of a name: the step of its last finite value.
+        # For each name, by its number, the step of the last finite value.
         self._finite: dict[int, int | None] = {}
         self._lost: dict[int, _Lost] = {}
 
@@ -50,7 +50,7 @@ class NonfiniteValues:
     def find(
         self, names: Mapping[int, Name], now_ns: int, ended: bool = False
     ) -> list[NonfiniteValue]:
-        """The names whose values are certain to have become non-finite for good."""
+        """The non-finite values to report; a single new one is left out, as it may be normal."""
         return [
             NonfiniteValue(
                 named.text,

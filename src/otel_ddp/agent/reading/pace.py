@@ -1,10 +1,10 @@
-"""The current step time of one rank, and the share in which it waits for others."""
+"""The current step time of one rank, and the share of this time spent waiting for other ranks."""
 
 from __future__ import annotations
 
 from otel_ddp.diagnosis.detector import Observation
 
-# A window covers between one and two of these periods, or the last two steps of a slower rank.
+# A window covers between one and two of these periods, or two steps if steps take longer.
 _WINDOW_NS = 5_000_000_000
 
 

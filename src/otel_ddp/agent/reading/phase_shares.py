@@ -1,4 +1,4 @@
-"""Estimates the phases of unmeasured steps from those of recent measured ones."""
+"""Estimates the phases of unmeasured steps from the phases of recent measured steps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PH
 
 # The number of measured steps that are averaged.
 _LAST = 16
-# Limit of consecutive steps without a device time; beyond it, records were lost.
+# Limit of consecutive steps without a device time. If there are more, records were lost.
 _LONGEST_GAP = 1000
 _OTHER = PHASES["other"]
-# Steps with these phases are always measured, so estimates leave them out.
+# Steps with these phases are always measured, so estimates never contain these phases.
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 _ALONE = bytes([UNMEASURED])
 
 
 class _Shares(NamedTuple):
-    """The shares of phases; by default all is `other`."""
+    """The share of each phase in the step time; by default `other` has all of it."""
 
     codes: bytes = bytes([_OTHER])
     shares: Sequence[float] = (1.0,)
@@ -48,11 +48,11 @@ class PhaseShares:
 
     def __init__(self, *, on_device: bool = False) -> None:
         """*on_device*: of several unmeasured steps in a row, the device's clock has only the end of
-        the last one. They are assumed to be equally long."""
+        the last one. The steps are assumed to be equally long."""
         self._on_device = on_device
         self._last: Step | None = None
         self._measured: deque[Step] = deque(maxlen=_LAST)
-        # None after a measured step, until an estimate needs it.
+        # The mean of `_measured`; None after a new measured step, until an estimate needs the mean.
         self._usual: _Shares | None = _Shares()
 
     def fill(self, steps: Iterable[Step]) -> list[Step]:
@@ -86,7 +86,7 @@ class PhaseShares:
 
 
 def _since(before: Step | None, step: Step) -> Iterator[Step]:
-    """The steps after *before* up to this one."""
+    """The steps after *before* up to *step*, all equally long."""
     if before is None or before.number is None or step.number is None:
         return
     since_ns, count = before.ended_ns, step.number - before.number

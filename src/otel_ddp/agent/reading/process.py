@@ -28,7 +28,7 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.values import Extremes, described
 from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, state_word
 
-# How long a process is not exported if its identity, such as its rank, is not final.
+# How long the export of a process waits for its final identity, such as its rank.
 _UNSETTLED_S = 60.0
 # After a longer time without a poll, the time of a death is unknown.
 _PAUSED_NS = 5_000_000_000
@@ -43,7 +43,7 @@ class News(NamedTuple):
     """Steps on the device's clock, which lags behind the host's."""
     estimated: list[Step]
     device_estimated: list[Step]
-    """The same steps, with estimated phases if they were not measured."""
+    """`estimated` and `device_estimated`: these steps, with estimates for unmeasured phases."""
     events: list[Document]
     spans: list[Document]
     """Events and spans, only of exported processes."""
@@ -62,20 +62,20 @@ def _nothing() -> News:
 
 
 class Host:
-    """Facts that only a process's own node has. This base class has only the journal."""
+    """Facts about a process that only its node has. This base class has only the journal."""
 
     is_here = True
     """Whether the process is on this node."""
     is_kept = True
-    """Whether this agent writes its history."""
+    """Whether this agent writes the history of the process."""
     heard_ns = 0
-    """When its node sent the last report; 0 on this node."""
+    """When the process's node sent the last report; 0 if it is this node."""
     silent_since_ns = 0
-    """When a silent node sent its last report; 0 if it is not silent."""
+    """When the process's node sent the last report, if the node is silent now; else 0."""
     clock_uncertainty_ns = 0
-    """The largest error of its clock offset."""
+    """The largest error of the clock offset of the process's node."""
     logged_step: int | None = None
-    """The last step of its logged values, if its node has reported it."""
+    """The last step of the process's logged values, if the node has reported this step."""
     reader: Journal
 
     def __init__(self, reader: JournalReader) -> None:
@@ -92,7 +92,7 @@ class Host:
         return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK") if ticks else 0
 
     def ended_well(self) -> bool | None:
-        """Whether it ended well, although it recorded no end; None if not known yet."""
+        """Whether the process ended well, although it recorded no end; None if not known yet."""
         return ended_by_parent(self.reader)
 
     def update(self, life: Life, now_ns: int, alive: bool) -> None:
@@ -100,7 +100,8 @@ class Host:
         life.update(self, now_ns, alive)
 
     def nonfinite(self) -> Sequence[NonfiniteValue] | None:
-        """The non-finite values that its node has found; None if they have to be found here."""
+        """The non-finite values that the process's node has found; None if this node has to look
+        for them."""
         return None
 
     def watch(self) -> None:
@@ -110,19 +111,19 @@ class Host:
         """Send a question, if the process can receive it."""
 
     def evidence(self, now_ns: int) -> Evidence:
-        """Its last answer, and its current kernel state."""
+        """The process's last answer to a question, and its current kernel state."""
         return Evidence()
 
     def cause(self) -> Mapping[str, Any]:
-        """The evidence of kernel and launcher on its end, as far as known by now."""
+        """Evidence from kernel and launcher about the end of the process, as far as known."""
         return {}
 
     def present_ns(self) -> int:
-        """When it was last known to exist, even after it reported its end; 0 if unknown."""
+        """When the process last existed, even after it reported its end; 0 if unknown."""
         return 0
 
     def forget(self) -> None:
-        """Stop looking for the cause of its end."""
+        """Stop looking for the cause of the process's end."""
 
 
 class Life:
@@ -135,17 +136,17 @@ class Life:
         self.gone_ns = 0
         """When the process was first found dead; 0 while it lives."""
         self.ended_ns = 0
-        """When it ended: as recorded, else when it was found dead, or when it wrote last if no
-        agent ran for a while. 0 while it lives."""
+        """When the process ended: the recorded end, or else the time at which it was found dead, or
+        its last write if no agent ran for a while. 0 while it lives."""
         self._has_ended_well: bool | None = None
 
     def update(self, host: Host, now_ns: int, alive: bool) -> None:
-        """Update from its progress, the lock on its journal, and its node."""
+        """Update the state from the recorded progress, the journal's lock, and the node's facts."""
         reader = host.reader
         if alive:
             self.seen_alive_ns = now_ns
         elif not self.gone_ns:
-            # It died since the last poll.
+            # The process died since the last poll.
             self.gone_ns = time.time_ns()
         progress = reader.progress()
         recorded = None if progress is None else progress.state
@@ -158,7 +159,7 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
-                # It lived until its recorded end, even if no agent ran.
+                # The process lived until its recorded end, even if no agent ran.
                 self.seen_alive_ns = max(self.seen_alive_ns, self.ended_ns)
             elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
@@ -169,7 +170,7 @@ class Life:
                 self.ended_ns = self.gone_ns
 
     def _was_unseen(self, reader: Journal) -> bool:
-        """Whether no agent has seen it alive, or none did for a while before it was found dead."""
+        """Whether no agent saw the process alive in the seconds before it was found dead."""
         unseen_ns = self.gone_ns - self.seen_alive_ns
         return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
 
@@ -177,13 +178,13 @@ class Life:
 class Process:
     """A process of any node, read from its journal.
 
-    If its labels change, a new object continues.
+    If the labels of the process change, a new object replaces this one.
     """
 
     has_news = True
     """Whether the last poll may have read records."""
     is_left_out = False
-    """Whether it is excluded from comparison, because its node is silent while others go on."""
+    """Whether the comparison excludes the process, as its node is silent while others report."""
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ class Process:
         self.life = Life(self.reader.created_ns)
         self.new = _nothing()
         self.extremes: Mapping[Name, Extremes] = {}
-        """The extremes of its logged values, if this node has them."""
+        """The extremes of the process's logged values, if this node has them."""
         self.mark_first = self.mark_before = self.reader.bookmark()
         """The read offsets at the start of this agent, and before the last poll."""
         self._devices = devices
@@ -207,26 +208,26 @@ class Process:
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
         self._logged_step: int | None = None
-        # Steps by the host's clock, and by the device's.
+        # The streams of steps on the host's clock, and on the device's clock.
         created_ns = self.reader.created_ns
         self._streams = StepStream(created_ns, self.reader.names), StepStream(created_ns)
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
         self._nonfinite = NonfiniteValues()
         self.pace = Pace()
-        """Mean step time and share of waits. Fed by the judge, as only its facts have the waits."""
-        # The time of the last poll.
+        """Mean step time and share of waits. The judge feeds it, since it computes the waits."""
+        # The time of the last poll that returned records.
         self._read_ns = created_ns
 
     @cached_property
     def description(self) -> RunDescription:
-        """The description of its run."""
+        """The description of the process's run."""
         return RunDescription(self.reader, self._devices)
 
     # -- its identity
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on this node."""
+        """Whether the process is on this node."""
         return self.host.is_here
 
     @property
@@ -235,23 +236,23 @@ class Process:
 
     @property
     def journal(self) -> str:
-        """The name of its journal, unique among the processes of a run."""
+        """The name of the process's journal, unique among the processes of a run."""
         node = "" if self.is_here else f"{dict(self.labels).get('node', '')}/"
         return f"{node}{self.reader.name}"
 
     @property
     def began_ns(self) -> int:
-        """The creation of its journal: of two processes with equal labels, the newer counts."""
+        """When the journal was created. Of processes with equal labels, the newest one counts."""
         return self.reader.created_ns
 
     @property
     def is_kept(self) -> bool:
-        """Whether this agent writes its history."""
+        """Whether this agent writes the history of the process."""
         return self.host.is_kept
 
     @property
     def started_ns(self) -> int:
-        """The start of the process if a launcher started it for this run, else of its journal.
+        """When the process started if a launcher started it for this run, else `began_ns`.
 
         Notebooks, pool workers and processes with an earlier run are older than their run.
         """
@@ -271,12 +272,12 @@ class Process:
 
     @property
     def trains(self) -> bool:
-        """Whether a launcher restarted it: then it trains, even before its first step."""
+        """Whether a launcher restarted the process: then it trains, even before its first step."""
         return bool(self.identity.get("restarts"))
 
     @property
     def exported(self) -> bool:
-        """Whether its series are exported."""
+        """Whether the series of the process are exported."""
         return bool(self.identity.get("exported"))
 
     @property
@@ -288,7 +289,7 @@ class Process:
         return self.reader.facts.get(name)
 
     def settled(self) -> bool:
-        """Whether its identity is final, or will stay incomplete."""
+        """Whether the process's identity is final, or will probably stay incomplete."""
         if self.identity.get("settled") or not self.is_here:
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
@@ -302,7 +303,7 @@ class Process:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended yet."""
         return self.life.ended_at is None
 
     def step(self) -> int | None:
@@ -311,11 +312,11 @@ class Process:
 
     @property
     def logged_step(self) -> int | None:
-        """The last step of its logged values."""
+        """The last step of the process's logged values."""
         return self.host.logged_step if self._logged_step is None else self._logged_step
 
     def describe(self) -> ProcessState:
-        """The current state."""
+        """The current state of the process."""
         found = ProcessState.read(
             self.reader,
             self.life.state,
@@ -326,7 +327,7 @@ class Process:
         silent_since_ns = self.host.silent_since_ns
         if not silent_since_ns or not self.is_at_work:
             return found
-        # Step and phase are those of the last report.
+        # Step and phase stay as in the last report of the silent node.
         return replace(found, state=NOT_HEARD, phase_since_ns=silent_since_ns)
 
     def summary(self) -> list[dict[str, Any]]:
@@ -338,7 +339,7 @@ class Process:
         found, pace = self.describe(), self.pace
         if found.ended:
             return found
-        # Without a ratio if waits are inside forward and backward, not in the phase `comm_wait`.
+        # Omit the ratio if waits are inside forward and backward, not in the phase `comm_wait`.
         known = self.state().waits_known is not False
         return replace(
             found,
@@ -394,7 +395,7 @@ class Process:
             if record.step is not None:
                 self._logged_step = record.step
         self._nonfinite = NonfiniteValues()
-        # Learn which names had a finite value last.
+        # The detector has to know which names had a finite value last.
         self._nonfinite.feed(before, 0)
         if self.is_at_work:
             self.host.watch()
@@ -419,7 +420,7 @@ class Process:
             self._nonfinite.feed(new.scalars, now_ns)
 
     def _new_records(self, now_ns: int) -> list[Record]:
-        """New records. Overwritten ones are restored from latest values, or counted."""
+        """New records. Overwritten records are restored from the latest values, or counted."""
         reader = self.reader
         before, lost = reader.position, reader.lost
         records = reader.read()
@@ -465,9 +466,9 @@ class Process:
     # -- for the judge
 
     def state(self) -> RankState:
-        """The state of its rank, without the world size, which the judge sets."""
+        """The state of the process's rank, without the world size, which the judge sets."""
         reader = self.reader
-        # By capability: why it is missing; empty if it is there.
+        # For each capability, why it is missing; empty if it is there.
         missing = plain.mapping(reader.facts.get("capability"))
         own = plain.list_of(str, reader.facts.get("own_collectives"))
         return RankState(
@@ -475,7 +476,7 @@ class Process:
             own_world_size=self.world_size,
             waits_known=not missing["comm_wait"] if "comm_wait" in missing else None,
             own_collectives=tuple(each for each in own if each in PHASES),
-            # Replica groups of torchft wait for each other in calls that hooks do not see.
+            # Not with replica groups of torchft, which wait for each other in calls without hooks.
             calls_noted=missing.get("calls") == "" and missing.get("comm_wait") != "replica_groups",
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
             under_nccl="nccl" in str(reader.facts.get("backend")),
@@ -484,7 +485,7 @@ class Process:
         )
 
     def position(self, origin_ns: int) -> Position | None:
-        """Its position in the training. *origin_ns*: when the monotonic clock was 0."""
+        """The process's position in the training. *origin_ns*: when the monotonic clock was 0."""
         reader = self.reader
         progress = reader.progress()
         if progress is None:
@@ -499,7 +500,7 @@ class Process:
             phase=phase,
             in_mark=reader.in_mark(),
             waits_in=self.state().waits_in,
-            # On the host's monotonic clock, which the process and the agent share.
+            # A process of this node shares the monotonic clock with the agent, so use that clock.
             since_ns=(origin_ns + reader.created_monotonic_ns if self.is_here else self.began_ns)
             + progress.phase_after_ns,
             name="" if name is None else name.text,
@@ -509,7 +510,7 @@ class Process:
         )
 
     def nonfinite(self, now_ns: int) -> Sequence[NonfiniteValue]:
-        """Its logged values that were finite, and no longer are."""
+        """The process's logged values that were finite, and no longer are."""
         reported = self.host.nonfinite()
         if reported is not None:
             return reported
@@ -518,7 +519,7 @@ class Process:
     # -- its end
 
     def end(self) -> EndedProcess:
-        """Its end, as far as it is known immediately."""
+        """The end of the process, as far as it is known immediately."""
         described = self.describe()
         alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
         progress = self.reader.progress()
@@ -541,14 +542,14 @@ class Process:
 
 
 def rank_labels(identity: Mapping[str, Any], node: str, pid: int) -> Labels:
-    """The six labels of a process."""
+    """The six labels of a process's series."""
     rank, local_rank = identity.get("global_rank"), identity.get("local_rank")
     return (
         ("group", str(identity.get("group") or "")),
         ("run", str(identity.get("run") or "")),
         ("job_type", str(identity.get("job_type") or "")),
         ("node", node),
-        # Without a rank, the pid distinguishes processes.
+        # If the rank is unknown, the pid distinguishes the processes.
         ("rank", f"p{pid}" if rank is None else str(rank)),
         ("local_rank", "" if local_rank is None else str(local_rank)),
     )

@@ -20,8 +20,8 @@ from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
 # Limit of parts of a step; further parts are summed by phase.
 MOST_PARTS = 2000
-# Threads may record times out of order. A time that lies back by more than this is from another
-# clock.
+# Threads may record times out of order. If a time is earlier than the last one by more than this,
+# it is of another clock, or damaged.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
 _CALL = bytes([layout.STEP_CALL])
@@ -33,27 +33,27 @@ class StepStream:
     def __init__(self, created_ns: int, names: Mapping[int, Name] = MappingProxyType({})) -> None:
         """*names*: the names in the journal, by number."""
         self.created_ns = created_ns
-        """When the journal was created; changes with its clock offset."""
+        """When the journal was created; changes with the clock offset of the process's node."""
         self._call_names = CallNames(names)
         self._expected = 0
         self._forget()
 
     def _forget(self) -> None:
-        """Drop the current step: the next one begins at the next end of a step."""
+        """Drop the open step. Decoding resumes with the step after it."""
         self._code = _OTHER
         self._start(None)
         # The words of calls since the last end of a step.
         self._calls = b""
 
     def _start(self, now_ns: int | None) -> None:
-        # All times of the open step count from the creation of the journal.
+        # All times of the open step are relative to the creation of the journal.
         self._began_ns = now_ns
-        # The end of the last part.
+        # The time at which the last part of the step ended.
         self._until_ns = now_ns or 0
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        # Numbers about the open step, by code: `STEP_NUMBER`, `STEP_GC`, ...
+        # Values that describe the open step, by code: `STEP_NUMBER`, `STEP_GC`, ...
         self._numbers: dict[int, list[int]] = {}
 
     def feed(self, record: Steps) -> list[Step]:
@@ -73,7 +73,7 @@ class StepStream:
             call = codes.find(_CALL, first)
             end = count if call < 0 else call
             self._feed_words(codes[first:end], values[first:end], steps)
-            # Find the end of consecutive calls. There may be hundreds, in many orders.
+            # Find the end of consecutive calls at once, since there may be hundreds.
             first = count - len(codes[end:].lstrip(_CALL))
             self._calls += record.words[8 * end : 8 * first]
         return steps
@@ -81,7 +81,7 @@ class StepStream:
     def _feed_words(self, codes: bytes, values: Sequence[int], steps: list[Step]) -> None:
         for code, value in zip(codes, values, strict=True):
             if code < layout.STEPS_BEGAN:
-                # An unknown code is a phase of a later version.
+                # An unknown code is a phase of a later version of otel_ddp.
                 if code != self._code:
                     self._spend(value)
                     self._code = code
@@ -89,7 +89,7 @@ class StepStream:
                 self._spend(value)
                 if self._began_ns is not None:
                     steps.append(self._finished(self._began_ns))
-                # Even if times went back a little, the next step begins at the end of this one.
+                # The next step begins at the end of this one, even if times went back a little.
                 self._start(max(value, self._until_ns))
                 self._calls = b""
             elif code == layout.STEPS_BEGAN:
@@ -152,17 +152,18 @@ class StepStream:
 
 # -- the calls to process groups of a step
 
-# Bytes of a word: the lowest are the time, one is the idle share, two are the number of the name.
+# Bytes of a word: the lowest bytes are the time, one byte is the idle share, and two bytes are the
+# number of the name.
 _IDLE, _LOW = layout.CALL_IDLE_SHIFT // 8, layout.CALL_SHIFT // 8
 _HIGH = _LOW + 1
-# Most programs repeat one sequence of calls, or a few.
+# Limit of cached sequences of calls: most programs repeat one or a few.
 _MOST_SEQUENCES = 64
 # The types of the fields of a Call.
 _KINDS = [str, str, str, int, str, str]
 
 
 class CallNames:
-    """Decodes calls of one process, which are described in its journal's names."""
+    """Decodes the calls of one process. Names in the process's journal describe the calls."""
 
     def __init__(self, names: Mapping[int, Name]) -> None:
         self._names = names
@@ -174,7 +175,7 @@ class CallNames:
 
         *rest_idle*: the idle share after the last call.
         """
-        # Hot path: runs for each measured step of each rank, so all words at once.
+        # Hot path: runs for each measured step of each rank, so decode all words at once.
         whole = bytearray(words)
         low, high = whole[_LOW::8], whole[_HIGH::8]
         each = self._sequences.get(bytes(low + high)) or self._sequence(low, high)
@@ -219,7 +220,7 @@ class CallNames:
 
 @lru_cache(1024)
 def _shared(each: tuple[Call, ...]) -> tuple[Call, ...]:
-    """The same object for all ranks with the same sequence."""
+    """Returns the same object for all ranks with the same sequence, to save memory."""
     return each
 
 

@@ -22,7 +22,7 @@ from otel_ddp.history.page.http import Answer, as_text
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 
-# Bounds a stop, if shutting the socket down does not wake the thread.
+# Limit of the time that `stop` takes if shutting the socket down does not wake the thread.
 _POLL_S = 1.0
 # /healthz fails if the agent's loop makes no progress for so long, so that a supervisor restarts
 # the agent. Longer than any wait of the loop.
@@ -37,7 +37,7 @@ _TYPES = {
 
 
 class LedgerRegistry(CollectorRegistry):
-    """The ledger as Prometheus metric families, named as an OpenTelemetry collector does."""
+    """The ledger as Prometheus metric families, with the names that an OTel collector gives."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ def _family(metric: catalog.Metric, rows: list[Series]) -> Family:
     return family
 
 
-# Cached: with 8 ranks and 900 names the ledger is locked for 20 to 60 ms instead of 130.
+# Cached, so that the ledger is locked for 20 to 60 ms instead of 130, with 8 ranks and 900 names.
 @lru_cache(maxsize=1 << 15)
 def _prometheus_labels(labels: Labels) -> dict[str, str]:
     return {
-        # A lone surrogate, as in the name of a device, would make the whole answer fail.
+        # Replace lone surrogates, which a device's name may contain: the answer would fail.
         catalog.prometheus_label(key): value.encode("utf-8", "replace").decode()
         for key, value in labels
     }
@@ -84,7 +84,7 @@ def _add_histogram(
 
 
 class Endpoint:
-    """The agent's HTTP server, on its port or the next free one."""
+    """The agent's HTTP server, on *port* or the next free port."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Endpoint:
         self.thread.keep_running()
 
     def stop(self) -> None:
-        # Wakes the thread, so that it need not poll often.
+        # Shutting the socket down wakes the thread at once, so the thread need not poll often.
         with contextlib.suppress(OSError):
             self._server.socket.shutdown(socket.SHUT_RDWR)
         if self.thread.is_alive():
@@ -136,7 +136,7 @@ class Endpoint:
 
     def _answer(self, asked: Handler) -> Answer:
         path = asked.path.split("?", 1)[0]
-        # Probes have no token, and learn only whether the agent is well.
+        # Liveness probes have no token. The answer contains nothing about the training.
         if path == "/healthz" and asked.command != "POST":
             return self._health()
         if not admits(self._token, asked.headers.get("Authorization") or ""):

@@ -96,7 +96,7 @@ def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> b
 
 
 def _connections(proc: Path, port: int) -> Iterator[tuple[tuple[End, End], int]]:
-    """The connections with this port: both ends, and the user who owns the first."""
+    """The connections with this port: both ends, and the user who owns the first end."""
     # Parsing a row takes 20 times as long as this filter.
     wanted = b":%04X " % port
     for name in ("tcp", "tcp6"):
@@ -110,7 +110,7 @@ def _connections(proc: Path, port: int) -> Iterator[tuple[tuple[End, End], int]]
 def _end(text: str) -> End:
     """Parse an address of /proc/net."""
     address, _, port = text.partition(":")
-    # Words of four bytes in the machine's byte order.
+    # The address consists of words of four bytes in the machine's byte order.
     words = (int(address[at : at + 8], 16) for at in range(0, len(address), 8))
     found = ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return _plain(found), int(port, 16)
@@ -143,7 +143,7 @@ class BoundedServer(ThreadingHTTPServer):
         self.address_family = family
         self.answer, self.any_name = answer, any_name
         self.answering: WeakSet[threading.Thread] = WeakSet()
-        # The oldest first.
+        # The open connections, oldest first.
         self._clients: dict[Any, None] = {}
         super().__init__(address, Handler)
 
@@ -157,13 +157,13 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            # Out of file descriptors: without a pause this would be a busy loop.
+            # If no file descriptor is free, accepting without a pause would be a busy loop.
             time.sleep(0.05)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._clients) >= _MOST_CLIENTS:
-            # An answer takes milliseconds, so the oldest client is a slow one: disconnect it.
+            # An answer takes milliseconds, so the oldest client must be slow: disconnect it.
             oldest = next(iter(self._clients))
             self._clients.pop(oldest, None)
             with contextlib.suppress(OSError):
@@ -180,24 +180,25 @@ class BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Not logged: clients may disconnect at any time."""
+        """Do not log errors, since clients may disconnect at any time."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Passes a request by the guard, and sends one answer."""
+    """Checks a request, and sends one answer."""
 
     server: BoundedServer
     server_version = "otel-ddp"
     sys_version = ""
     timeout = CLIENT_TIMEOUT_S
     given: Mapping[str, str] = {}
-    """Headers of the answer, which replace the guard's."""
+    """Headers of the answer, which replace default headers of the same name."""
 
     def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
-        """The page's answer. *is_known*: whether the request had the token."""
+        """The answer of the page. *is_known*: whether the request contained the token."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         is_private = functools.cache(lambda: is_known or self._is_own_connection())
-        # Browsers send remembered Basic credentials on their own, but never a Bearer token.
+        # Browsers send remembered Basic credentials on their own, even if another site makes the
+        # request, but never a Bearer token.
         has_token = is_known and headers.get("authorization", "").lower().startswith("bearer ")
         more = {"method": self.command, "headers": headers, "is_private": is_private}
         return app.answer(Question.of_address(self.path, has_token=has_token, **more))
@@ -226,13 +227,13 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def end_headers(self) -> None:
-        # Also for the library's answers to malformed requests.
+        # The headers go with all answers, also with the library's answers to malformed requests.
         for name, value in {**http.HEADERS, **self.given}.items():
             self.send_header(name, value)
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Do not log requests."""
 
 
 def bind(
@@ -240,7 +241,7 @@ def bind(
 ) -> BoundedServer:
     """A server on this port or the next free one; on any port for 0.
 
-    *answer*: handles requests that the guard admits. *any_name*: accept any Host header.
+    *answer*: answers requests that pass the checks. *any_name*: accept any Host header.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
@@ -250,5 +251,5 @@ def bind(
             # Other errors, such as an address of another machine, do not depend on the port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    # Any free port.
+    # All these ports are taken, or none was asked for: use any free port.
     return BoundedServer(family, (host, 0), answer, any_name)

@@ -49,7 +49,7 @@ _TIME_VALUE = Struct("<BQBd").pack
 _START_TIME_VALUE = Struct("<BQBQBd").pack
 _TIME = Struct("<BQ").pack
 
-# A number's flag "no recorded value" (field 8).
+# The flag "no recorded value" (field 8) of a point with one number.
 _NO_NUMBER = b"\x40\x01"
 
 _LONGEST_CACHED = 200
@@ -74,12 +74,12 @@ def element(number: int, content: bytes) -> bytes:
 
 
 def _around(number: int, parts: Sequence[bytes]) -> list[bytes]:
-    """A length-delimited field of several large parts, which only `request` copies."""
+    """A length-delimited field, as a list of parts. Only `request` joins them, in one copy."""
     return [_varint(number << 3 | 2) + _varint(sum(map(len, parts))), *parts]
 
 
 def utf8(text: str) -> bytes:
-    """Encode any text."""
+    """Encode any text, even with lone surrogates."""
     # A lone surrogate has no UTF-8, and would invalidate the whole request.
     return text.encode("utf-8", "replace")
 
@@ -150,19 +150,19 @@ def histogram_point(
 
 
 def no_number(attributes: bytes, time_ns: int) -> bytes:
-    """The end marker of a series of numbers."""
+    """The end marker of a counter, an up-down counter or a gauge."""
     return element(1, _TIME(0x19, time_ns) + attributes + _NO_NUMBER)
 
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
-    """The end marker of a histogram, for its series of each bucket and of the sum."""
+    """The end marker of a histogram. It has all buckets, so that backends end each one's series."""
     zeros = [0] * (len(bounds) + 1)
     flag = DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
     return histogram_point(attributes, time_ns, 0, 0.0, bounds, zeros, flag)
 
 
 def metric(described: Metric, points: Sequence[bytes]) -> list[bytes]:
-    """One metric with its points, in parts; cumulative."""
+    """One metric with its points, as a list of parts. Sums and histograms are cumulative."""
     if described.kind is Kind.GAUGE:
         data = _around(5, points)
     elif described.kind is Kind.HISTOGRAM:
@@ -185,19 +185,20 @@ _SCHEMA = element(3, SCHEMA_URL.encode())
 
 
 def in_scope(name: str, version: str, contents: Iterable[bytes]) -> list[bytes]:
-    """One scope with its metrics, spans or log records, each encoded as field 2; in parts."""
+    """One scope with its metrics, spans or log records, each encoded as field 2; list of parts."""
     scope = element(1, utf8(name)) + element(2, utf8(version))
     return _around(2, [element(1, scope), *contents, _SCHEMA])
 
 
 def request(resource: bytes, scope: Iterable[bytes]) -> bytes:
-    """A request of any of the three services, whose field numbers are equal."""
+    """A request for metrics, traces or logs: the field numbers of the three services are equal."""
     return b"".join(_around(1, [resource, *scope, _SCHEMA]))
 
 
-# Status codes that refuse the content of this request.
+# Status codes that mean that the content of the request is wrong.
 _ABOUT_THE_REQUEST = frozenset({400, 422})
-# Status codes that do not depend on the content: addresses, tokens, proxies, busy servers.
+# Status codes that do not depend on the request's content, but on addresses, tokens, proxies or
+# busy servers.
 ABOUT_THE_ROUTE = frozenset(
     {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
 )
@@ -224,7 +225,7 @@ def answered(status: int, why: str, detail: str, signal: str, retry_after_s: flo
 def accepted_with(reply: bytes, where: str) -> Outcome:
     """The outcome of an accepted request, whose reply may report partial success."""
     rejected, message = 0, ""
-    # Some backends reply with text.
+    # Some backends reply with text, which is ignored.
     with contextlib.suppress(DecodeError):
         # The replies of all three services have equal field numbers.
         partial = ExportMetricsServiceResponse.FromString(reply).partial_success

@@ -22,7 +22,8 @@ _METHODS = {
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
-# The equivalent HTTP status; 503 for all others. INTERNAL may be about the request or the server.
+# Equivalent HTTP status codes; 503 for all other codes. The cause of INTERNAL may be the request or
+# the server.
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -46,7 +47,7 @@ class GrpcSender:
         self._metadata = tuple(there.headers().items())
         options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"otel_ddp/{__version__}")]
         if is_loopback(self._url):
-            # A cluster's http_proxy would connect to its own loopback.
+            # A cluster's http_proxy would connect to its own loopback address, not to ours.
             options.append(("grpc.enable_http_proxy", 0))
         is_packed = there.compression() == "gzip"
         compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
@@ -67,7 +68,7 @@ class GrpcSender:
         except grpc.RpcError as error:
             return self._failed(error)
         except ValueError:
-            # The text of this error contains the metadata, and so a token.
+            # Omit the error's text: it contains the metadata, which may include a token.
             return _BAD_HEADER
         return accepted_with(reply, without_credentials(self._url))
 
@@ -76,7 +77,7 @@ class GrpcSender:
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
-        # The text before "last error: " describes the channel's attempts.
+        # Drop the text before "last error: ", which describes the channel's attempts.
         text = one_line(details.rpartition("last error: ")[2])
         where = without_credentials(self._url)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -87,6 +88,6 @@ class GrpcSender:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             status = 413
         elif status == 500 and "http2 header with status" in text.lower():
-            # A proxy that answers by HTTP has not read the request.
+            # Retry, since a proxy that answers in plain HTTP has not read the request.
             status = 503
         return answered(status, f"{code.name} from {where}", text, self._signal, 0.0)

@@ -31,8 +31,8 @@ _HOUR_NS = 3600 * _S
 # Severity numbers of OpenTelemetry's log data model.
 _SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
-# Encoded points of one series and hour, or one span or log record: bytes, time of the first, count,
-# metric. No class: there are thousands per second.
+# Encoded points of one series and hour, or one span or log record: bytes, time of the first point,
+# number of points, metric. A tuple, not a class, since thousands are made per second.
 _Part = tuple[bytes, int, int, Metric | None]
 
 
@@ -44,7 +44,7 @@ class _Batch:
         self.count = self.size = 0
 
     def has_room(self, part: _Part, most: int) -> bool:
-        """Whether a part fits; into an empty request always."""
+        """Whether a part fits. Any part fits into an empty request."""
         room = self.size + len(part[0]) <= encode.MOST_BYTES
         return not self.parts or (room and self.count + part[2] <= most)
 
@@ -73,14 +73,14 @@ def resource_of(node: str, host: str) -> dict[str, str]:
     """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES take precedence."""
     ours = {
         "service.name": _SERVICE,
-        # Not random: a restart must not begin new series.
+        # The id is not random, since a restart of the agent must not begin new series.
         "service.instance.id": node,
         "host.name": host,
         "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(
             platform.machine(), platform.machine()
         ),
         "os.type": "linux",
-        # By the specification only official SDKs are called "opentelemetry".
+        # By the specification, only official SDKs may have the name "opentelemetry".
         "telemetry.sdk.name": "otel_ddp",
         "telemetry.sdk.language": "python",
         "telemetry.sdk.version": __version__,
@@ -91,7 +91,7 @@ def resource_of(node: str, host: str) -> dict[str, str]:
 
 
 def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
-    """The resource of a project, whose name is the service unless the user has set one."""
+    """The resource of a project. The project is the service name unless the user has set one."""
     if not project or resource.get("service.name") != _SERVICE:
         return dict(resource)
     return {**resource, "service.name": project}
@@ -108,11 +108,11 @@ class Renderer:
     def metrics(self, ledger: Ledger, now_ns: int) -> Iterator[Request]:
         """New logged values, the current values of all other series, and end markers.
 
-        Without the marker, Prometheus shows an ended series for another five minutes.
+        Without an end marker, Prometheus shows an ended series for another five minutes.
         """
         with ledger.lock:
             families, ended = [*ledger.families()], ledger.take_ended()
-        # Logged values have their own requests, because a lost one cannot be replaced.
+        # Logged values have their own requests, because a lost value cannot be replaced.
         logged = [each for metric, rows in families if is_logged(metric) for each in rows]
         # Each hour has its own requests: a backend refuses a whole request for one value that is
         # too old, and a journal that is read late contains such values.
@@ -172,7 +172,7 @@ class Renderer:
     def _logged(self, series: Series, until_ns: int) -> Sequence[_Part]:
         """Take the logged values of a series before this time.
 
-        Contained per series: one that cannot be encoded must not lose the others.
+        Errors are contained per series: a series that cannot be encoded must not lose the others.
         """
         assert series.history is not None
         times, values = series.history
@@ -189,7 +189,7 @@ class Renderer:
     def _end(self, series: Series, now_ns: int) -> Sequence[_Part]:
         """The end marker of a series."""
         metric = series.metric
-        # Not after logged values: the marker could hide the last one from a dashboard.
+        # Logged values get no end marker, which could hide the last value from a dashboard.
         if is_logged(metric):
             return ()
         if metric.kind is Kind.HISTOGRAM:
@@ -210,7 +210,7 @@ class Renderer:
                 try:
                     parts = [(project, part) for part in make(labels, each.content)]
                 except (KeyError, TypeError, ValueError, OverflowError):
-                    continue  # a record of another version
+                    continue  # a record of another version of otel_ddp
                 found[signal] += parts
         for signal, all_parts in found.items():
             for project, batch in _batches(all_parts, _MOST_MESSAGES):
@@ -218,11 +218,11 @@ class Renderer:
                 yield self._request(signal, project, batch, contents)
 
     def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[_Part]:
-        """A span; before the first one of a step's trace also the root span of that trace."""
+        """A span. If it is the first of a step's trace, the trace's root span comes before it."""
         run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
         span = _span(run, trace, labels, content)
         if not span.parent_span_id and layout.is_of_step(trace):
-            # Agents of other nodes make the same root span for their ranks.
+            # The root span's id is deterministic: the agents of all nodes make the same root span.
             span.parent_span_id = layout.first_span_id(run, trace)
             if (run, trace) not in self._step_traces:
                 self._step_traces[run, trace] = None
@@ -255,7 +255,7 @@ def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trac
         start_time_unix_nano=_time_ns(content["start"]),
         end_time_unix_nano=_time_ns(content["end"]),
         kind=trace_pb2.Span.SPAN_KIND_INTERNAL,
-        # The parent is known to be in the same process.
+        # This flag states that the parent span is in the same process.
         flags=trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
     )
     span.MergeFromString(_attributes(labels, content, encode.SPAN_ATTRIBUTES))
@@ -289,7 +289,7 @@ def _clean(text: Any) -> str:
 
 
 def _time_ns(value: Any) -> int:
-    # The OTLP classes raise for other numbers.
+    # Reject damaged times, for which the OTLP classes would raise other errors.
     time_ns = int(value)
     if not 0 <= time_ns < 2**63:
         raise ValueError(f"{time_ns} is no time")
@@ -305,6 +305,6 @@ def _attributes(labels: Labels, content: dict[str, Any], field: int) -> bytes:
         found["step"] = int(content["step"])
     if content.get("exception"):
         found["error.type"] = str(content["exception"][0])
-    # Last: an attribute of the user must not replace a label.
+    # Labels come last, since an attribute of the user must not replace a label.
     found.update(labels)
     return encode.attribute_bytes(found, field)

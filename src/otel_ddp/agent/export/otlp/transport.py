@@ -30,7 +30,7 @@ _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeEr
 
 
 class Transport:
-    """Sends each signal by the protocol and to the address of its variables.
+    """Sends each signal with the protocol and to the address that its variables set.
 
     Raises nothing: each failure is an Outcome. Per signal, one thread sends at a time.
     """
@@ -63,8 +63,8 @@ class Transport:
         except _UNUSABLE as error:
             outcome = Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
         if outcome.kind == "retry" and signal in self._senders:
-            # The next attempt reloads certificates and reconnects: a gRPC channel would wait up to
-            # two minutes for that.
+            # Close the sender, so that the next attempt reloads certificates and reconnects. A gRPC
+            # channel by itself would wait up to two minutes before it reconnects.
             self._senders.pop(signal).close()
         return outcome
 
@@ -85,9 +85,9 @@ class Transport:
 
 
 def silence_libraries() -> None:
-    """Silence the libraries' log lines on failures, some with credentials; we log our own."""
+    """Silence the libraries' log lines on failures, as some contain credentials; we log our own."""
     logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL + 1)
-    # Read when grpc is imported: its core prints a line for each failed handshake.
+    # grpc reads this at its import. Otherwise its core prints a line for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -117,14 +117,14 @@ class HttpSender:
             with self._route.post(packed, self._headers) as response:
                 outcome = self._outcome_of(response)
                 if not response.isclosed():
-                    # Do not wait for the rest.
+                    # Do not wait for the rest of the reply.
                     self.close()
                 return outcome
         except UNANSWERED as error:
             where = without_credentials(self._url)
             return Outcome("retry", explain(error, where, self._timeout_s))
         except ValueError:
-            # The text of the error could contain a header with a token.
+            # Omit the error's text, which could contain a header with a token.
             return Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class HttpSender:
             return accepted_with(reply, where)
         why = f"{status} from {where}"
         if status == 400 and _is_tls_port(response, reply):
-            # The server has not read the request, and the address can be corrected.
+            # Retry: the server has not read the request, and the user can correct the address.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
         after_s = _retry_after_s(response.headers.get("Retry-After"))
         return answered(status, why, _detail(response, reply), self._signal, after_s)
@@ -150,7 +150,7 @@ def _reply(response: HTTPResponse) -> bytes:
     try:
         return response.read(_REPLY_LIMIT_BYTES)
     except UNANSWERED:
-        # The status has arrived: a reply that breaks off changes nothing.
+        # The status has arrived, so a reply that breaks off does not matter.
         return b""
 
 
@@ -167,8 +167,8 @@ def _detail(response: HTTPResponse, reply: bytes) -> str:
 
 def _is_tls_port(response: HTTPResponse, reply: bytes) -> bool:
     """Whether this 400 is the answer of a TLS port to http://."""
-    # Go servers, such as the collector, send no headers then, and their text is often lost because
-    # they close while we write. nginx and Apache send these words.
+    # In this case, Go servers such as the collector send no headers, and their text is often lost
+    # because they close while we write. nginx and Apache send a text with these words.
     return not response.headers or b"plain http" in reply.lower()
 
 

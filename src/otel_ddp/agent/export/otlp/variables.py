@@ -15,7 +15,7 @@ LANES = {each: f"OTLP {each}" for each in SIGNALS}
 
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 NO_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT names no collector"
-# Parts of header names whose values are secret.
+# A header is secret if its name contains one of these words.
 _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
 
 
@@ -33,11 +33,11 @@ def signals_with_endpoint(settings: Settings, env: Mapping[str, str]) -> tuple[s
     )
 
 
-# -- where to, and how
+# -- endpoint, protocol and headers of a signal
 
 
 class Variables:
-    """The OTEL_EXPORTER_OTLP_* variables of a signal; its own take precedence."""
+    """The OTEL_EXPORTER_OTLP_* variables for a signal. A variable with the signal's name wins."""
 
     def __init__(self, signal: str, settings: Settings, env: Mapping[str, str]) -> None:
         self.signal = signal
@@ -65,7 +65,7 @@ class Variables:
         return str(self._value("COMPRESSION") or default)
 
     def tls_files(self) -> TlsFiles:
-        """The TLS files. Raises OSError that names an unreadable one, which may come later."""
+        """The TLS files. Raises OSError with the path of a file that is not readable (yet)."""
         if self.url.lower().startswith("http://"):
             return TlsFiles()
         paths = []
@@ -85,7 +85,7 @@ class Variables:
         return bool(self._value("INSECURE"))
 
     def headers(self) -> dict[str, str]:
-        """The headers with lower-case names, also for the user in the address."""
+        """The headers with lower-case names; includes Authorization for the address's user."""
         # Imported here, so that `doctor` can report a broken package.
         from opentelemetry.util.re import parse_env_headers
 
@@ -94,7 +94,7 @@ class Variables:
 
     def doubt(self) -> str:
         """A warning if a token or password leaves this machine unencrypted; else empty."""
-        # gRPC takes addresses without a scheme, and a variable in its place.
+        # gRPC accepts addresses without a scheme; then a variable decides whether to use TLS.
         bare = "//" not in self.url and self.insecure()
         if not (bare or self.url.lower().startswith("http://")) or is_loopback(self.url):
             return ""
@@ -108,7 +108,8 @@ class Variables:
         return value(f"{_GENERAL}{name}", self._env) if own is None else own
 
     def _read(self, name: str) -> tuple[str, str]:
-        """The variable that takes precedence, and its text."""
+        """The name of the variable that takes precedence, the signal's own or the general, and its
+        text."""
         own = self._env.get(f"{self._own}{name}", "").strip()
         variable = f"{self._own if own else _GENERAL}{name}"
         return variable, self._env.get(variable, "").strip()
