@@ -27,7 +27,7 @@ from otel_ddp.cli.picture import picture
 from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import table
-from otel_ddp.journal.survey import Survey, survey, told_by_agent
+from otel_ddp.journal.survey import Survey, last_of_agent, survey
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
 PATIENCE_S = 180.0
@@ -149,7 +149,7 @@ class Node:
         """What the agent has written last, once it is up."""
 
         def up() -> Survey | None:
-            told = told_by_agent(self.place)
+            told = last_of_agent(self.place)
             served = told.agent.get("scrape") and told.agent["pid"] == self.place.agent_pid()
             return told if served else None
 

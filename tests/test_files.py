@@ -94,7 +94,7 @@ def test_what_is_anothers_or_lies_in_their_directory_is_neither_opened_nor_repla
     if whose == "file":
         return
     acts = (
-        lambda: files.tell(fifo, "where"),
+        lambda: files.write_to_fifo(fifo, "where"),
         lambda: files.replace(path, "ours"),
         lambda: files.create(folder / "new"),
     )

@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import told_by_agent
+from otel_ddp.journal.survey import last_of_agent
 
 INTO = Path(__file__).parents[1] / "docs" / "img"
 RANKS, SECONDS = 4, 60.0
@@ -61,7 +61,7 @@ def train(browser: Any, run: str, injected: str, root: Path) -> None:
     ]
     with subprocess.Popen(command, env={**os.environ, **own}) as training:
         if injected:
-            while not told_by_agent(place).verdicts and training.poll() is None:
+            while not last_of_agent(place).verdicts and training.poll() is None:
                 time.sleep(0.5)
             # Until the cost and the curves are visible.
             time.sleep(VERDICT_S)

@@ -185,7 +185,7 @@ def _remove(path: Path) -> None:
         errors.reraise_foreign()
 
 
-def tell(fifo: Path, line: str) -> None:
+def write_to_fifo(fifo: Path, line: str) -> None:
     """Write a line to the reader of a fifo, atomically. Raises OSError without a reader."""
     handle = open_own(fifo, os.O_WRONLY)
     try:

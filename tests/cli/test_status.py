@@ -22,7 +22,7 @@ from otel_ddp.cli import main
 from otel_ddp.cli.picture import NO_AGENT, Line, picture
 from otel_ddp.cli.status import has_colours, styled
 from otel_ddp.journal.process_state import ProcessState, measuring, table
-from otel_ddp.journal.survey import SCHEMA, Survey, survey, told_by_agent
+from otel_ddp.journal.survey import SCHEMA, Survey, last_of_agent, survey
 from otel_ddp.vocabulary.words import NOT_HEARD
 from shortages import locked_elsewhere
 
@@ -241,7 +241,7 @@ def test_an_agents_file_is_read_as_it_was_written_and_of_another_version_only_wh
 ) -> None:
     one = process(journal="j", description="d", config={"lr": 0.1}, summary=[], read_ns=1)
     known = agent_wrote(place, one, process(), past=[{"who": {}}], unreadable=["why"])
-    same = told_by_agent(place)
+    same = last_of_agent(place)
     other = {"schema": SCHEMA + 1, "agents": [{"pid": 7, "version": "9"}], "processes": [{"x": 1}]}
     place.agent_file.write_text(json.dumps(other))
     with locked_elsewhere(place.agent_lock):

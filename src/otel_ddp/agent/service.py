@@ -20,7 +20,7 @@ from otel_ddp.agent.notify.notifier import Notifier
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.terminal import printable
 from otel_ddp.journal.place import LOG_FORM, Place, agent_digest, find
-from otel_ddp.journal.survey import leave, told_by_agent
+from otel_ddp.journal.survey import last_of_agent, leave
 from otel_ddp.vocabulary import catalog
 
 log = logging.getLogger("otel_ddp.agent")
@@ -389,7 +389,7 @@ def main(directory: str = "", foreground: bool = False) -> int:
     agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
     collect_garbage_less_often()
     # A killed agent left its whole status in the file: keep only processes that have journals.
-    leave(place, told_by_agent(place))
+    leave(place, last_of_agent(place))
     agent.run()
     place.delay_start(0.0)
     return 0

@@ -20,7 +20,7 @@ from otel_ddp.cli.picture import picture
 from otel_ddp.errors import ConfigError, MissingDependency
 from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import survey, told_by_agent
+from otel_ddp.journal.survey import last_of_agent, survey
 
 _PREFIX = "otel_ddp-demo-"
 _RANKS = 2
@@ -157,7 +157,7 @@ class _Node:
         """The state that the agent publishes. Waits for the agent, which the first rank starts."""
         deadline = time.monotonic() + _AGENT_STARTS_S
         while time.monotonic() < deadline and self._torchrun.poll() is None:
-            if agent := told_by_agent(self.place).agent:
+            if agent := last_of_agent(self.place).agent:
                 return agent
             time.sleep(0.1)
         return {}

@@ -17,7 +17,7 @@ from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.http import Answer
 from otel_ddp.identity import addresses
-from otel_ddp.journal.survey import told_by_agent
+from otel_ddp.journal.survey import last_of_agent
 
 _HOST = "127.0.0.1"
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         _open(f"{next(iter(served.values()))}/now")
         return 0
     for place, base in served.items():
-        if told_by_agent(place).agent.get("history", {}).get("directory") == str(folder):
+        if last_of_agent(place).agent.get("history", {}).get("directory") == str(folder):
             _open(addresses.page_of_run(base, name, group))
             return 0
     return _serve(folder, group, name)

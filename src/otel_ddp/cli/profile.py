@@ -227,7 +227,7 @@ class Window:
         try:
             # A single write to a fifo is atomic, so requests of two users do not mix.
             line = f"profile {json.dumps(question)}\n"
-            files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
+            files.write_to_fifo(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:
             self.refuse(
                 "it takes no questions: it has not called otel_ddp.instrument, or is about to end"

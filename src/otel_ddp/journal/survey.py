@@ -72,7 +72,7 @@ class Survey:
         return cls(processes=processes, **content)
 
 
-def told_by_agent(place: Place) -> Survey:
+def last_of_agent(place: Place) -> Survey:
     """The last status that the agent of a directory has written."""
     return Survey.from_json(files.read_mapping(place.agent_file))
 
@@ -92,7 +92,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
     now_ns = time.time_ns() if now_ns is None else now_ns
     found = Survey()
     for place in places:
-        status = told_by_agent(place)
+        status = last_of_agent(place)
         agent = _agent(place, status)
         alive = agent["alive"]
         # Without a live agent, the file is current only for processes that have ended.

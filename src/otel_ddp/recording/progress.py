@@ -494,7 +494,7 @@ class Progress:
         # The device's clock does not divide unmeasured steps into phases.
         on_device.pop(_UNMEASURED, None)
         more = account.whole_of_measured
-        totals.were_in(by_phase, {code: each_s * more for code, each_s in on_device.items()})
+        totals.add_phases(by_phase, {code: each_s * more for code, each_s in on_device.items()})
         totals.count(self.work)
         if self.steps.began and words:
             recorder.documents.append_words(layout.STEPS, self._flushed_words, words)

@@ -103,7 +103,7 @@ class StepTotals:
             self.store[place] += seconds
             self.store[place + 1 + bisect_left(_BOUNDS, seconds)] += 1.0
 
-    def were_in(self, by_phase: Mapping[int, float], on_device: Mapping[int, float]) -> None:
+    def add_phases(self, by_phase: Mapping[int, float], on_device: Mapping[int, float]) -> None:
         """Add the time in each phase: of the host in nanoseconds, of the device in seconds."""
         for code, nanoseconds in by_phase.items():
             self._add(self._place_of_phase(code, "host"), nanoseconds / 1e9)

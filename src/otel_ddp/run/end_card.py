@@ -16,7 +16,7 @@ from otel_ddp.journal.parser import Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.survey import Survey, of_run, told_by_agent
+from otel_ddp.journal.survey import Survey, last_of_agent, of_run
 from otel_ddp.journal.values import extremes_of
 from otel_ddp.run.announcements import say
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, STATES
@@ -45,7 +45,7 @@ def show(
     except Unreadable:
         return
     try:
-        status, process = told_by_agent(place), ProcessState.read(reader, STATES[state])
+        status, process = last_of_agent(place), ProcessState.read(reader, STATES[state])
         # Take the earliest start, as the run may have begun with an earlier attempt.
         of_run = [each.started_ns for each in status.processes if each.of_run == process.of_run]
         lasted_s = (now_ns() - min([reader.created_ns, *filter(None, of_run)])) / 1e9

@@ -89,7 +89,7 @@ class _StackAnswers:
             return
         # The program has closed our descriptor, but the thread still waits in its read: write
         # through the path.
-        files.tell(self._ask, "\n")
+        files.write_to_fifo(self._ask, "\n")
 
     def leave_to_exit(self) -> None:
         """The interpreter exits: the thread must not run Python code any more, but may block."""

@@ -16,7 +16,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.logged_values import MOST_NAMES, Summaries, summaries_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.survey import Survey, leave, told_by_agent
+from otel_ddp.journal.survey import Survey, last_of_agent, leave
 from otel_ddp.vocabulary import catalog
 
 
@@ -31,8 +31,8 @@ class Node:
     def new_agent(self, *read: Fed) -> None:
         """Another agent takes the place of the first, and reads these."""
         self.ledger = Ledger()
-        leave(self.place, told_by_agent(self.place))
-        self.summaries: Summaries = summaries_of(told_by_agent(self.place).processes)
+        leave(self.place, last_of_agent(self.place))
+        self.summaries: Summaries = summaries_of(last_of_agent(self.place).processes)
         for each in read:
             each.read_by(self.ledger, self.summaries)
 

@@ -32,7 +32,7 @@ class _Numbers:
         """Our last step for which a rank has logged the program's own step number."""
         self.is_silent = False
         """Whether the program seems to log no step numbers."""
-        self.teller = ""
+        self.source = ""
         """The rank whose logged numbers count: other ranks may begin at another number."""
         self.shift: int | None = None
         """The program's number minus ours, by the last logged one."""
@@ -52,7 +52,7 @@ class _Numbers:
 
     def go_on(self, attempt: Mapping[str, Any]) -> None:
         """Continue an attempt whose beginning an earlier agent has seen."""
-        self.teller = attempt.get("teller", "")
+        self.source = attempt.get("source", "")
         self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
 
 
@@ -65,7 +65,7 @@ class Attempts:
         """All attempts, as JSON."""
         self._numbers = _Numbers()
         # The rank whose numbers counted last, and the shift of the first attempt with a step.
-        self._teller = ""
+        self._source = ""
         self._first_shift: int | None = None
         self._is_even = True
         # The furthest step of earlier attempts, by the program's number and by place.
@@ -78,7 +78,7 @@ class Attempts:
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
         """Note the facts of an ended attempt with which later attempts are compared."""
-        self._teller = attempt.get("teller", self._teller)
+        self._source = attempt.get("source", self._source)
         if self._first_shift is None and "last_place" in attempt:
             # A program without numbers is assumed to count as we do.
             self._first_shift = attempt.get("shift", 0)
@@ -128,7 +128,7 @@ class Attempts:
         Its recorded steps may lack the last quarter of a second before a sudden end.
         """
         # The step of another rank is our number, not the program's.
-        if self._numbers.shift is None or rank == self._numbers.teller:
+        if self._numbers.shift is None or rank == self._numbers.source:
             self.entries[-1]["last_step"] = max(self.entries[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
@@ -193,7 +193,7 @@ class Attempts:
         for each in steps:
             # Skip the first step: a program logs the number of a step only after that step.
             if each.logged is not None and (each.number or 0) > 1:
-                self._numbers.teller = rank
+                self._numbers.source = rank
                 self._numbers.add(each.number or 0, each.logged)
 
     def _counts_numbers_of(self, rank: str) -> bool:
@@ -202,9 +202,9 @@ class Attempts:
         Only those of one rank do, if possible the same rank as in the last attempt.
         """
         numbers = self._numbers
-        if numbers.teller:
-            return rank == numbers.teller
-        return rank == self._teller or not self._teller or numbers.is_silent
+        if numbers.source:
+            return rank == numbers.source
+        return rank == self._source or not self._source or numbers.is_silent
 
     def _placed(self, step: Step) -> Placed:
         numbers, ours = self._numbers, step.number or 0
@@ -226,7 +226,7 @@ class Attempts:
         else:
             furthest = numbers.known_until + numbers.shift
             entry["last_step"] = max(entry.get("last_step", -1), furthest)
-            entry |= {"shift": numbers.shift, "is_even": numbers.is_even, "teller": numbers.teller}
+            entry |= {"shift": numbers.shift, "is_even": numbers.is_even, "source": numbers.source}
             if numbers.is_even or "first_step" not in entry:
                 entry["first_step"] = 1 + numbers.shift
         new = [each.step.began_ns for each in placed if each.is_repeated is False]

@@ -62,7 +62,7 @@ class Answers:
         # The number must be greater than the numbers of earlier agents' questions.
         self._number = max(self._number + 1, now_ns)
         try:
-            files.tell(self._ask, f"{self._number} {question}\n")
+            files.write_to_fifo(self._ask, f"{self._number} {question}\n")
         except BlockingIOError:
             pass  # the fifo is full of unread questions
         except OSError:

@@ -23,7 +23,7 @@ from otel_ddp.journal.parser import Document, Unreadable
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.journal.survey import told_by_agent
+from otel_ddp.journal.survey import last_of_agent
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -81,7 +81,7 @@ class Journals:
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         # Summaries come from the file of the previous agent, since the records that this agent has
         # committed are not read again.
-        self._summaries = summaries_of(told_by_agent(place).processes)
+        self._summaries = summaries_of(last_of_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
         self._ended: list[Ended] = []
         self._delivered: Marks = {}
