@@ -15,7 +15,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.process_state import ProcessState, state_of
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
-from otel_ddp.vocabulary.words import PHASES, STATES, UNUSUAL_PHASES, WORK_PHASES
+from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, STATES, UNUSUAL_PHASES, WORK_PHASES
 
 MS = 1_000_000
 
@@ -46,6 +46,16 @@ def step_of(
     parts = Parts(began_ns, bytes([code for code, _ in pieces]), spans_ns)
     given = {"gc_s": 0.0, "skipped": False, "retries": 0, **more}
     return Step(number, began_ns, began_ns + sum(spans_ns), parts, **given)
+
+
+def seconds_in(step: Step, phase: int) -> float:
+    """The time of a step in a phase."""
+    return sum(each_ns for code, each_ns in step.spans() if code & PHASE_CODE == phase) / 1e9
+
+
+def phases_of(step: Step) -> set[int]:
+    """The codes of the phases that occur in a step."""
+    return {code & PHASE_CODE for code in step.parts.codes}
 
 
 def step_facts(

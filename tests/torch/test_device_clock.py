@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from make import phases_of, seconds_in
 from otel_ddp.vocabulary.words import PHASES
 
 torch = pytest.importorskip("torch")
@@ -291,7 +292,7 @@ class Trained:
 
 
 def seconds(step: Step) -> dict[str, float]:
-    return {word: step.seconds(code) for word, code in PHASES.items() if step.seconds(code)}
+    return {word: seconds_in(step, code) for word, code in PHASES.items() if seconds_in(step, code)}
 
 
 def paced_ms(step: Step) -> dict[str, float]:
@@ -356,7 +357,7 @@ def test_steps_that_are_not_measured_are_one_stretch_and_the_device_is_as_late_a
 
     steps = {each.number: each for each in trained.steps()}
     assert steps.keys() == {2, 3, 4, 5, 12, 13, 14, 15}
-    assert steps[12].phases() == {OTHER}
+    assert phases_of(steps[12]) == {OTHER}
     assert steps[12].took_ns == pytest.approx(7 * steps[4].took_ns)
     reached_ms, host_ms = trained.ends_ms[11]
     assert steps[12].lag_ns == pytest.approx((reached_ms - host_ms) * 1e6, abs=100_000)

@@ -19,6 +19,7 @@ from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 
 from conftest import Journal
+from make import phases_of, seconds_in
 from measured import Measured, OneOf, Slow
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.journal import layout
@@ -97,7 +98,7 @@ def test_all_steps_are_counted_and_timed_and_one_in_k_is_measured(training: Trai
     found = training.steps()
     assert [each.number for each in found] == [*range(1, STEPS + 1)]
     assert {each.took_ns for each in found} == {3 * 10**9}
-    measured = [each.number for each in found if UNMEASURED not in each.phases()]
+    measured = [each.number for each in found if UNMEASURED not in phases_of(each)]
     assert measured == [n for n in range(1, STEPS + 1) if n <= FIRST or in_sample(n, EVERY)]
     assert all(
         each.parts.codes == bytes([UNMEASURED]) for each in found if each.number not in measured
@@ -229,8 +230,8 @@ def test_an_evaluation_is_measured_in_any_step(training: Training) -> None:
     training.step()
 
     last = training.steps()[-1]
-    assert last.seconds(PHASES["eval"]) == 1
-    assert last.seconds(PHASES["backward"]) == 2
+    assert seconds_in(last, PHASES["eval"]) == 1
+    assert seconds_in(last, PHASES["backward"]) == 2
 
 
 def test_a_phase_of_the_users_is_measured_in_any_step(training: Training) -> None:
@@ -242,8 +243,8 @@ def test_a_phase_of_the_users_is_measured_in_any_step(training: Training) -> Non
     training.step()
 
     last = training.steps()[-1]
-    assert (last.seconds(PHASES["checkpoint"]), last.took_ns) == (7, 10 * 10**9)
-    assert last.seconds(UNMEASURED) == 3
+    assert (seconds_in(last, PHASES["checkpoint"]), last.took_ns) == (7, 10 * 10**9)
+    assert seconds_in(last, UNMEASURED) == 3
 
 
 def test_no_step_is_lost_where_optimizers_that_stay_take_turns(training: Training) -> None:

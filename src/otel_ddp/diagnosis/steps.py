@@ -121,11 +121,3 @@ class Step(NamedTuple):
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Code and nanoseconds of each part."""
         return tuple(zip(self.parts.codes, self.parts.spans_ns, strict=True))
-
-    def seconds(self, phase: int) -> float:
-        """The time in a phase."""
-        return sum(each_ns for code, each_ns in self.spans() if code & PHASE_CODE == phase) / 1e9
-
-    def phases(self) -> set[int]:
-        """The codes of the phases that occur in the step."""
-        return {code & PHASE_CODE for code in self.parts.codes}

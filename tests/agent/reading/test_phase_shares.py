@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed import Fed
-from make import step_of
+from make import phases_of, seconds_in, step_of
 from otel_ddp.agent.reading.phase_shares import PhaseShares
 from otel_ddp.diagnosis.steps import Step
 from otel_ddp.vocabulary.words import PHASES, UNMEASURED, phase_word
@@ -25,7 +25,7 @@ def step(number: int, *pieces: tuple[str, int], began_ms: int = 0) -> Step:
 
 def spent(step: Step) -> dict[str, float]:
     """Milliseconds by phase."""
-    return {phase_word(code): round(step.seconds(code) * 1000, 3) for code in step.phases()}
+    return {phase_word(code): round(seconds_in(step, code) * 1000, 3) for code in phases_of(step)}
 
 
 def test_a_step_that_was_not_measured_is_taken_to_be_like_those_that_were() -> None:
@@ -72,9 +72,9 @@ def test_no_time_is_lost_and_none_is_told_as_unmeasured(made: list[list[tuple[st
     for before, after in zip(steps, found, strict=True):
         assert sum(after.parts.spans_ns) == after.took_ns == before.took_ns
         assert min(after.parts.spans_ns) >= 0
-        assert UNMEASURED not in after.phases()
+        assert UNMEASURED not in phases_of(after)
         for word in NEVER_ESTIMATED:
-            assert after.seconds(PHASES[word]) == before.seconds(PHASES[word])
+            assert seconds_in(after, PHASES[word]) == seconds_in(before, PHASES[word])
 
 
 def test_a_device_that_tells_the_end_of_a_gap_alone_has_been_busy_all_the_time() -> None:
@@ -107,5 +107,5 @@ def test_a_journal_keeps_what_was_measured_apart_from_what_is_estimated(tmp_path
 
     assert [each.measured for each in new.steps] == [True, False, False, True]
     assert [each.took_ns for each in new.estimated] == [each.took_ns for each in new.steps]
-    assert sum(each.seconds(PHASES["forward"]) for each in new.estimated) == pytest.approx(0.09)
+    assert sum(seconds_in(each, PHASES["forward"]) for each in new.estimated) == pytest.approx(0.09)
     Fed.close_all()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make import phases_of, seconds_in
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.diagnosis.step_facts import facts_of
 from otel_ddp.diagnosis.steps import Call, Part, Step
@@ -112,10 +113,10 @@ def test_a_step_has_all_its_parts() -> None:
     assert parts(second) == [(OTHER, 40, 42), (FORWARD, 42, 50), (OTHER, 50, 51)]
     assert adds_up(first)
     assert adds_up(second)
-    assert first.phases() == {DATA, WAIT, FORWARD, BACKWARD, OPTIMIZER}
+    assert phases_of(first) == {DATA, WAIT, FORWARD, BACKWARD, OPTIMIZER}
     # Both kinds of waiting are waiting.
-    assert first.seconds(WAIT) == pytest.approx(0.003)
-    assert first.seconds(PHASES["eval"]) == 0.0
+    assert seconds_in(first, WAIT) == pytest.approx(0.003)
+    assert seconds_in(first, PHASES["eval"]) == 0.0
     # Numbers of a step belong to that step alone.
     assert (first.number, first.gc_s, first.skipped, first.retries) == (7, 0.003, True, 3)
     assert (second.number, second.gc_s, second.skipped, second.retries) == (8, 0.0, False, 0)
@@ -198,9 +199,9 @@ def test_a_step_of_very_many_words_is_kept_small_and_adds_up() -> None:
 
     assert len(step.parts.codes) == 2002
     assert adds_up(step)
-    assert step.seconds(FORWARD) == pytest.approx(10_000 * 300 / 1e9)
-    assert step.seconds(WAIT) == pytest.approx(10_000 * 700 / 1e9)
-    assert step.phases() == {FORWARD, WAIT}
+    assert seconds_in(step, FORWARD) == pytest.approx(10_000 * 300 / 1e9)
+    assert seconds_in(step, WAIT) == pytest.approx(10_000 * 700 / 1e9)
+    assert phases_of(step) == {FORWARD, WAIT}
 
 
 def test_phases_of_a_later_version_keep_their_code_and_other_words_are_skipped() -> None:
@@ -226,7 +227,7 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
         offset += lost
         for step in feed(stream, words, offset):
             assert adds_up(step)
-            spent = sum(step.seconds(phase) for phase in step.phases())
+            spent = sum(seconds_in(step, phase) for phase in phases_of(step))
             assert spent == pytest.approx(step.took_ns / 1e9)
         offset += len(words)
 

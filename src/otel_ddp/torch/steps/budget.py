@@ -33,6 +33,9 @@ _RECENT_NS, _RECENT = 4 * 10**9, 64
 _LARGEST = 1024
 # Hysteresis: lower `every` only if the cost would stay below this part of the refill.
 _ROOM = 0.75
+# Part of the refill that is left for measured steps even if counting and `log` alone take more than
+# the share: otherwise nothing would be known of such runs.
+_RESERVED = 0.1
 # After this many measured steps, their mean cost alone may change `every`.
 _ENOUGH = 16
 # A step counts for at most this many times the mean cost. Sampled steps cost about five times the
@@ -53,7 +56,8 @@ class Budget:
         self._refill = share * _REFILL
         self._capacity_ns = self._credit_ns = share * _CAPACITY * _WINDOW_NS
         self._every = self._least = 1
-        self._since_measured_ns = 0.0
+        # Our time in unmeasured steps that the bucket has not paid for yet.
+        self._owed_ns = self._since_measured_ns = 0.0
         # Decayed sums over all steps: their time, their number, and our time in unmeasured ones.
         self._elapsed_ns = self._steps = self._beside_ns = 0.0
         # Decayed sums over measured steps: our time, and their number. And our time in the current
@@ -86,8 +90,7 @@ class Budget:
         """The share of the thread's time that we take at the current `every`."""
         if not self._elapsed_ns:
             return 0.0
-        measured_ns = self._each_ns * self._steps / self.every
-        return (self._beside_ns + measured_ns) / self._elapsed_ns
+        return (self._beside_ns + self._each_ns * self._steps / self.every) / self._elapsed_ns
 
     @property
     def _each_ns(self) -> float:
@@ -96,11 +99,12 @@ class Budget:
 
     def spend(self, took_ns: float, measured: bool) -> None:
         """Charge our time on the thread to the bucket. *measured*: in a measured step."""
-        # The debt is bounded, as one very expensive step must not disable measuring for minutes.
-        self._credit_ns = max(self._credit_ns - took_ns, -self._capacity_ns)
+        # Debts are bounded, as one very expensive step must not disable measuring for minutes.
         if measured:
+            self._credit_ns = max(self._credit_ns - took_ns, -self._capacity_ns)
             self._in_step_ns += took_ns
         else:
+            self._owed_ns = min(self._owed_ns + took_ns, self._capacity_ns)
             self._beside_ns += took_ns
 
     def forgive(self) -> None:
@@ -110,7 +114,10 @@ class Budget:
     def step_ended(self, took_ns: float, measured: bool, steps: int = 1) -> None:
         """A step has ended. *took_ns*: its duration, including our work. *steps*: 1, plus the steps
         before it that were only counted."""
-        self._credit_ns = min(self._credit_ns + took_ns * self._refill, self._capacity_ns)
+        filled_ns = took_ns * self._refill
+        paid_ns = min(self._owed_ns, max(self._credit_ns, 0) + filled_ns * (1 - _RESERVED))
+        self._owed_ns -= paid_ns
+        self._credit_ns = min(self._credit_ns + filled_ns - paid_ns, self._capacity_ns)
         self._since_measured_ns = 0 if measured else self._since_measured_ns + took_ns
         self._elapsed_ns += took_ns
         self._steps += steps
@@ -138,9 +145,8 @@ class Budget:
 
     def _needed(self, room: float) -> int:
         """The least power of two for `every` at which our cost is at most *room* of the refill."""
-        left_ns = self._elapsed_ns * self._refill * room - self._beside_ns
-        if left_ns <= 0:
-            return _LARGEST
+        left_ns = self._elapsed_ns * self._refill * room
+        left_ns = max(left_ns - self._beside_ns, left_ns * _RESERVED, 1)
         needed = math.ceil(self._each_ns * self._steps / left_ns)
         return min(1 << max(needed - 1, 0).bit_length(), _LARGEST)
 
