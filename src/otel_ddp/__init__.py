@@ -61,7 +61,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    # Hidden from type checkers, which then reject unlisted names.
+    # Type checkers must not see this function: they would accept any name in this module.
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

@@ -19,19 +19,20 @@ log = logging.getLogger("otel_ddp")
 # How often each function of ours has failed.
 failures: dict[str, int] = {}
 
-# Set by our tests, so that containment never hides a bug.
+# If True, `contained` catches no errors. Our tests set it, so that no bug stays hidden.
 raise_failures = False
 
-# Set by the open run, to count failures in the run's series.
+# The open run sets this function, which counts a failure in a series of the run.
 count_failure: Callable[[], None] | None = None
 
-# For `except` clauses in places that cannot use the decorator `contained`, such as hot paths.
+# For an `except` clause in a place that cannot use the decorator `contained`, such as a hot path.
 ANY_ERROR: Final = Exception
 
 # The places for which `warn_once` has already warned.
 warned: set[str] = set()
 
-# Packages whose exceptions our own code may raise.
+# Our own code may raise exceptions of these packages. If it is interrupted by an exception of
+# another package, the exception comes from outside.
 _KNOWN: Final = {"builtins", "torch", __name__.partition(".")[0], *sys.stdlib_module_names}
 
 
@@ -48,7 +49,7 @@ class MissingDependency(OtelDdpError, ImportError):
 
 
 def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Catch whatever the function raises, record the failure, and return the default."""
+    """A decorator that catches any exception, records the failure, and returns *default*."""
 
     def wrap(func: Callable[P, T]) -> Callable[P, T]:
         where = func.__qualname__
@@ -69,7 +70,7 @@ def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]
 
 
 def attempt(call: Callable[[], T], default: T) -> T:
-    """Call user code; return the default if it raises."""
+    """Call code of the user, and return its result, or *default* if it raises."""
     try:
         return call()
     except Exception:
@@ -80,8 +81,8 @@ def attempt(call: Callable[[], T], default: T) -> T:
 def reraise_foreign() -> None:
     """Re-raise the current exception if it came from outside and only interrupted our code.
 
-    It was raised by a user's signal handler or another thread, as for a time limit or a preemption,
-    and is meant for the training loop.
+    A signal handler of the user or another thread may raise it at any moment, as for a time limit
+    or a preemption. It is meant for the training loop.
     """
     error = sys.exc_info()[1]
     if error is None or error.__traceback__ is None:
@@ -92,7 +93,7 @@ def reraise_foreign() -> None:
 
 def _from_a_handler(trace: TracebackType | None) -> bool:
     if trace is None:
-        return False  # our own frame, which caught the error, has raised it
+        return False  # the function that caught the error has raised it itself, so no handler has
     handlers = {_code(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
     while trace is not None:
         if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace):
@@ -102,10 +103,10 @@ def _from_a_handler(trace: TracebackType | None) -> bool:
 
 
 def _was_given_its_caller(trace: TracebackType) -> bool:
-    """Whether a function was called with its caller's frame, as Python calls signal handlers.
+    """Whether the function was called with the frame of its caller as an argument.
 
-    Comparing with the registered handlers is not enough: a handler may install another one before
-    it raises.
+    Python calls a signal handler with the interrupted frame. To compare the function with the
+    registered handlers is not enough: a handler may register another one before it raises.
     """
     frame = trace.tb_frame
     code, caller = frame.f_code, frame.f_back
@@ -123,8 +124,9 @@ def _was_given_its_caller(trace: TracebackType) -> bool:
 def _from_another_thread(error: BaseException) -> bool:
     """Whether another thread raised the error in this thread (PyThreadState_SetAsyncExc).
 
-    That function takes only a class, so the error has no arguments. And the interrupted code
-    belongs to a package that does not raise such a class itself.
+    That function takes only a class, so the error has no arguments. Its class is from a package
+    outside _KNOWN, but the code that it interrupted is from one in _KNOWN, which raises no such
+    class.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -150,7 +152,7 @@ def _code(handler: Any) -> CodeType | None:
 
 
 def record_failure(where: str) -> None:
-    """Count the current exception; log it if it is the first one of its place."""
+    """Count the current exception as a failure at *where*, and log the first one of each place."""
     reraise_foreign()
     failures[where] = failures.get(where, 0) + 1
     if failures[where] == 1:
@@ -160,7 +162,7 @@ def record_failure(where: str) -> None:
 
 
 def warn_once(place: str, text: str, *args: object) -> None:
-    """Warn once per place and process."""
+    """Log a warning, but only once for each *place* in this process."""
     if place not in warned:
         warned.add(place)
         log.warning(text, *args)

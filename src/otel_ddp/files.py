@@ -14,15 +14,15 @@ from typing import Any
 
 from otel_ddp import errors
 
-# Default limit of a read; no file that we read whole is longer.
+# Read at most this many bytes of a file by default. Our own files are never longer.
 _MOST_BYTES = 8 << 20
 _PIECE = 1 << 16
-# Limit of nested levels in JSON, since code that walks JSON recurses. Our own files have at most
-# ten levels.
+# JSON with more nested levels than this is refused, since code that walks it recurses. Our own
+# files have at most ten levels.
 _DEEPEST = 64
 _LAST_STANDARD = 2
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
-# The struct flock of fcntl: type, whence, start, length, pid.
+# The fields of `struct flock`, which fcntl uses for a lock: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -31,21 +31,25 @@ _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
-    """Open a file without following links or waiting for fifos; new files are private."""
-    # Not a module constant, since Windows imports this module but lacks these flags.
+    """Open a file, but follow no link, and do not wait for the other end of a fifo.
+
+    Only this user can read a file that it creates.
+    """
+    # These flags are no constant of the module, since Windows imports it but lacks them.
     carefully = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Like `open_private`, for our own file in our own directory.
+    """Like `open_private`, for a file of this user in a directory of this user.
 
-    Raises OSError if it is not ours.
+    Raises OSError if the file or the directory belongs to another user.
     """
     with own_directory(path.parent) as folder:
         handle = open_private(path.name, flags, folder)
     try:
-        # The directory may have been open to other users before, who could have created the file.
+        # Other users may have been able to write to the directory before, and have created the
+        # file.
         _check_owner(path, os.fstat(handle))
     except BaseException:
         os.close(handle)
@@ -77,7 +81,7 @@ def read_own(path: Path, most: int = _MOST_BYTES) -> bytes:
 def _read(handle: int, most: int) -> bytes:
     try:
         pieces = []
-        # Read in a loop: of a file in /proc, the kernel returns at most one page at a time.
+        # Read in a loop, since for a file in /proc the kernel returns at most one page per read.
         while most > 0 and (piece := os.read(handle, min(most, _PIECE))):
             pieces.append(piece)
             most -= len(piece)
@@ -90,25 +94,29 @@ def read_text(path: Path | str, most: int = _PIECE) -> str | None:
     """The first *most* bytes as text; None if the file cannot be read."""
     try:
         return read(path, most).decode("utf-8", "replace")
-    except (OSError, ValueError):  # ValueError: a null byte in the path
+    except (OSError, ValueError):  # ValueError: the path has a null byte
         errors.reraise_foreign()
         return None
 
 
 def stat_fields(task: Path) -> list[str]:
-    """The fields of `stat` in /proc, from the state on; empty if the process or thread has
-    ended."""
-    # Do not use `read`, whose flags Windows lacks. On Windows, this returns an empty list.
+    """The fields of the file `stat` in *task*, a folder in /proc, from the process state on.
+
+    Empty if the process or thread has ended.
+    """
+    # Do not call `read`, as Windows lacks the flags that it uses. There, this returns an empty
+    # list.
     try:
         text = (task / "stat").read_text(errors="replace")
     except OSError:
         return []
-    # The name before these fields may contain anything, even a parenthesis.
+    # The name of the program comes before these fields, in parentheses. It may contain any
+    # character, even a parenthesis.
     return text.rpartition(")")[2].split()
 
 
 def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
-    """JSON from our own directory; None if it is missing, damaged or too long."""
+    """The JSON of a file in our own directory; None if it is missing, damaged or too long."""
     try:
         return parse_json(read_own(path, most))
     except (OSError, ValueError):
@@ -117,7 +125,7 @@ def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
 
 
 def read_mapping(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
-    """Like `read_json`; empty if it is no mapping."""
+    """Like `read_json`, but an empty mapping if the file has none."""
     content = read_json(path, most)
     return content if isinstance(content, dict) else {}
 
@@ -127,7 +135,7 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """JSON of any origin. Raises ValueError if it is damaged or nested too deeply."""
+    """Parse JSON from any source. Raises ValueError if it is damaged or nested too deeply."""
     try:
         content = json.loads(text, parse_constant=parse_constant, parse_float=parse_float)
     except RecursionError:
@@ -146,7 +154,7 @@ def parse_json(
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Replace a file in our own directory, like `replace_in`."""
+    """Replace a file in our own directory, atomically. Raises OSError."""
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
     with own_directory(path.parent) as folder:
@@ -154,7 +162,10 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def replace_in(dir_fd: int, name: str, content: bytes) -> None:
-    """Write a temporary file and rename it, so that readers see all or nothing. Raises OSError."""
+    """Replace the file *name* by a temporary file, so that readers see all of it or the old one.
+
+    Raises OSError.
+    """
     half = f"{name}.half"
     try:
         try:
@@ -186,7 +197,7 @@ def _remove(path: Path) -> None:
 
 
 def write_to_fifo(fifo: Path, line: str) -> None:
-    """Write a line to the reader of a fifo, atomically. Raises OSError without a reader."""
+    """Write a line to a fifo with a single, atomic write. Raises OSError if no process reads it."""
     handle = open_own(fifo, os.O_WRONLY)
     try:
         os.write(handle, line.encode())
@@ -195,7 +206,7 @@ def write_to_fifo(fifo: Path, line: str) -> None:
 
 
 def check_own(path: Path) -> os.stat_result:
-    """Raise OSError unless it is our own file; links are not followed."""
+    """Raise OSError unless the path is a file that belongs to us. A link counts as no file."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(22, "is no file (a link is not followed)", str(path))
@@ -215,8 +226,8 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 def own_directory(path: Path) -> Iterator[int]:
     """A descriptor of our own directory. Raises OSError if other users may write to it.
 
-    Checked each time: a directory in shared memory may be removed, as at a logout, and created
-    again by another user.
+    This is checked at each use: a directory in shared memory may be removed, as at a logout, and
+    another user may then create one with the same name.
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -235,7 +246,8 @@ def _check_closed(path: Path, found: os.stat_result) -> None:
 def private_directory(path: Path, named: bool = False) -> Path:
     """Create a directory if necessary. Raises OSError unless only we can write to it.
 
-    *named*: the user has chosen the directory, so other users may read it.
+    *named*: True if the user has chosen the directory. Its mode is then left as it is, even if
+    other users may read it; else it is closed to them.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -244,7 +256,7 @@ def private_directory(path: Path, named: bool = False) -> Path:
     if named:
         _check_closed(path, found)
     elif found.st_mode & 0o077:
-        # Our own directory is open to other users: close it before it is used.
+        # Other users can read this directory of ours, or even write to it: close it to them.
         os.chmod(path, 0o700)
     return path
 
@@ -259,16 +271,16 @@ def _status_of_own_directory(path: Path) -> os.stat_result:
 
 
 def default_root() -> Path:
-    """The default directory on disk.
+    """The default directory on disk, one for each user.
 
-    Every user may write to /var/tmp: if another user has created this directory first, nothing is
-    stored.
+    Every user can write to /var/tmp. If another user has created the directory of this name first,
+    it is not used, and nothing is stored on disk.
     """
     return Path(f"/var/tmp/otel_ddp-{os.geteuid()}")
 
 
 def _with_root(path: Path) -> tuple[Path, ...]:
-    """The directory; if it is directly inside the default root, the root comes first."""
+    """*path*, and before it the default root, if *path* is directly inside of it."""
     in_root = path.parent.name == f"otel_ddp-{os.geteuid()}"
     return (path.parent, path) if in_root else (path,)
 
@@ -276,7 +288,8 @@ def _with_root(path: Path) -> tuple[Path, ...]:
 def make_kept(path: Path, ours: bool = False) -> None:
     """Create a directory on disk. Raises OSError unless it is our own, and only we can write to it.
 
-    *ours*: the user chose only a parent, so this directory is also closed to other readers.
+    *ours*: True if the user chose only a parent of this directory. It is then closed to other
+    users, while a directory that the user chose itself may be open to readers.
     """
     directories = _with_root(path)
     directories[0].parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +298,7 @@ def make_kept(path: Path, ours: bool = False) -> None:
 
 
 def check_kept(path: Path) -> None:
-    """Raise OSError if another user may have put files into a directory."""
+    """Raise OSError if another user can put files into a directory."""
     for each in _with_root(path):
         with contextlib.suppress(FileNotFoundError):
             _check_closed(each, _status_of_own_directory(each))
@@ -304,7 +317,7 @@ def is_kept(path: Path) -> bool:
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
-    """Device and inode of the descriptor's open file; None if the descriptor is closed."""
+    """The device and inode of the file that is open as *fd*; None if *fd* is closed."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -313,7 +326,7 @@ def file_of(fd: int) -> tuple[int, int] | None:
 
 
 def close_ours(fd: int, file: tuple[int, int] | None) -> None:
-    """Close a descriptor if it still belongs to this file."""
+    """Close a descriptor, unless the program has closed it and opened another file with it."""
     if file is not None and file_of(fd) == file:
         os.close(fd)
 
@@ -326,14 +339,16 @@ def off_standard_streams() -> Iterator[None]:
     """
     taken: list[tuple[int, tuple[int, int] | None]] = []
     try:
-        # Without /dev/null, the numbers cannot be reserved.
+        # Occupy the free ones of these descriptors by opening /dev/null. If it cannot be opened,
+        # they stay free.
         with contextlib.suppress(OSError):
             while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _LAST_STANDARD:
                 taken.append((fd, file_of(fd)))
             os.close(fd)
         yield
     finally:
-        # Meanwhile another thread may have reused a descriptor, which then has another file.
+        # Meanwhile the program may have closed a descriptor and opened another file with it: close
+        # only what is still ours.
         for fd, file in taken:
             close_ours(fd, file)
 
@@ -344,7 +359,7 @@ def off_standard_streams() -> Iterator[None]:
 
 
 def lock(fd: int) -> None:
-    """Lock a file for this process; raises OSError if another process holds the lock."""
+    """Lock a file for this process. Raises OSError if another process has locked it."""
     import fcntl
 
     fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -372,10 +387,10 @@ def holder(fd: int) -> int | None:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that locks our own file; 0 if it is in another PID namespace.
+    """The pid of the process that locks our own file; None if no process does.
 
-    Also 0 if the file cannot be opened because of a temporary shortage, such as of descriptors: the
-    locking process must not count as dead.
+    0 if that process is in another PID namespace. Also 0 if the file cannot be opened because of a
+    temporary shortage, such as of descriptors: None would mean that the process is dead.
     """
     try:
         fd = open_own(path)

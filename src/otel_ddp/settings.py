@@ -19,14 +19,15 @@ MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
 _ADVICE = "Correct it, or unset it for the default."
 
-# W3C Trace Context: version, trace, span, flags. Future versions may add fields.
+# The format of TRACEPARENT (W3C Trace Context): version, trace, span and flags. A future version
+# may add fields at the end.
 _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
 
 _OURS = "OTEL_DDP_"
 _OTLP = "OTEL_EXPORTER_OTLP_"
-# Infixes of OTLP's variables: the empty one for all signals, and one for each signal.
+# What follows OTEL_EXPORTER_OTLP_ in the names of variables: nothing for all signals, or a signal.
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
 
 _Parse = Callable[[str, str], Any]
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 
 def _parsed(wanted: str, convert: Callable[[str], Any]) -> _Parse:
-    """A parser; its error says that *wanted* was expected.
+    """A parser for the text of a variable. Its ConfigError says that *wanted* was expected.
 
     *convert* raises ValueError or OverflowError for an invalid text.
     """
@@ -67,7 +68,7 @@ def _text(variable: str, text: str) -> str:
 
 
 def _path(or_else: str = "") -> _Parse:
-    """A path, or a text that matches *or_else*."""
+    """A parser for a path, or for a text that matches the pattern *or_else*."""
 
     def convert(text: str) -> str:
         if or_else and re.fullmatch(or_else, text, re.IGNORECASE):
@@ -104,7 +105,8 @@ def _as_host(text: str) -> str:
 
 _host = _parsed("an address of this machine, such as 127.0.0.1 or 0.0.0.0", _as_host)
 _seconds = _parsed("a number of seconds, 0 or more", _within(0, 1e9))
-# In milliseconds by the specification; we count in seconds.
+# The OpenTelemetry specification defines these variables in milliseconds. The fields are in
+# seconds.
 _milliseconds = _parsed(
     "a number of milliseconds above 0", lambda text: _within(1e-9, 1e12)(text) / 1000
 )
@@ -153,12 +155,13 @@ def _one_of(*words: str) -> _Parse:
 
 
 def _truth(variable: str, text: str) -> bool:
-    # By the specification, only "true" is true.
+    # By the OpenTelemetry specification, only "true" counts as true, not "1" or "yes".
     return bool(_one_of("true", "false")(variable, text) == "true")
 
 
 def _exporters(variable: str, text: str) -> str:
-    # All exporters of the specification are valid: the variable may be meant for other programs.
+    # Accept all exporters of the OpenTelemetry specification, also those that we lack: the variable
+    # may be meant for other programs.
     for word in text.split(","):
         _one_of("otlp", "none", "prometheus", "console", "logging", "zipkin")(variable, word)
     return text.strip().lower()
@@ -257,7 +260,7 @@ class Settings:
 
     @property
     def offline(self) -> bool:
-        """Whether the agent stores everything on disk and sends nothing."""
+        """Whether the agent stores all data on disk for a later replay, and sends nothing."""
         return self.agent == "offline"
 
     @property
@@ -267,7 +270,7 @@ class Settings:
 
     @property
     def spools(self) -> str:
-        """The directory of the spools."""
+        """The directory of the spools, which hold data that was not delivered yet."""
         return self.spool_directory or str(files.default_root())
 
 
@@ -275,7 +278,8 @@ def _own(name: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"{_OTLP}{each}{name}" for each in (*SIGNALS[1:], *parts))
 
 
-# Standard variables that code in `agent/`, or its resource detector, uses.
+# OpenTelemetry's standard variables that are no fields of `Settings`, but that we check: the parser
+# of each.
 STANDARD: Mapping[tuple[str, ...], _Parse] = {
     _own("ENDPOINT"): _text,
     _own("PROTOCOL"): _one_of("http/protobuf", "grpc"),
@@ -303,7 +307,10 @@ _PARSERS: Mapping[str, _Parse] = {
 
 
 def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
-    """The current settings; raises ConfigError for an invalid value of ours."""
+    """The current settings. *arguments*: values that replace those of the variables.
+
+    Raises ConfigError if one of our own variables has an invalid value.
+    """
     env = os.environ if env is None else env
     values = {name: given for name, given in arguments.items() if given is not None}
     for each in fields(Settings):
@@ -317,25 +324,25 @@ def value(variable: str, env: Mapping[str, str]) -> Any:
 
     None if it is unset, or a standard variable with an invalid value.
     """
-    # An empty variable counts as unset, by the specification.
+    # By the OpenTelemetry specification, an empty variable counts as unset.
     if not (text := env.get(variable, "").strip()):
         return None
     try:
         return _PARSERS[variable](variable, text)
     except ConfigError:
-        # A standard variable may be meant for other programs.
+        # An invalid standard variable is no error, since it may be meant for other programs.
         if variable.startswith(_OURS):
             raise
         return None
 
 
 def names() -> set[str]:
-    """All variables that are ours or that we read."""
+    """The names of all variables that we read."""
     return set(_PARSERS)
 
 
 def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A sentence for each variable that looks like ours but is unknown."""
+    """A sentence for each variable that begins with OTEL_DDP_ but is unknown."""
     env = os.environ if env is None else env
     for name in sorted(env.keys() - names() - {INHERITED_RUN}):
         if name.startswith(_OURS):
@@ -343,15 +350,15 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 def refused(env: Mapping[str, str]) -> dict[str, str]:
-    """Why a training would not start, for each variable of ours with an invalid value."""
+    """For each of our variables with an invalid value, why: a training would not start with it."""
     return {name: why for name, why in _invalid(env) if name.startswith(_OURS)}
 
 
 def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
     """A sentence for each standard variable with an invalid value, which counts as unset.
 
-    Such a variable raises no error, because it must not end a job. *exports*: whether our agent
-    sends data; if not, OTLP's variables do not matter.
+    Such a variable raises no error, because it may be meant for another program. *exports*: whether
+    our agent sends data; if not, it ignores OTLP's variables, and so does this function.
     """
     for name, why in _invalid(os.environ if env is None else env):
         unused = name.startswith(_OTLP) and not exports

@@ -8,15 +8,16 @@ from typing import Any
 from otel_ddp import plain
 
 _UNKNOWN = "-"
-# For each unit: the smallest value shown in it, its length in seconds, and its name.
+# For each unit: the shortest duration that is shown in it, its length in seconds, and its name.
 _DURATIONS = (
     (0.9995, 1.0, "s"),
     (0.9995e-3, 1e-3, "ms"),
     (0.9995e-6, 1e-6, "us"),
     (1e-12, 1e-9, "ns"),
 )
-# For longer durations, which are shown in two units: the smallest value, the number of small units
-# in a large one, the length of the small unit, and the names of both.
+# Longer durations are shown in two units, as in 3 h 18 min. For each pair of units: the shortest
+# duration that is shown in them, the number of small units in a large one, the length of the small
+# unit in seconds, and the names of both.
 _LONG = (
     (86_370.0, 24, 3600.0, "d", "h"),
     (3599.5, 60, 60.0, "h", "min"),
@@ -57,7 +58,7 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A logged value with five digits: two losses may differ only in the fourth."""
+    """A logged value with five digits, because two losses may differ only in the fourth."""
     if value is None:
         return _UNKNOWN
     if not math.isfinite(value):
@@ -71,7 +72,7 @@ def number(value: float | None) -> str:
 
 
 def logged(point: Any) -> str:
-    """The value of a logged point in JSON, where null means NaN; `-` if there is no value."""
+    """The value of a logged point, which JSON writes as null if it is NaN; `-` if it has none."""
     value = plain.mapping(point).get("value", _UNKNOWN)
     if value is None or value != value:
         return number(math.nan)
@@ -79,7 +80,7 @@ def logged(point: Any) -> str:
 
 
 def name(words: str, split: str) -> str:
-    """A value's name, with its split unless the split is train or unknown."""
+    """The name of a value, as in `loss (val)`. The split is omitted if it is train or unknown."""
     return words if split in ("", "train") else f"{words} ({split})"
 
 

@@ -32,12 +32,13 @@ from otel_ddp.settings import Settings
 from otel_ddp.vocabulary import catalog
 
 MOST_WAITING = 1000
-# Limit of artifacts per rank on /metrics, since each artifact has up to three series.
+# How many artifacts of a rank /metrics shows: each artifact has up to three series.
 MOST_SHOWN = 100
 LONGEST_S = 3600.0
 _WORDS = ("name", "type", "direction", "uri")
 _ROOT = str(Path(__file__).parents[2])
-# The package's folder goes last in sys.path: modules next to the package must not shadow others.
+# Append the package's folder to the end of sys.path, so that modules in this folder shadow no other
+# modules.
 _CODE = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import main; main()"
 
 
@@ -45,8 +46,8 @@ class _Reader:
     """A process that reads one artifact. Raises OSError if it cannot be started."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        # The command line, which all users can see, is no place for the request: the address of a
-        # store may contain a password.
+        # Pass the request in a file: all users can see the command line, and the address of a store
+        # may contain a password.
         self._file = open(os.memfd_create("artifact"), "w+")  # noqa: SIM115
         json.dump(request, self._file)
         self._file.seek(0)
@@ -63,7 +64,7 @@ class _Reader:
         return self.process.poll() is None and time.monotonic() > self._late_s
 
     def answer(self) -> dict[str, Any] | None:
-        """The reader's answer; None while its process runs."""
+        """The reader's answer; None while the reader runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -71,7 +72,7 @@ class _Reader:
         return {"problem": f"its reader ended with {status}"} if status else json.load(self._file)
 
     def stop(self) -> None:
-        """Kill the process. Waits only a second, since a process in a system call may not die."""
+        """Kill the process. Waits only a second: if it hangs in a system call, it can't die."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
@@ -93,8 +94,9 @@ class Artifacts:
     """
 
     def __init__(self, conf: Settings, *, of_platform: bool) -> None:
-        """*of_platform*: the platform started this agent. Such an agent may have access to files
-        that the user may not read, so it reads no artifacts."""
+        """*of_platform*: whether this agent runs as a service, i.e. was not started by a training
+        process. Then it reads no artifacts, since it may have access to files that the user may not
+        read."""
         self._reads = not of_platform
         is_directory = "://" not in conf.artifact_sink.removeprefix("file://")
         self._store = conf.artifact_sink if is_directory or not conf.offline else ""
@@ -111,8 +113,8 @@ class Artifacts:
                     self._add(_Artifact(journal, document.content, named))
         if self._reader is not None:
             if self._reader.is_late():
-                # Give up the whole queue: the next artifact may be on the same file server, or go
-                # to the same store.
+                # Give up all waiting artifacts too: the next one may be on the same file server, or
+                # be copied to the same store, which does not answer.
                 self._give_up(f"a file server or a store did not answer within {LONGEST_S:g} s")
             elif (answer := self._reader.answer()) is not None:
                 self._finish(self._waiting[0], answer)
@@ -125,7 +127,7 @@ class Artifacts:
         self._waiting.append(artifact)
         artifact.journal.unread_artifacts += 1
         if not (self._reads and artifact.named["uri"].startswith("file:///")):
-            # The artifact is listed without a digest: remote files are not fetched.
+            # Report the artifact without a digest: remote files are not downloaded.
             self._finish(artifact, {})
         elif len(self._waiting) > MOST_WAITING:
             self._finish(artifact, {"problem": f"{MOST_WAITING} others waited"})
@@ -156,7 +158,7 @@ class Artifacts:
         journal.unread_artifacts -= 1
         if answer and journal.is_sent:
             journal.documents.append(_record(event, answer))
-        # Of artifacts with the same name and direction, only the newest is shown.
+        # An artifact replaces an older one with the same name and direction (input or output).
         slot = named["name"], named["direction"]
         journal.artifacts.pop(slot, None)
         if len(journal.artifacts) >= MOST_SHOWN:
@@ -166,7 +168,7 @@ class Artifacts:
             errors.warn_once(f"artifact: {problem}", "artifact %r: %s", named["name"], problem)
 
     def stop(self) -> None:
-        """Give up the queue before the agent ends."""
+        """Report all waiting artifacts as not read, before the agent ends."""
         self._give_up("the agent ended before it was read")
 
 
@@ -183,7 +185,7 @@ def _named(event: dict[str, Any]) -> dict[str, str] | None:
 
 
 def _record(event: dict[str, Any], answer: dict[str, Any]) -> Document:
-    """A copy of the event with the reader's findings."""
+    """The event as a log record, with the size and digest, or with the problem of the reader."""
     said = answer.get("problem") or f"{answer['size']} bytes, sha256:{answer['digest']}"
     found = {f"artifact.{key}": value for key, value in answer.items()}
     content = {
@@ -201,25 +203,26 @@ CHUNK_BYTES = 1 << 20
 MOST_FILES = 100_000
 _MOST_LINKS = 40
 _LONGEST_NAME = 120
-# Characters in names that every store accepts, and that fsspec does not expand as a pattern.
+# Characters that are not escaped in names of uploaded files: every store accepts them, and fsspec
+# doesn't expand them as patterns.
 _SAFE = " +,=@()~"
 _PATH_OF = b"/proc/self/fd/%d"
 _CHANGED = "it was written to while the agent read it"
 
 
 class Problem(Exception):
-    """Why an artifact has no digest, or no copy in the store."""
+    """An artifact can't be read or stored; the text says why."""
 
 
 class _File(NamedTuple):
-    """A listed file or link."""
+    """A file or symbolic link of an artifact, as it was when the directory was listed."""
 
     name: bytes
     size: int
     mtime_ns: int
     inode: int
     link: bytes | None
-    """The target path of a link."""
+    """The path to which a symbolic link points; None for a file."""
 
 
 def main() -> None:
@@ -228,12 +231,15 @@ def main() -> None:
     answer = json.dumps(read(**json.load(sys.stdin))).encode()
     os.ftruncate(0, 0)
     os.pwrite(0, answer, 0)
-    # Do not wait for threads of the store's library, which may never end.
+    # Exit without waiting for the threads of the store's library: they may never end.
     os._exit(0)
 
 
 def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
-    """Size, digest, the address of the copy, and a problem if there is one."""
+    """Read an artifact, and copy it to the store if one is set.
+
+    Returns size, digest, and the address of the copy, as far as known, and the problem if any.
+    """
     try:
         tree = _Tree(unquote_to_bytes(uri.removeprefix("file://")))
         digests = {file: tree.digest(file) for file in tree.files}
@@ -247,7 +253,7 @@ def read(uri: str, store: str, run: str, name: str) -> dict[str, Any]:
         try:
             answer["uri"] = _copy(tree, listing, store, (run, name, digest[:16]))
         except errors.ANY_ERROR as error:
-            # Remove passwords from addresses.
+            # Remove passwords from addresses in the error's text.
             why = re.sub(r"//[^/\s]*@", "//", f"{type(error).__name__}: {error}")[:200]
             answer["problem"] = f"it is not stored: {why}"
     return answer
@@ -268,7 +274,7 @@ class _Tree:
             raise Problem(_CHANGED)
 
     def _listed(self) -> list[_File]:
-        """The files to read, sorted by name."""
+        """All files and links of the artifact, sorted by name."""
         if self.is_file:
             return [_file(self._own_name, os.fstat(self._top))]
         found: list[_File] = []
@@ -293,14 +299,14 @@ class _Tree:
             fd = files.open_private(os.fsdecode(file.name), dir_fd=self._top)
             where = os.path.join(where, file.name)
         content = open(fd, "rb", buffering=0)  # noqa: SIM115
-        # A folder of the path may have been replaced by a link to elsewhere.
+        # Check the opened file's path: a folder in the path may have been replaced by a link.
         if os.readlink(_PATH_OF % fd) != where:
             content.close()
             raise Problem(_CHANGED)
         return content
 
     def digest(self, file: _File) -> str:
-        """SHA-256 of a file up to its listed size, or of the path that a link holds."""
+        """The SHA-256 of a file's content; for a symbolic link, of the path to which it points."""
         if file.link is not None:
             return sha256(file.link).hexdigest()
         seen, count = sha256(), 0
@@ -318,7 +324,8 @@ def _open(path: bytes) -> int:
         if not stat.S_ISLNK(status.st_mode):
             break
         if status.st_uid not in (0, os.geteuid()):
-            # Otherwise the link's owner could make us read and upload any of our own files.
+            # Don't follow a link of another user, who could make us read and upload any of our own
+            # files.
             raise Problem(f"it is a link of user {status.st_uid}, which is not followed")
         path = os.path.join(os.path.dirname(path), os.readlink(b"", dir_fd=found))
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -336,19 +343,21 @@ def _raise(error: OSError) -> None:
 
 
 def _line(name: bytes, digest: str) -> bytes:
-    """A line as `sha256sum` writes it, with some characters of the name escaped."""
+    """The line that `sha256sum` would write for a file. It escapes some characters of the name."""
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return (b"\\" if escaped != name else b"") + digest.encode() + b"  " + escaped + b"\n"
 
 
 def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
-    """Upload the files to a folder named by *words*, then their list; returns the copy's
-    address."""
-    # Imported here, since few agents upload copies.
+    """Upload the files, and then the list of their digests; returns the address of the copy.
+
+    *words*: the names of the copy's folders in the store, outermost first.
+    """
+    # Import fsspec only here, since few agents upload copies.
     from fsspec.core import url_to_fs
 
     system, root = url_to_fs(store)
-    # The words are escaped, so that no path leads out of the store.
+    # Escape the names of the folders, so that they can't form a path out of the store.
     plain = [quote(word.strip("."), _SAFE)[:_LONGEST_NAME] or "_" for word in words]
     base = path = "/".join([root.rstrip("/"), *plain])
     for file in tree.files:
@@ -358,6 +367,6 @@ def _copy(tree: _Tree, listing: bytes, store: str, words: Iterable[str]) -> str:
             with tree.open(file) as content:
                 system.put_file(os.fsdecode(_PATH_OF % content.fileno()), path)
     tree.check()
-    # The list is uploaded last, because it marks a complete copy.
+    # Upload the list last: its presence shows that the copy is complete.
     system.pipe_file(f"{base}.sha256", listing)
     return str(system.unstrip_protocol(path if tree.is_file else base))

@@ -29,7 +29,7 @@ _STATUS_EVERY_S = 5.0
 
 
 class Front:
-    """One per agent. The endpoint's threads call `state` while the agent's loop runs."""
+    """Shows one agent's state. The endpoint's threads call `state` while the agent's loop runs."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Front:
         self._remote: list[ProcessState] = []
         self.started_ns = time.time_ns()
         self.moved_at = time.monotonic()
-        """When the loop began its current round."""
+        """When the agent's loop began its current round, on the monotonic clock."""
         self.remarks: dict[str, str] = {}
-        """Sentences for `status`, by topic."""
+        """Sentences that `otel-ddp status` shows; the key is the topic, e.g. `variables`."""
 
     def threads(self) -> list[KeptThread]:
         """All threads of the agent."""
@@ -111,7 +111,10 @@ class Front:
         return None if self._endpoint is None else self._endpoint.url
 
     def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
-        """The stacks of a run's processes here, or of one rank on another node, for the page."""
+        """For the page: the stacks of the run's processes on this node, or of the one rank.
+
+        *rank*: the only rank to ask, which may be on another node; empty for all on this node.
+        """
         ranks = [int(rank)] if rank.isdecimal() else None
         found = [
             each.to_json()
@@ -123,7 +126,7 @@ class Front:
         ]
 
     def _problems(self) -> list[str]:
-        """Sentences on threads that do not run and on failing histories, for /healthz."""
+        """Sentences for /healthz: on threads that do not run, and on failing histories."""
         found = [*(thread.problem for thread in self.threads()), self._watch.histories.remark()]
         return list(filter(None, found))
 

@@ -12,10 +12,10 @@ from otel_ddp import errors
 
 
 class KeptThread:
-    """A daemon thread. The agent's loop calls `keep_running` every second."""
+    """A daemon thread. The agent's loop calls `keep_running` each second, which restarts it."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
-        """*work*: returns when the thread should end."""
+        """*work*: what the thread runs; it must return when the thread should end."""
         self.name = name
         self._work = work
         self._thread: threading.Thread | None = None
@@ -26,7 +26,7 @@ class KeptThread:
         """Start the thread unless it runs; if that fails, `problem` says why."""
         if self.is_alive():
             return
-        # A daemon: a thread that hangs must not keep the agent from ending.
+        # Make it a daemon thread, so that the agent can end even if this thread hangs.
         thread = threading.Thread(target=self._run, name=f"otel-ddp-{self.name}", daemon=True)
         try:
             thread.start()
@@ -34,7 +34,8 @@ class KeptThread:
             self._why = f"{error} (ulimit -u, or the pids.max of its cgroup)"
         else:
             self._thread, self._why = thread, "an error ended it"
-        # Set after the first attempt: before it, `problem` must not report the missing thread.
+        # Set this only after the first attempt to start the thread: before, it is no problem that
+        # the thread does not run.
         self._wanted = True
 
     def _run(self) -> None:

@@ -10,17 +10,17 @@ from typing import NamedTuple
 from otel_ddp.vocabulary.catalog import Kind, Metric
 from otel_ddp.vocabulary.words import Labels as Labels
 
-# Limit of points of one series between two exports; the oldest points beyond it are dropped and
-# counted.
+# The most points of one series that wait for the next export. If there are more, the oldest points
+# are dropped, and their number is exported.
 _MOST_POINTS = 200_000
-# A millisecond, the unit of Prometheus' time stamps. Prometheus refuses a second value of a series
-# with the same time stamp.
+# One millisecond in nanoseconds. It is the least distance of two points of a series: Prometheus
+# stores milliseconds, and refuses two values with the same time stamp.
 MS = 1_000_000
-# A point's time stamp may be at most this much later than the time of its value. So a burst of
-# values is exported, but values that always come too fast do not drift into the future.
+# Values that come faster than one per millisecond get later time stamps, but later by this much at
+# most. So a burst is exported whole, but a constant stream does not drift into the future.
 _MOST_LATE_NS = 60 * 10**9
-# If the clock is set back by more than this, time stamps go back too: receivers have refused the
-# earlier points, as they were too far in the future, so the new points do not conflict with them.
+# If the clock is set back by more than this, let time stamps go back too. Receivers have refused
+# the earlier points, which were too far in the future, so the new points can't conflict with them.
 _REFUSED_NS = 600 * 10**9
 
 
@@ -53,9 +53,9 @@ class Series:
         self.project = project
         self.value: float | Buckets | None = None
         self.time_ns = 0
-        # Times and values to export, if every logged value is exported as a point of its own.
+        # Times and values of the points to export, if each logged value is exported as a point.
         self.history: tuple[list[int], array[float]] | None = None
-        # The encoded attributes; empty until the series is exported.
+        # The attributes as encoded for OTLP; empty until the series is exported.
         self.encoded = b""
 
 
@@ -67,7 +67,7 @@ class Ledger:
         self.keep_history = False
         self.points_dropped = 0
         self.reports_ends = True
-        """Whether removed series are reported as ended; false if another agent continues them."""
+        """Whether removed series are exported as ended; False if another agent continues them."""
         self._families: dict[str, dict[Labels, Series]] = {}
         self._ended: list[Series] = []
 
@@ -94,14 +94,14 @@ class Ledger:
         found = self.series(metric, labels, start_ns, project)
         found.value = value
         found.time_ns = time_ns
-        # The counters of a new process with the same labels begin at the start of that process.
+        # The start time may change: if a new process has the same labels, its counters begin anew.
         found.start_ns = start_ns
 
     def log(self, series: Series, value: float, time_ns: int) -> int | None:
         """Add a logged value; returns the time of its point, or None if it is not exported.
 
-        The time stamps of a series grow by at least a millisecond. If a value's point would get a
-        time stamp that is too late, the value becomes the current one, but is not exported.
+        The time stamps of a series grow by at least a millisecond. If this would make the point's
+        time stamp too late, the value becomes the series' current value, but is not exported.
         """
         series.value = value
         late_ns = series.time_ns + MS - time_ns
@@ -123,7 +123,7 @@ class Ledger:
         return time_ns
 
     def drop(self, labels: Labels, *metrics: Metric) -> None:
-        """Remove all series, or those of *metrics*, whose attributes begin with these labels."""
+        """Remove the series whose attributes begin with these labels: of *metrics*, or of all."""
         length, names = len(labels), {each.name for each in metrics} or self._families.keys()
         self._remove(lambda key: key[:length] == labels, names)
 
@@ -143,27 +143,29 @@ class Ledger:
             self._end(family.pop(series.labels))
 
     def _end(self, series: Series) -> None:
-        # A series that was never exported needs no end marker.
+        # Don't report the end of a series that was never exported: no backend knows it.
         if series.encoded and self.reports_ends:
             self._ended.append(series)
 
     def take_ended(self) -> list[Series]:
-        """Take the exported series that were removed and not replaced since the last call."""
+        """Take the series whose end is to be exported: those that were exported before, and that
+        were removed and not replaced since the last call."""
         ended, self._ended = self._ended, []
         return [each for each in ended if not self._has_value(each)]
 
     def _has_value(self, series: Series) -> bool:
         found = self._families.get(series.metric.name, {}).get(series.labels)
-        # Equal labels in another project are another series: each project is a job in Prometheus.
+        # A series with equal labels, but of another project, is another series in Prometheus: the
+        # project is its `job` label.
         return found is not None and found.value is not None and found.project == series.project
 
     def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
-        """These metrics, each with its series."""
+        """Each of these metrics, with all its series."""
         for metric in metrics:
             yield metric, list(self._families.get(metric.name, {}).values())
 
     def families(self) -> Iterator[tuple[Metric, list[Series]]]:
-        """All metrics with a value, and their series."""
+        """Each metric that has series with a value, and these series."""
         for family in self._families.values():
             filled = [series for series in family.values() if series.value is not None]
             if filled:
@@ -171,5 +173,5 @@ class Ledger:
 
 
 def is_logged(metric: Metric) -> bool:
-    """Whether each logged value of a metric is exported as a point with its own time."""
+    """Whether every logged value of this metric is exported, each as a point with its own time."""
     return metric.kind is Kind.GAUGE and metric.section == "Learning"

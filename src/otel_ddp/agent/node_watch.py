@@ -49,8 +49,8 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self._collector)
-        # Offsets that are delivered but not committed, and the number of batches fed to histories
-        # by then.
+        # The journal offsets up to which records were exported, if they are not committed yet; and
+        # how many batches had been fed to the histories by then.
         self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:
@@ -64,7 +64,7 @@ class NodeWatch:
         self.artifacts.feed(self.journals.exports())
         processes = self.journals.processes()
         for each in processes:
-            # Watch a process even if its rank is unknown, as it may end before its rank is known.
+            # Watch processes with unknown ranks too: they may end before their ranks are known.
             if each.is_at_work and not each.life.gone_ns:
                 each.host.watch()
         here = [each for each in processes if each.labels]
@@ -88,11 +88,12 @@ class NodeWatch:
             self._collector.feed_states(processes, verdicts)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """Take new spans and events, of verdicts and of journals."""
+        """Take the spans and events that were not exported yet: those of verdicts and of ranks."""
         return [*self.judge.flush_documents(), *self.journals.flush_documents()]
 
     def commit(self, marks: Marks) -> None:
-        """Commit the offsets of delivered records once the histories have these records too."""
+        """Commit the journal offsets *marks*, up to which records were exported, once the histories
+        on disk have these records too."""
         self.journals.deliver(marks)
         delivered, fed = self._delivered = self._delivered or (marks, self.histories.fed)
         if self.histories.has(fed):
@@ -100,8 +101,8 @@ class NodeWatch:
             self._delivered = None
 
     def forget_ended(self, linger_s: float, keep: Collection[Labels]) -> None:
-        """Drop processes and runs that ended long ago, except runs to *keep* or with ranks
-        elsewhere."""
+        """Drop processes and runs that ended more than *linger_s* ago. Keeps the runs in *keep*,
+        and runs that have ranks on other nodes."""
         self.journals.forget_ended(linger_s)
         keep = {*keep, *self.links.running_remotely()}
         self.judge.retire({*keep, *map(run_labels, self.journals.labels())})

@@ -26,10 +26,11 @@ from otel_ddp.vocabulary import catalog
 log = logging.getLogger("otel_ddp.agent")
 
 _LOCK_PATIENCE_S = 3.0
-# Sleep between two rounds; the end of a process wakes the agent earlier. Each wake-up begins with
-# cold caches: half as many wake-ups save a fifth of the CPU time if there is little to read.
+# Seconds between two rounds of the agent's loop; the end of a process wakes it earlier. Each round
+# begins with cold CPU caches: if there is little to read, an agent with half as many rounds uses a
+# fifth less CPU time.
 TICK_S = 0.5
-# Threshold of the garbage collector's youngest generation.
+# Run the garbage collector once there are this many new objects. See collect_garbage_less_often.
 _MORE_OBJECTS = 10_000
 _SERIES_EVERY_S = 1.0
 _CONNECT_EVERY_S = 15.0
@@ -76,13 +77,13 @@ class Agent:
         self._doorbell = -1
         self._busy_at = time.monotonic()
         self._left_place = False
-        # When each of these tasks is due next.
+        # When each periodic task is due next, on the monotonic clock.
         self._due_at = dict.fromkeys(("series", "connect", "export"), 0.0)
 
     # -- life
 
     def run(self) -> None:
-        """Work until a signal arrives, or until no process is left to watch."""
+        """Run the agent's loop until a signal arrives, or until no process is left to watch."""
         self._doorbell = open_doorbell(self._place.doorbell)
         self._stop_at_signals()
         journals = self._watch.journals
@@ -97,7 +98,8 @@ class Agent:
             while not self._stop_reason:
                 self._round()
                 if not self._stop_reason:
-                    # Deaths wake us at once: their times show which process died first.
+                    # The death of a process ends this wait at once. So the times at which deaths
+                    # are noticed show which process died first.
                     wait(self._doorbell, self._watch.exit_causes.handles())
         finally:
             self._end()
@@ -134,8 +136,8 @@ class Agent:
         if self._is_due("connect", _CONNECT_EVERY_S):
             self._exporter.connect()
         if an_end or series or export:
-            # Write the file before the commit: the next agent does not read committed records
-            # again, but takes their best values from the file.
+            # Write the agent's file before the commit. The next agent does not read committed
+            # records again: it takes the best values among them from this file.
             self._write_file()
         if an_end:
             self._exporter.export_at_once()
@@ -159,8 +161,8 @@ class Agent:
         self._delete_done()
         self._front.stop()
         if exporter.connected:
-            # Report series as ended, since backends would show their last values for minutes more.
-            # The series of ended runs are excepted, because alerts look for them.
+            # Report all series as ended: otherwise backends show their last values for minutes.
+            # Keep the series of ended runs, because alert rules query them.
             with watch.ledger.lock:
                 watch.ledger.end_all(watch.journals.ended_runs())
             exporter.export()
@@ -170,9 +172,9 @@ class Agent:
             leave(self._place, self._front.state())
 
     def _wait_for_ends(self) -> None:
-        """Wait a moment for the processes to end too, so that their ends are reported.
+        """Wait a moment for the training processes to end too, so that their ends are reported.
 
-        A scheduler kills ranks and agents of a job at the same time.
+        When a scheduler ends a job, it kills the ranks and the agent at the same time.
         """
         watch, until = self._watch, time.monotonic() + _ENDS_WITHIN_S
         while watch.links.any_at_work(watch.journals.processes()) and time.monotonic() < until:
@@ -200,15 +202,16 @@ class Agent:
         """Delete the journals of dead processes once they are exported."""
         journals = self._watch.journals
         if done := journals.done():
-            # Update once more, so that series and histories show how these processes ended.
+            # Update series and histories once more, so that they show how these processes ended.
             self._watch.update_series()
             journals.close(done)
-            # Write the file before deleting journals: afterwards only it describes the processes.
+            # Write the agent's file before deleting journals: afterwards, only this file describes
+            # the processes.
             self._write_file()
             journals.delete(done)
 
     def _write_file(self) -> None:
-        # Once this agent has left the directory, the file there belongs to another agent.
+        # Don't write if the directory was removed: a file there now belongs to another agent.
         if not self._left_place:
             self._front.write_file()
 
@@ -224,14 +227,15 @@ class Agent:
                 self._go_on_without_place()
             else:
                 self._stop_reason = "the place or its lock was removed"
-        # Whoever started an agent in the foreground also stops it.
+        # An agent in the foreground does not stop on its own: whoever started it stops it.
         if self._foreground or self._stop_reason:
             return
         own = agent_digest(os.environ, offline=self._conf.offline)
         environments = journals.environments()
         others = environments - {own, ""}
         if others and environments == others:
-            # End now: one of these processes will start an agent with its own variables.
+            # End, although processes run: all of them have other OTEL_* variables than this agent,
+            # and one of them will start an agent with theirs.
             self._stop_reason = (
                 "the processes that run now were started with other OTEL_* variables"
             )
@@ -244,7 +248,8 @@ class Agent:
             )
 
     def _go_on_without_place(self) -> None:
-        # A logout may delete a user's shared memory; open files remain readable.
+        # A logout may delete the user's files in /dev/shm. The open journals remain readable, so go
+        # on reading them.
         if not self._left_place:
             self._left_place = True
             log.warning(
@@ -255,7 +260,8 @@ class Agent:
         self._watch.journals.leave_place()
 
     def _owns_lock(self) -> bool:
-        # If the lock file is deleted, another agent may start and own a new lock file.
+        # Compare the lock file with the locked one: if it was deleted, another agent may have
+        # started, with a lock file of its own.
         try:
             with files.own_directory(self._place.directory) as folder:
                 found = os.stat(self._place.agent_lock.name, dir_fd=folder)
@@ -268,7 +274,7 @@ class Agent:
 
 
 class _Printable(logging.Formatter):
-    """Strips control characters: messages contain texts of journals, files and collectors."""
+    """Formats log lines without control characters, which texts from journals may contain."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message, most=len(record.message))
@@ -299,7 +305,7 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
 def lock_place(place: Place) -> int | None:
     """Lock the directory; returns the lock's descriptor, or None if another agent has the lock.
 
-    Closing the descriptor unlocks the directory.
+    The directory stays locked until the descriptor is closed.
     """
     fd = files.open_own(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
@@ -307,7 +313,7 @@ def lock_place(place: Place) -> int | None:
         with contextlib.suppress(OSError):
             files.lock(fd)
             return fd
-        # The previous agent may be about to end.
+        # Try again for a while: the agent that has the lock may be about to end.
         time.sleep(0.05)
     os.close(fd)
     return None
@@ -326,8 +332,9 @@ def leave_training_alone() -> None:
 def collect_garbage_less_often() -> None:
     """Run the cyclic garbage collector less often.
 
-    Records come and go by the thousand, without cycles. With Python's threshold of 700, the
-    collector took a quarter of the agent's time if ranks log many values.
+    The agent creates and drops thousands of records, which contain no reference cycles. With
+    Python's threshold of 700 objects, the collector took a quarter of the agent's time if ranks log
+    many values.
     """
     gc.freeze()
     _, middle, old = gc.get_threshold()
@@ -340,7 +347,8 @@ def open_doorbell(path: Path) -> int:
         if not path.is_fifo() or path.is_symlink():
             files.remove(path)
             files.make_fifo(path)
-        # Opened for writing too: a fifo without a writer would always be readable.
+        # Open the fifo for writing too: once its last writer has closed it, a fifo is always
+        # readable, so the agent would never sleep.
         return files.open_own(path, os.O_RDWR)
     except OSError as error:
         log.warning("no fifo to wake the agent (%s): it notices ends of processes later", error)
@@ -352,7 +360,8 @@ def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
 
     *doorbell*: -1 if there is none. *handles*: pidfds, readable after the death of the process.
     """
-    # Not select(), which is limited to descriptors below 1024: the agent opens two per process.
+    # Don't use select(): it accepts only descriptors below 1024, and the agent opens two for each
+    # training process.
     poll = select.poll()
     for each in (doorbell, *handles) if doorbell >= 0 else handles:
         poll.register(each, select.POLLIN)
@@ -376,19 +385,21 @@ def main(directory: str = "", foreground: bool = False) -> int:
         return 1
     for doubt in settings.doubts(exports=not conf.offline):
         log.warning("%s", doubt)
-    # The agent opens two descriptors per process.
+    # The default limit may be too low: the agent opens two descriptors for each training process.
     files.raise_file_limit()
     if not foreground:
         leave_training_alone()
-    # An agent that breaks at its start must not be restarted every few seconds.
+    # Let no process start another agent for some seconds: if this one fails at its start, it must
+    # not be restarted at once. The delay is cancelled once the agent works.
     place.delay_start(_BROKEN_HOLD_S)
     if foreground:
         log.info("watching %s", place.directory)
-    # A directory that a person names may contain copies of journals: do not delete them.
+    # If a person has chosen the directory, keep the journals in it: they may be copies.
     keeps_found = foreground and bool(directory)
     agent = Agent(place, conf, lock, foreground, keeps_found=keeps_found)
     collect_garbage_less_often()
-    # A killed agent left its whole status in the file: keep only processes that have journals.
+    # If the previous agent was killed, its file lists all its processes. Keep only those whose
+    # journals still exist.
     leave(place, last_of_agent(place))
     agent.run()
     place.delay_start(0.0)

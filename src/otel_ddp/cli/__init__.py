@@ -13,7 +13,7 @@ from otel_ddp import __version__
 from otel_ddp.errors import OtelDdpError
 from otel_ddp.journal import place
 
-# By name of the command: its module in this package, and its help text.
+# For each command its module in this package, and its help text.
 COMMANDS = {
     "agent": ("agent", "run the node agent here, in the foreground"),
     "compare": ("compare", "compare two runs, and fail a job if one is worse"),
@@ -36,10 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # The terminal's encoding may lack a character of a run's name, or of a bar chart.
+        # Escape characters that the terminal's encoding lacks, as in the name of a run or a bar
+        # chart, instead of failing.
         sys.stdout.reconfigure(errors="backslashreplace")
-    # Check before the import of the command, which may need these system calls. `run` works
-    # without them.
+    # On a system without Linux's system calls, the import of a command may fail. So check before.
+    # `run` needs no such call.
     needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}
     if needs and (lacking := place.missing_calls()):
         print(

@@ -1,4 +1,4 @@
-"""Shared by the commands: common options, the directories that they read, and their output."""
+"""What several commands share: options, the directories that they read, and their output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run_name(text: str) -> str:
-    """Check the name of a run. An empty name, as from an unset variable, must not select a run."""
+    """Check the name of a run. An empty one is an error, as from an unset variable of a script."""
     if not text:
         raise argparse.ArgumentTypeError("the name of a run is empty")
     return text
@@ -56,9 +56,9 @@ def _directory(text: str) -> str:
 def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
     """The settings, the existing directories of journals, and a remark.
 
-    The remark says that the directory of OTEL_DDP_DIR does not exist yet; else it is empty.
-    Raises ConfigError for an unreadable directory, as an empty answer would mean that nothing runs,
-    and for a --dir that does not exist.
+    If the directory of OTEL_DDP_DIR does not exist yet, the remark says so; else it is empty.
+    Raises ConfigError for a --dir that does not exist, and for an unreadable directory: to return
+    no directory would look as if nothing ran.
     """
     conf = settings.read(directory=directory or None)
     path = Path(conf.directory)
@@ -100,8 +100,8 @@ def print_answer(text: str) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        # Redirect stdout to /dev/null. Else Python would flush the buffer again when it exits, and
-        # report the same error.
+        # Python flushes stdout once more when it exits, and would report the same error again. So
+        # redirect stdout to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0  # closed by the reader, as in `| head`
@@ -140,6 +140,6 @@ def dated(verdict: Mapping[str, Any], now_ns: int) -> str:
 
 
 def marked(verdict: Mapping[str, Any], now_ns: int) -> str:
-    """A verdict's time and sentence after `!`, or after `i` for a harmless verdict."""
+    """A line on a verdict: `!`, or `i` if it is harmless, and then its time and its sentence."""
     mark = "i" if verdict.get("kind") in HARMLESS_VERDICTS else "!"
     return f"{mark} {dated(verdict, now_ns)}"

@@ -24,7 +24,8 @@ from otel_ddp.journal.survey import last_of_agent, survey
 
 _PREFIX = "otel_ddp-demo-"
 _RANKS = 2
-# A phase, a rank, and how late the rank is in that phase; or `hang` or `kill`, and the rank.
+# Faults that the demo can inject. Either a phase, the rank, and how late the rank is in this phase;
+# or `hang` or `kill`, and the rank.
 _FAULTS = ("backward:1:30ms", "data:1:30ms", "hang:1", "kill:1")
 # The fault begins only at this step, so that the page shows healthy steps before it.
 TROUBLE_AT = 150
@@ -32,10 +33,12 @@ _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install "
     "'torch>=2.4'. After `uvx` or `pipx run`, add `--with torch`."
 )
-# The first import of torch in a new environment may take a minute.
+# How long to wait for the agent. A rank starts it once torch is imported, and the first import in a
+# new environment may take a minute.
 _AGENT_STARTS_S = 120.0
 _VERDICT_S = 3.5
-# At its end the agent writes its history and exports once more, on a machine that may be busy.
+# How long to wait for the agent's end: it first writes its history and exports once more, and the
+# machine may be busy.
 _AGENT_ENDS_S = 30.0
 
 
@@ -66,10 +69,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"After {TROUBLE_AT} steps, on purpose: {options.inject}", flush=True)
     with _training(options) as node:
         node.tell_where()
-        # A training that hangs on purpose does not end by itself.
+        # Wait until the training ends. If it hangs on purpose it would not end, so limit the wait.
         status = node.wait(options.seconds if options.inject == "hang:1" else None)
-        # The agent can read which signal killed a rank only after the launcher has waited for the
-        # dead process.
+        # Give the agent time for its verdict. If a rank was killed, the agent cannot read the
+        # signal before torchrun has reaped the dead process.
         time.sleep(_VERDICT_S)
         found = survey([node.place])
         if status and options.inject not in ("hang:1", "kill:1"):
@@ -112,13 +115,14 @@ class _Node:
             "OTEL_DDP_RUN": self.run,
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
-            # The default of a minute is too long for a demo.
+            # The default, a minute, is longer than the demo trains.
             "OTEL_DDP_STALL_TIMEOUT_S": "5",
             # By default, a busy machine measures one step in 16: too few for a verdict within 20 s.
             "OTEL_DDP_OVERHEAD": "all",
             "OMP_NUM_THREADS": "1",
         }
-        # Leave out the user's settings, such as identity and agent: they are for other trainings.
+        # Do not pass the user's settings, such as the name of a run or the choice of agent: they
+        # are meant for other trainings.
         passed = {
             name: text
             for name, text in os.environ.items()

@@ -22,7 +22,7 @@ PAUSE_S = 0.005
 
 
 class Classifier(nn.Module):  # type: ignore[misc]
-    """A small classifier that sleeps as long as a larger one computes in forward and backward."""
+    """A small classifier. It sleeps in forward and backward, to take as long as a larger model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.T
 def batches(
     generator: torch.Generator, fault: str, late_s: float
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless batches, on time unless a fault is injected."""
+    """Endless batches. With the fault `data` they come late, with `hang` they stop coming."""
     number = 0
     while True:
         if number >= TROUBLE_AT and fault == "hang":

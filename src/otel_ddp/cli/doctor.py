@@ -28,7 +28,7 @@ from otel_ddp.journal import place
 from otel_ddp.journal.survey import Survey, survey
 from otel_ddp.torch.models import too_old
 
-# Timeout for a collector's answer.
+# How long to wait for a collector's answer.
 _ANSWER_S = 5.0
 
 Level = Literal["ok", "warn", "fail"]
@@ -51,7 +51,7 @@ class Inputs:
         self.env = {name: text for name, text in env.items() if name not in self.refused}
         self.conf = settings.read(self.env, directory=directory or None)
         try:
-            # These calls check combinations of variables.
+            # Each variable is valid by itself. These calls check them in combination.
             identity.Choice(self.conf.strategy)
             identity.resolve(env=self.env)
         except ConfigError as error:
@@ -192,7 +192,8 @@ def _of_agent(each: Mapping[str, Any]) -> Results:
 
 def collector(inputs: Inputs) -> Results:
     """Send an empty request for each signal: metrics, traces, logs."""
-    # Imported here: the import is slow, and a broken package must not end the other checks.
+    # Imported here, since it is slow, and since the other checks must run even if a package is
+    # broken.
     from otel_ddp.agent.export.otlp.transport import Transport
 
     env, spools = inputs.env, shlex.quote(inputs.conf.spools)
@@ -219,7 +220,8 @@ def collector(inputs: Inputs) -> Results:
             yield "ok", f"{transport.destination} accepts {each}"
             continue
         variable = Variables(each, conf, env).endpoint_variable
-        # Many collectors accept no traces or logs, but metrics are required.
+        # Many collectors accept no traces or no logs, so this is only a warning. Metrics are
+        # required.
         level: Level = "warn" if "not taken there" in outcome.why and each != "metrics" else "fail"
         yield (
             level,

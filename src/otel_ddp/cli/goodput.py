@@ -70,7 +70,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield from aligned(rows, right=("share", "time"))
     if len(attempts := found["attempts"]) > 1:
         yield ""
-        # If no agent saw an earlier attempt end, its end is unknown.
+        # What to show for an attempt whose end no agent saw: the last one goes on, the end of an
+        # earlier one is unknown.
         ends = ["-"] * (len(attempts) - 1) + ["goes on"]
         yield from aligned([_HEADS, *map(_attempt, attempts, ends)], right=_HEADS[2:6])
 

@@ -1,6 +1,6 @@
 """otel-ddp mcp: a read-only MCP server on stdio, which answers questions on runs.
 
-Its tools are the functions of the commands with --json.
+Most tools return the document that a command prints with --json.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TOOLS = ("runs", "run", "curves", "verdicts", "stacks", "compare", "goodput")
 _MOST_ENTRIES = 100
 _MOST_POINTS, _MOST_CURVES = 100, 20
 _DIGITS = 6
-# The values of `schema` in the documents that no command prints.
+# The values of `schema` in the two documents that only this server returns.
 CURVES_SCHEMA, VERDICTS_SCHEMA = 1, 3
 
 
@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     except ImportError:
         print("otel-ddp mcp needs mcp 2.0 or newer: pip install 'otel-ddp[mcp]'.", file=sys.stderr)
         return 2
-    # With Python's own handler, Ctrl-C would wait for the SDK's thread, which blocks on stdin.
+    # Let Ctrl-C kill the process. Python's own handler would wait for a thread of the MCP SDK,
+    # which blocks on stdin.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     server.run("stdio")
     return 0
@@ -90,7 +91,7 @@ def _server(directory: str) -> Any:
 
 
 def answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    """A tool that returns the document as text and as data, or an error message."""
+    """Wrap a function as a tool, which returns its document as text and as data, or its error."""
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import CallToolResult, TextContent
 
@@ -101,7 +102,7 @@ def answering(ask: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         except OtelDdpError as why:
             raise ToolError(str(why)) from why
         text = json_text(found, ensure_ascii=False, separators=(",", ":"))
-        # A truncated text may end with half a surrogate pair.
+        # A text that was cut may end with half a surrogate pair, which UTF-8 cannot encode.
         text = text.encode("utf-8", "replace").decode()
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=json.loads(text)
@@ -127,12 +128,12 @@ def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(name: str) -> WholeRun:
-    # Accept only names, no paths: a text that the model has read may make it ask for any file.
+    # Accept only names, no paths. A text that the model has read may try to make it open any file.
     return find_run(name, history_directory(), paths=False)
 
 
 class Questions:
-    """The tools. Their docstrings are the descriptions for the model."""
+    """The tools, one per method. The model sees their docstrings as descriptions."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -242,7 +243,8 @@ def curves_of(
     if missing := [each for each in names if each not in known]:
         has = ", ".join(known) or "none"
         raise NotFound(f"The run has logged no value {', '.join(missing)}. It has: {has}.")
-    # Values beyond the limit are not read, so how many curves each has is unknown: count one each.
+    # Values beyond the limit are not read. One value may have several curves, such as one per rank,
+    # but count only one for each value that is not read.
     names, unread = names[:_MOST_CURVES], len(names[_MOST_CURVES:])
     limits = {"first": first, "until": until}
     query = {

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     except NotFound:
         if options.what or not served:
             raise
-        # The page of an agent that stores no histories shows the live runs.
+        # There is no history, but an agent runs here: its page shows the live runs.
         _open(f"{next(iter(served.values()))}/now")
         return 0
     for place, base in served.items():
@@ -52,12 +52,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _folder_and_run(words: str) -> tuple[Path, str, str]:
-    """The folder of histories, and group and name of a run in it; both empty for all its runs."""
+    """A folder of histories, and the group and name of a run in it.
+
+    If *words* is the path of a folder, group and name are empty: the page then shows all its runs.
+    """
     try:
         with find_run(words, history_directory(), paths=False) as found:
             return history_directory(), found.group, found.name
     except NotFound:
-        # A name takes precedence over a path.
+        # No run has this name, so it may be the path of a folder.
         folder = Path(os.path.expanduser(words)).absolute()
         if words and os.path.isdir(folder):
             return folder, "", ""
@@ -90,7 +93,8 @@ def _serve(folder: Path, group: str, name: str) -> int:
         raise ConfigError(f"The page cannot be served: {error}.") from None
     with server:
         print(f"This command serves {folder}, as no agent does. Ctrl-C ends it.", file=sys.stderr)
-        # Serve in a thread: `_open` blocks until the browser is closed if it runs in the terminal.
+        # Serve in a thread. `_open` may start a browser in this terminal, and would then block
+        # until the user closes it.
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         base = f"http://localhost:{server.server_port}"

@@ -16,7 +16,7 @@ from otel_ddp.journal.process_state import ProcessState, world_of
 from otel_ddp.journal.survey import Survey, of_run
 from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, NOT_HEARD
 
-# By the value of OTEL_DDP_AGENT: the sentence to show if no agent runs.
+# The sentence to show if no agent runs, by the value of OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
     "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
@@ -24,16 +24,17 @@ NO_AGENT = {
     "(OTEL_DDP_AGENT=offline)",
     "off": "OTEL_DDP_AGENT=off: journals are written, but nothing is exported",
 }
-# The most rows of a table if the height is unlimited; the fewest if it is limited.
+# A table has at most _MOST_ROWS rows if the height is unlimited. If the height is limited, the
+# tables share it, but a table may have _FEWEST_ROWS rows in any case.
 _MOST_ROWS, _FEWEST_ROWS = 20, 3
-# Lines reserved for headings, a verdict, values and the agent.
+# The lines of a limited height that no table gets: headings, a verdict, values and the agent.
 _BESIDE_TABLES = 12
 _MOST_VALUES, _MOST_PAST = 8, 3
 _BAR = 10
 
 
 class Line(NamedTuple):
-    """A line of text. Its style adds no information to the text."""
+    """A line of text and its style. The text can be understood without the style."""
 
     text: str
     style: Literal["", "bold", "trouble", "dim"] = ""
@@ -48,13 +49,13 @@ def picture(
     columns: int | None = None,
     rows: int | None = None,
 ) -> list[Line]:
-    """The state of a node in at most *columns* and *rows*; None: unlimited.
+    """The state of a node as lines for a terminal of *columns* and *rows*; None means unlimited.
 
-    *agent*: the value of OTEL_DDP_AGENT. *named*: whether one directory was chosen; else all
-    directories of the user were searched.
+    *agent*: the value of OTEL_DDP_AGENT. *named*: True if only one directory of journals was read,
+    False if all directories of the user were searched.
     """
     runs: dict[tuple[str, str], list[ProcessState]] = {}
-    # The runs are in the order of their first processes, living runs first.
+    # Runs come in the order of their first processes, but ended runs come last.
     for process in found.processes:
         runs.setdefault(process.of_run, []).append(process)
     ended = {of for of, processes in runs.items() if all(each.ended for each in processes)}
@@ -109,7 +110,7 @@ def _agents(found: Survey) -> Iterator[Line]:
 
 
 def _remarks(found: Survey, agent: str) -> Iterator[Line]:
-    """Problems of agents and journals."""
+    """The first lines of the picture: problems of agents and journals."""
     without_agent = list(unserved(found)) if agent in ("auto", "offline") else []
     yield from (Line(f"agent     {sentence}", "trouble") for sentence in without_agent)
     if not without_agent and not any(each["alive"] for each in found.agents):
@@ -155,13 +156,13 @@ def _run(
     yield Line(heading(run, processes), "bold")
     for verdict in verdicts:
         yield Line(f"  {marked(verdict, now_ns)}", "trouble" if verdict in trouble else "")
-    # The reasons why late ranks cannot be detected.
+    # The reasons why late ranks of this run cannot be detected.
     unknown = [cell(each.get("why"), "?") for each in found.insufficient if of_run(each) == run]
     looks = any(not each.get("starting") and not each.get("stopped") for each in alive)
     if looks and not (trouble or all(each.ended for each in processes)):
         yield Line("  nothing is wrong so far" if unknown else "  nothing is wrong")
     yield from (Line(f"  stragglers: {why}") for why in unknown)
-    # Show which steps are sampled for one rank only, because each rank has its own figures.
+    # Which steps are sampled differs a little between ranks: it is enough to show one rank.
     if (one := next((each for each in processes if each.measuring), None)) is not None:
         yield Line(f"  rank {cell(one.rank, '?')} {cell(one.measuring)}")
     if missing := next(filter(None, (each.not_measured for each in processes)), ""):
@@ -206,7 +207,10 @@ def _of_world(processes: list[ProcessState]) -> str:
 
 
 def _values(processes: Iterable[ProcessState]) -> str:
-    """The last logged values of the lowest rank's newest process, those with a best value first."""
+    """The last logged values of one process: the newest process of the lowest rank that logged any.
+
+    Values that have a best value come first.
+    """
     having = (each for each in processes if each.summary)
     first = min(
         having,
@@ -226,7 +230,7 @@ def _values(processes: Iterable[ProcessState]) -> str:
 
 # Right-aligned columns.
 _RIGHT = {"rank", "step time", "step", "since", "pid"}
-# The order in which columns are dropped if there is no room.
+# If a table is too wide, its columns are dropped in this order.
 _RANKS_GO = ("pid", "local", "job_type", "node", "since", "state", "step time", "step")
 
 
@@ -238,11 +242,12 @@ def ranks(
     columns: int | None = None,
     most: int = _MOST_ROWS,
 ) -> Iterator[Line]:
-    """One row for each process, by rank; if there is no room for all, the worst first.
+    """One row for each process, sorted by rank.
 
-    *late*: the ranks of open verdicts.
+    If there is no room for all processes, the worst ones are shown, and come first. *late*: the
+    ranks of open verdicts.
     """
-    # The sort is stable, so the attempts of a rank stay in their order.
+    # The sort is stable: several processes of one rank, from its attempts, stay in their order.
     drawn = sorted(processes, key=lambda one: (one.rank is None, one.rank or 0))
     left_out: list[ProcessState] = []
     if len(drawn) > most:
@@ -263,7 +268,7 @@ def ranks(
 
 
 def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
-    """Sort key: late, failed and silent ranks first, then those that wait least."""
+    """Sort key: late, failed and silent ranks first, then those that wait least for the others."""
     return (
         str(one.rank) not in late,
         one.state not in ("failed", "killed"),
@@ -274,7 +279,8 @@ def _order(one: ProcessState, late: Collection[str]) -> tuple[Any, ...]:
 
 
 def _rank(each: ProcessState, late: Collection[str], now_ns: int) -> dict[str, str]:
-    # The phase of a living process is known up to the last reading of its journal.
+    # How long the phase has lasted is known only up to the last reading of the journal, if the
+    # process is alive.
     until_ns = now_ns if each.ended or each.state == NOT_HEARD else each.read_ns or now_ns
     remarks = (
         cell(each.reason),
@@ -317,17 +323,19 @@ def _table(
         if columns is not None and sum(widths.values()) + 2 * len(widths) > columns:
             widths.pop(head, None)
     cells = [tuple(row[head] for head in widths) for row in rows]
-    # A line that is still too long is cut, not wrapped.
+    # Cut lines that are still too long: a wrapped row would be hard to read.
     return (f"  {line}"[:columns] for line in aligned([tuple(widths), *cells], right))
 
 
 # -- GPUs
 
-# A GPU counts as unused up to this share of its memory, which the driver itself may take.
+# If no more than this share of a GPU's memory is used, the GPU counts as unused: the driver itself
+# may take as much.
 _IDLE_SHARE = 0.05
 _WIDEST_CELL = 60
 _GPUS_GO = ("name", "power", "temp")
-# The remark on a missing GPU driver begins with these words. A node without GPUs does not show it.
+# The agent's remark on a missing GPU driver begins with these words. It is not shown if the node
+# has no GPUs.
 _NO_DRIVER = "There is no NVIDIA driver"
 
 
@@ -370,20 +378,20 @@ def _gpu(each: Mapping[str, Any], several_runs: bool) -> dict[str, str]:
 
 
 def _gpu_user(gpu: Mapping[str, Any], several_runs: bool) -> str:
-    """The rank that uses a GPU: `3`, `3 of run x` if there are several runs, `free` and so on."""
+    """Who uses a GPU: a rank, as in `3`, or `3 of run x` if there are several runs; or `free`..."""
     labels = gpu.get("labels", {})
     run = cell(labels.get("run"), "?")
     if rank := cell(labels.get("rank")):
         return f"{rank} of run {run}" if several_runs else rank
     if "run" in labels:
         return f"shared by run {run}"
-    # No single run uses the GPU, but other processes or several runs may. In a container, the
-    # driver may report only the memory that they use.
+    # No single run uses the GPU, but several runs or other processes may. In a container, the
+    # driver may hide these processes and report only how much memory is used.
     used, limit = gpu.get("used_bytes"), gpu.get("limit_bytes")
     held = used is not None and limit is not None and used > _IDLE_SHARE * limit
     if held or gpu.get("processes"):
         return "others"
-    # If the used memory is unknown, the GPU may have invisible processes, so it is not called free.
+    # If the used memory is unknown, hidden processes may use the GPU, so it is not called free.
     return "no rank" if used is None else "free"
 
 

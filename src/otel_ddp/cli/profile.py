@@ -21,9 +21,9 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
-# Timeout until the profile starts.
+# How long to wait until the ranks start their profiles.
 _WAIT_S = 120.0
-# A step that takes longer counts as hanging.
+# How much longer to wait until the profiled steps end.
 _LONGEST_STEP_S = 600.0
 _POLL_S = 0.05
 _LARGEST_ANSWER = 64 * 1024
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _root() -> Path:
-    """The default folder of traces, on a disk: a trace is much larger than a journal."""
+    """The default folder of traces. It is on a disk, as traces are too large for memory."""
     return files.default_root() / "profiles"
 
 
@@ -101,7 +101,8 @@ def _record(windows: Sequence[Window], steps: int) -> None:
         waited_s = time.monotonic() - began_s
         for each in open_:
             each.poll()
-            # Allow one second for the process to report the timeout itself.
+            # The process has the same timeout. Wait one second more, so that it can report it
+            # itself.
             if each.state == "waiting" and waited_s > _WAIT_S + 1:
                 each.refuse(f"no step ended within {_WAIT_S:g} s")
             elif waited_s > _WAIT_S + _LONGEST_STEP_S:
@@ -170,8 +171,8 @@ def _choose(
                 found.append(Candidate(journal, each))
             elif each.rank == rank:
                 looks.append(f"Rank {each.rank} runs on {each.node}: use this command there.")
-    # Of several processes with the same rank, the last one in this list is chosen. So put the
-    # processes that take requests at the end: they train, while the others only evaluate.
+    # If several processes have the same rank, the last one in this list is chosen. So put processes
+    # that take requests at the end: they train, while the others only evaluate.
     found.sort(key=lambda each: each.takes_questions)
     suspects = [each for one in verdicts for each in reversed(found) if _is_named(each, one)]
     named = [each for each in reversed(found) if each.rank == rank]
@@ -212,7 +213,7 @@ class Window:
         self.answer: Mapping[str, Any] = {"state": "waiting"}
         """`state`: `waiting`, then `recording`, and finally `written`, `refused` or `failed`."""
         self.trace = folder / f"rank-{rank.rank}.json"
-        # The time of the request, which is also its id.
+        # When the profile was requested. This time is also the id of the request.
         self.asked_ns = 0
 
     def ask(self, steps: int, wait_s: float) -> None:
@@ -225,7 +226,8 @@ class Window:
             "until_ns": self.asked_ns + int(wait_s * 1e9),
         }
         try:
-            # A single write to a fifo is atomic, so requests of two users do not mix.
+            # The request is a single write to the fifo, which is atomic, so two requests do not
+            # mix.
             line = f"profile {json.dumps(question)}\n"
             files.write_to_fifo(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:
@@ -234,7 +236,7 @@ class Window:
             )
 
     def poll(self) -> None:
-        """Read the answer of the process, if there is a new one."""
+        """Update the state from the answer file of the process; refuse if the process has ended."""
         answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         if not self.is_over and answer.get("number") == self.asked_ns:
             self.answer = answer
@@ -244,7 +246,7 @@ class Window:
             self.refuse("it ended")
 
     def refuse(self, why: str) -> None:
-        """Mark the request as refused, unless it is over."""
+        """Mark the request as refused, unless its outcome is known already."""
         if not self.is_over:
             self.answer = {"state": "refused", "why": why}
 

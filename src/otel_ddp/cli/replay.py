@@ -20,13 +20,13 @@ from otel_ddp.agent.export.otlp.variables import LANES, SIGNALS, signals_with_en
 from otel_ddp.cli.command import cell
 from otel_ddp.errors import ConfigError
 
-# After this many consecutive failures, which take a minute or two, the rest of a signal (metrics,
-# traces or logs) is not sent.
+# If this many attempts in a row fail, which takes a minute or two, give up on the signal (metrics,
+# traces or logs). The requests that are left can be sent by the next replay.
 _MOST_FAILURES = 7
-# By default Prometheus refuses values older than this.
+# By default Prometheus refuses values that are older than this, so a replay of such values warns.
 _OLD_S = 3600.0
 _SHOWN_EVERY_S = 10.0
-# The name of a file beside the data, which lists the sent requests.
+# The name of the file that lists the sent requests. It is in the folder of the requests.
 _SENT = "sent"
 
 # The requests of one folder, in the order in which they were stored.
@@ -52,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    # Override OTEL_DDP_AGENT, which may still be `offline` from the training.
+    # Ignore OTEL_DDP_AGENT: if it is still `offline`, as for the training, nothing would be sent.
     conf = settings.read(agent="auto")
     directories = {each.resolve(): each for each in options.directories}
     spools = [spool for each in directories.values() for spool in find_spools(each)]
-    # Imported here, because these packages take long to import.
+    # Imported here, because the packages that it needs take long to import.
     from otel_ddp.agent.export.otlp.transport import Transport
 
     if not signals_with_endpoint(conf, os.environ):
@@ -110,7 +110,7 @@ def _folder(spool: Requests) -> Path:
 
 
 def _sent_log(folder: Path) -> int:
-    """Open the file that lists the sent requests; raises OSError."""
+    """Open, or create, the file that lists the sent requests. Raises OSError."""
     return files.open_private(folder / _SENT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
@@ -120,12 +120,15 @@ def _names_sent(folder: Path) -> set[str]:
 
 
 class Replay(Waiting):
-    """The unsent requests of some spools. Unlike in other queues, sent requests stay on disk."""
+    """The queue of the requests of some spools that were not sent before.
+
+    Unlike other queues, it deletes no request that was sent: it lists the request as sent.
+    """
 
     def __init__(self, spools: Sequence[Requests], *, again: bool = False) -> None:
-        """*again*: include requests that were sent before.
+        """*again*: also send requests that were sent before.
 
-        Raises OSError if sent requests cannot be recorded.
+        Raises OSError if the file that lists the sent requests cannot be opened.
         """
         super().__init__(SIGNALS)
         sent = {folder: _names_sent(folder) for folder in map(_folder, spools)}
@@ -135,9 +138,10 @@ class Replay(Waiting):
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
         super().remove(request, why, cause)
-        # A refused request is not recorded as sent, so the next replay sends it again.
+        # A request that the collector refused is not listed, so the next replay sends it again.
         if why == "delivered":
-            # If a kill truncates the line, no request has the remaining name.
+            # If this process is killed while it writes, part of a name remains in the file. It does
+            # no harm, as no request has this name.
             with os.fdopen(_sent_log(request.path.parent), "a") as file:
                 file.write(f"\n{request.path.name}")
 
@@ -160,7 +164,8 @@ class Replay(Waiting):
             while (wait_s := delivery.send_next(signal)) is not None:
                 yield
                 if wait_s:
-                    # If no request has arrived so far, the address is probably wrong: give up.
+                    # Give up after many failures; or at once if no request at all has arrived,
+                    # since the address is probably wrong.
                     if delivery.failures(signal) >= _MOST_FAILURES or self.left == total:
                         break
                     sleep(wait_s)
@@ -169,7 +174,7 @@ class Replay(Waiting):
 def delivery_of(
     replay: Replay, send: Send, clock: Callable[[], float] = time.monotonic
 ) -> Delivery:
-    """A delivery that drops a rejected request at once, instead of retrying it for long."""
+    """A delivery for *replay*. If a collector rejects a request, it is dropped, and not retried."""
     return Delivery(replay, send, LANES, clock, jitter=lambda: 0.5, patience_s=0.0)
 
 
@@ -208,13 +213,13 @@ def _say_before(replay: Replay, spools: Sequence[Requests]) -> None:
 
 def _say_troubles(replay: Replay, spools: Sequence[Requests]) -> int:
     """Print how much did not arrive, and why; returns the exit status."""
-    # The log on stderr has the reason for each loss.
+    # Only sums are printed here: the reason for each loss was logged on stderr when it happened.
     lost = replay.dropped.items()
     troubles = [f"{points} points did not arrive: {what}" for what, points in lost]
     if replay.left:
         troubles.append(f"{replay.left} requests are left, and the next replay goes on there")
-    # Only in an offline spool does a gap in the numbers mean a loss: other spools delete requests
-    # once they are sent.
+    # The requests of a spool are numbered. In an offline spool a missing number means a lost
+    # request. Other spools delete requests that were sent, so there it means nothing.
     offline = [each for each in spools if _folder(each).name.startswith(OFFLINE_PREFIX)]
     if missing := sum(each[-1].number - len(each) for each in offline):
         troubles.append(

@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.history.page import answers
     from otel_ddp.history.page.http import as_json
 
-    # Read everything inside of `with`, which reports a damaged history.
+    # Read everything inside of this `with`: if reading fails since the history is damaged, it
+    # raises an error that says so.
     with find_run(options.which or "", history_directory()) as run:
         postmortems = postmortems_of(run)
         document = report.gather(run, postmortems)

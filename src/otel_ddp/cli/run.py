@@ -14,7 +14,7 @@ from otel_ddp.identity.identity import Choice
 from otel_ddp.integrations import launch
 from otel_ddp.journal import place
 
-# Exit codes if the command cannot be run, as of env, nohup and timeout.
+# Exit codes if the command cannot be run: the same as those of env, nohup and timeout.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 
@@ -46,14 +46,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_settings() -> None:
-    """Raise ConfigError here, where the user sees it: later, errors must not end a training."""
+    """Raise ConfigError for invalid settings. In the training itself they would only be logged."""
     conf = settings.read()
     Choice(conf.strategy)
     identity.resolve()
 
 
 def _take_our_place(words: list[str]) -> int:
-    # Restore the defaults: Python ignores these signals, and `exec` keeps ignored signals ignored.
+    # Python ignores these signals, and a command that `exec` starts would ignore them too. So
+    # restore their defaults.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

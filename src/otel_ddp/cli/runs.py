@@ -58,7 +58,7 @@ def _described(row: Mapping[str, Any]) -> dict[str, Any]:
             }
             # Values that have a best value come first.
             for each in sorted(row["summary"], key=lambda one: not one.get("direction"))
-            # A value without `last` has only a best value, of an earlier attempt.
+            # Skip a value without `last`: only its best value, from an earlier attempt, is known.
             if each.get("last") is not None
         ],
         "verdicts": row["verdicts"],

@@ -1,7 +1,7 @@
 """otel-ddp stacks: shows the Python stacks of ranks, without stopping them.
 
-Ranks of this node answer without an agent. Requests to ranks of other nodes go through the agent
-here, if it leads the run.
+Ranks of this node answer without an agent. Ranks of other nodes are asked through this node's
+agent, if it leads the run, i.e. judges its ranks on all nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.survey import survey
 
-# Timeout for a rank of another node.
+# How long to wait for the stacks of a rank on another node.
 _ELSEWHERE_S = 15.0
 _MOST_BYTES = 64 * 1024 * 1024
 
@@ -67,7 +67,7 @@ def document(directory: str, ranks: Collection[int]) -> dict[str, Any]:
 def _row(
     process: AskedProcess | ProcessState, node: str, answer: Mapping[str, Any], **more: str
 ) -> dict[str, Any]:
-    """The JSON of one process. *node*: empty for this node."""
+    """The answer on one process, as JSON. *node*: the node of the process; empty for this node."""
     return {
         "group": str(process.group or ""),
         "run": str(process.run or ""),
@@ -84,7 +84,8 @@ def _row(
 
 def _row_here(process: AskedProcess) -> dict[str, Any]:
     advice = ""
-    # Unless the kernel confirms the process, its id may belong to another process by now.
+    # Recommend py-spy only if the kernel confirms that this process lives. Otherwise its pid may
+    # belong to another process by now.
     if process.why_no_answer and process.evidence.kernel:
         advice = (
             f"from outside: `py-spy dump --nonblocking --pid {process.pid}` (pip install py-spy), "
@@ -124,8 +125,8 @@ def _credentials(named: str) -> Mapping[str, str]:
 def _ask_agent(place: Place, path: str, headers: Mapping[str, str]) -> Mapping[str, Any] | str:
     """The answer of the agent that serves this place, or a sentence on why there is none.
 
-    Does not use urllib, which would use a proxy, and would send the token to the target of a
-    redirect.
+    Does not use urllib: it could send the request to a proxy, and the token to another server to
+    which the answer redirects.
     """
     if not place.agent_is_alive():
         return "no agent runs here"

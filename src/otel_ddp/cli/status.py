@@ -49,14 +49,15 @@ def watch(directory: str) -> int:
             "The live picture needs a terminal, and its name in TERM; `otel-ddp status` prints it "
             "once."
         )
-    # Call this once before the screen is cleared, as it may raise.
+    # Raise errors, as for a directory that does not exist, before the screen is cleared.
     _survey(directory)
     end_by_signals()
     _write("\x1b[2J")
     try:
         while True:
             columns, rows = _size()
-            # One column less: erasing the rest of a full line could erase its last character.
+            # Leave the last column empty. If a line filled it, the terminal could erase its last
+            # character together with the rest of the line.
             lines = _picture(directory, columns - 1, rows)
             # Redraw in place with one write, to avoid flicker.
             shown = "\x1b[K\n".join(styled(lines, coloured=has_colours()))
@@ -65,7 +66,7 @@ def watch(directory: str) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        # The terminal may have been closed.
+        # This fails if the terminal has been closed.
         with contextlib.suppress(OSError):
             _write("\n")
 
@@ -103,7 +104,7 @@ def _size() -> os.terminal_size:
 
 
 def styled(lines: Iterable[Line], *, coloured: bool) -> list[str]:
-    """The lines as they are printed."""
+    """The lines as text, with escape sequences for their styles if *coloured*."""
     styles = [(_STYLES[each.style] if coloured else "", each.text) for each in lines]
     return [f"{style}{text}\x1b[0m" if style else text for style, text in styles]
 

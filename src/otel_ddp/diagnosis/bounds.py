@@ -37,10 +37,12 @@ _LIMITS = {
     "stage": 0.10,
 }
 _DATA = WORK_PHASES.index("data")
-# Bounds computed from each rank's own time; all others come from comparing ranks.
+# Bounds that are computed from the times of each rank alone. All other bounds are found by
+# comparing ranks.
 _OWN = ("compute", "saving", "data", "other", "compile", "launch")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
-# Hysteresis: an open verdict stays until its share of the time is below this part of its limit.
+# Hysteresis: an open verdict closes only when the share of its bound is below _STAYS times the
+# limit.
 _STAYS = 0.8
 
 _SENTENCES = {
@@ -98,10 +100,12 @@ class Bounds(Detector):
         self._ranks: Sequence[RankState] = ()
         # By pipeline stage: the indices of its ranks in `_ranks`.
         self._stages: Mapping[int, Sequence[int]] = {}
-        # Whether waits for other ranks were measured in the last step, at calls to process groups.
+        # Whether the last step had measured waits for other ranks, from its calls to process
+        # groups.
         self._waits_show = False
         self._slow_stages = ""
-        # Kept by `start_again`: a host's launch time may be measurable only in its first steps.
+        # By rank: the time that its host needs to launch kernels. `start_again` keeps these,
+        # because a host may show this time only in its first steps.
         self._launches: dict[Labels, LaunchNeed] = {}
         # The last `_STEPS` steps of all ranks, oldest first.
         self._steps: list[Sequence[StepFacts]] = []
@@ -109,7 +113,8 @@ class Bounds(Detector):
         # The number of steps since the last check.
         self._fresh = 0
         self._open: Verdict | None = None
-        # Over all checks of the open verdict: sums of the shares, and the number of checks.
+        # Sums of the shares over all checks that confirmed the open verdict, and the number of
+        # these checks.
         self._sums: Mapping[str, float] = {}
         self._found = 0
         self._candidate = ""
@@ -140,8 +145,9 @@ class Bounds(Detector):
     ) -> None:
         """Add a step that all ranks have measured.
 
-        *bubble_ns*: the waits in the pipeline bubble, by rank; None if phases may include waits.
-        *first*: this is one of the run's first steps, which allocate memory and start workers.
+        *bubble_ns*: by rank, the time it waited for other pipeline stages (the bubble); None if
+        waits were not measured, so the phases may include them. *first*: this is one of the run's
+        first steps, which allocate memory and start workers.
         """
         facts, self._waits_show = facts[:_MOST_RANKS], bubble_ns is not None
         bubble_ns = bubble_ns[:_MOST_RANKS] if bubble_ns else (0,) * len(facts)
@@ -178,8 +184,9 @@ class Bounds(Detector):
         # The lower median: if only one of two ranks waits for data, that rank is a straggler, and
         # the run is not input-bound.
         shares = {word: median_low([each[word] for each in by_rank]) for word in _OWN}
-        # Even if all loaders are slow, or all hosts launch slowly, a device whose host happens to
-        # be ahead of it never idles. So the times on the hosts are used as well.
+        # A device whose host runs ahead of it never idles, even if the loader or the launches of
+        # the host are slow. So the device's clock alone would hide a slow host: use the times on
+        # the hosts too.
         steps_ns = [each["took"] / _STEPS for each in ranks]
         launches = [
             each.usual_ns(step_ns) / step_ns
@@ -191,13 +198,15 @@ class Bounds(Detector):
             shares[word] = max(shares[word], min(median_low(on_host), most))
         own = {word for each in self._ranks for word in each.own_collectives}
         for word in own & shares.keys() if not self._waits_show else ():
-            # This phase includes waits in the user's collectives. A late rank waits least, so the
-            # minimum over all ranks is closest to the work.
+            # The phase includes waits in the user's own collectives. The rank that waits least in
+            # them has the shortest phase, so the minimum over all ranks is closest to the real
+            # work.
             shares[word] = min([each[word] for each in by_rank])
         return {**shares, **self._waits(ranks), **self._of_pipeline(ranks)}
 
     def _of_pipeline(self, ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
-        """The share of the pipeline bubble, and the excess of the slowest stage."""
+        """The shares of two bounds of a pipeline: the bubble, and the extra work of the slowest
+        stage."""
         if len(self._stages) < 2 or -1 in self._stages:
             return {}
         bubbles_ns = list(map(sum, zip(*self._bubbles_ns, strict=True)))
@@ -222,10 +231,12 @@ class Bounds(Detector):
         """The shares of waits for other ranks, by cause."""
         took_ns = sum([each["took"] for each in ranks]) / len(ranks)
         summed_ns = [each["wait"] for each in ranks]
-        # The rank that waits least in a step waits for no other known rank. If it is always the
-        # same rank, that one is late; if it changes, ranks are late in turn.
+        # In each step, the rank that waits least has no other known rank to wait for: its wait is
+        # communication. The rest of the waits is for late ranks: always for the same one, or in
+        # each step for another one ("late in turn").
         for_all_ns = sum([min([each.wait_ns for each in step]) for step in self._steps])
-        # In each step, all ranks wait for the rank with the longest garbage collection.
+        # While one rank collects garbage, the others wait for it. So each step loses the longest
+        # garbage collection of any rank.
         in_turn_ns = sum([max([each.garbage_ns for each in step]) for step in self._steps])
         typical_ns = median_low([each[GARBAGE] for each in ranks])
         return {
@@ -250,7 +261,8 @@ class Bounds(Detector):
         return "compute" if shares["compute"] > 0.5 else ""
 
     def _judge(self, facts: StepFacts, shares: Mapping[str, float]) -> None:
-        """Open, update or close the verdict. *facts*: the last step of one of the ranks."""
+        """Open, update or close the verdict. *facts*: the last step of any rank, for number and
+        time."""
         leading = self._leading(shares)
         self._checks = self._checks + 1 if leading == self._candidate else 1
         self._candidate = leading
@@ -276,7 +288,8 @@ class Bounds(Detector):
         self._changes.append(Change(self._open, True))
 
     def _close(self) -> None:
-        """Close the open verdict with its mean shares: in the last steps the bound may differ."""
+        """Close the open verdict. Its figures become the means of all checks, because the last
+        steps may already belong to another bound."""
         if self._open:
             shares = {word: each / self._found for word, each in self._sums.items()}
             over = self._open._replace(**self._figures(self._open.phase, shares))
@@ -288,7 +301,7 @@ class Bounds(Detector):
         self._found += 1
 
     def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
-        """The sentence and evidence of a verdict."""
+        """The sentence and evidence of a verdict, as fields of `Verdict`."""
         share, stage = percent(shares[leading]), self._slow_stages
         sentence = _SENTENCES[leading].format(share=share, stage=stage)
         world_size = max(each.world_size for each in self._ranks)
@@ -296,7 +309,8 @@ class Bounds(Detector):
             known = len(self._ranks)
             sentence += f" Of {world_size} ranks {known} are compared: another may be late."
         own = {word for each in self._ranks for word in each.own_collectives}
-        # The collectives of a mixture of experts, say, run in compute phases, but do not compute.
+        # If the user's own collectives (as in a mixture of experts) run in forward or backward, the
+        # time of these phases includes waits, so the share of computation is uncertain.
         in_compute = leading == "compute" and not own.isdisjoint(COMPUTE_PHASES)
         unknown = in_compute or any(each.waits_known is False for each in self._ranks)
         if unknown and not self._waits_show:

@@ -19,14 +19,14 @@ class RankState(NamedTuple):
     world_size: int = 0
     """How many ranks of the run train together, on all nodes; 0 if unknown."""
     own_world_size: int | None = None
-    """The world size that the rank itself reports; for evaluators and actors not `world_size`."""
+    """The world size that the rank reports; for evaluators and actors not equal to `world_size`."""
     waits_known: bool | None = None
-    """Whether waits for other ranks are measured apart from work; None if not yet known."""
+    """Whether waits for other ranks are measured separately from work; None if not yet known."""
     own_collectives: tuple[str, ...] = ()
     """The phases in which the user's code calls collectives; the same on all ranks."""
     calls_noted: bool = False
     device_clock: bool | None = None
-    """Whether steps are timed by events on the rank's device; None if it uses no device."""
+    """Whether events on the device time the rank's steps; None if the rank uses no device."""
     under_nccl: bool = False
     began_ns: int = 0
     clock_shift_ns: int = 0
@@ -47,7 +47,7 @@ class RankState(NamedTuple):
 
 
 class NonfiniteValue(NamedTuple):
-    """The first NaN or infinite value of a logged name whose values had been finite."""
+    """The first NaN or infinite value under a logged name; all its values before were finite."""
 
     name: str
     split: str
@@ -66,7 +66,8 @@ class NonfiniteValue(NamedTuple):
         return self.step is None, self.step or 0, "grad" in self.name, self.time_ns
 
     def may_precede(self, other: NonfiniteValue) -> bool:
-        """Whether this value may have become non-finite before the other."""
+        """Whether this value may have become non-finite before the other one did; False if
+        unknown."""
         if self.step is None or other.step is None:
             return False
         return self.finite_step is None or self.finite_step < other.step
@@ -82,11 +83,11 @@ class Observation(NamedTuple):
     """New steps on the device's clock if there is one, else on the host's."""
     position: Position | None = None
     evidence: Evidence = Evidence()
-    """Answers of the process and the kernel to the requests of a detector."""
+    """What the process and the kernel answered when a detector asked about the rank."""
     nonfinite: Sequence[NonfiniteValue] | None = None
-    """The values that are NaN or infinite now; None if not checked."""
+    """The logged values that are NaN or infinite now; None if this was not checked."""
     ended: EndedProcess | None = None
-    """How the process ended; fed again when the kernel or the launcher reports more on its end."""
+    """How the process ended; fed again when kernel or launcher report more about the end."""
 
 
 class Detector(Protocol):
@@ -101,7 +102,8 @@ class Detector(Protocol):
         return
 
     def leave_out(self, labels: Labels) -> None:
-        """Drop a rank until it is fed again: its own agent judges it meanwhile."""
+        """Ignore this rank until `feed` gets it again: until then its own node's agent judges
+        it."""
         self.forget(labels)
 
     def poll(self, now_ns: int) -> list[Change]:

@@ -14,17 +14,18 @@ from otel_ddp.diagnosis.verdict import Labels, Verdict, run_labels
 Cores = Mapping[Labels, float]
 """By rank: the share of the time in which its training thread was runnable but had no core."""
 
-# A lack of cores is the cause if it explains at least this share of the rank's excess.
+# Waiting for a core is the cause if it explains at least this share of the rank's lateness.
 _EXPLAINS = 0.5
 
 
 def with_cores(verdict: Verdict, cores: Cores) -> Verdict:
-    """The verdict on a rank, with advice on cores if a lack of cores explains its lateness."""
+    """The verdict on a rank; with advice on cores, if waiting for a core explains its lateness."""
     evidence, mine, run = verdict.evidence, verdict.labels, run_labels(verdict.labels)
     others = [
         each for labels, each in cores.items() if run_labels(labels) == run and labels != mine
     ]
-    # Ranks on other nodes are missing, as an agent measures the cores of its own node only.
+    # `cores` has only the ranks of this agent's own node. Without the late rank and another rank to
+    # compare it with, say nothing about cores.
     if mine not in cores or not others:
         return verdict
     step_s = evidence["step_s"]
@@ -48,7 +49,7 @@ Gpu = Mapping[str, Any]
 # A GPU is slow if its clock is below this share of the others' median.
 _SLOWER = 0.95
 _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "core_clock_hz")
-# A slow GPU does not explain lateness in these phases.
+# Lateness in these phases is not caused by a slow GPU, so no GPU is blamed for it.
 _NOT_ON_GPU = ("data", "checkpoint")
 
 
@@ -86,7 +87,8 @@ def with_gpus(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
 
 def _held_back(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[str]:
     """The reasons for which most of these GPUs are throttled."""
-    # A reason that throttles most of the other GPUs too, such as a power cap, makes no rank late.
+    # A reason (such as a power cap) that also throttles most other GPUs makes no rank later than
+    # the others, so it is left out.
     own, usual = (
         Counter(reason for each in some for reason in each.get("throttled", ()))
         for some in (gpus, others)

@@ -17,7 +17,7 @@ def median(values: Sequence[float]) -> float:
 def excesses(values: Sequence[float]) -> list[float]:
     """By how much each value exceeds the median of the others.
 
-    It runs for every step, so it sorts once for all values.
+    This runs for every step. So it sorts once, and finds all the medians in that order.
     """
     ordered = sorted(values)
     half = len(values) // 2

@@ -22,8 +22,8 @@ class _Found(NamedTuple):
 
 
 class Nonfinite(Detector):
-    """Reports at most one verdict per run: soon after the loss has become NaN, nearly all values
-    are NaN on all ranks."""
+    """Keeps one verdict per run, on the first non-finite value. More would say nothing new: soon
+    after the loss has become NaN, nearly all values are NaN on all ranks."""
 
     def __init__(self) -> None:
         self._values: dict[Labels, Sequence[NonfiniteValue]] = {}
@@ -41,8 +41,9 @@ class Nonfinite(Detector):
         if not found:
             return self._close_when_finite(now_ns)
         self._finite_since_ns = 0
-        # The first value stays in the verdict even if it becomes finite again. Only a value of an
-        # earlier step replaces it, since another rank's journal may be read later.
+        # The first non-finite value stays in the verdict even if it becomes finite again. It is
+        # replaced only by a value of an earlier step: another rank's journal may have been read
+        # later.
         if self._first is None or found[0].value.order < self._first.value.order:
             self._first = found[0]
         verdict = _verdict([self._first, *(each for each in found if each != self._first)])

@@ -17,8 +17,8 @@ from otel_ddp.vocabulary.words import (
 )
 
 _NOTHING: Mapping[str, int] = {}
-# A step collects much garbage if that takes more than _SMALL_GC_S (shorter collections happen in
-# nearly every step), and more than either _GC_SHARE of the step or _LONG_GC_S.
+# A step counts as unusual for its garbage collections if they take more than _SMALL_GC_S (nearly
+# every step has shorter ones), and more than either _GC_SHARE of the step or _LONG_GC_S.
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
 _GC_SHARE = 0.01
@@ -32,22 +32,22 @@ class StepFacts(NamedTuple):
     took_ns: int
     wait_ns: int
     phases_ns: tuple[int, ...]
-    """Time in each of WORK_PHASES, without waits for other ranks."""
+    """Time in each of WORK_PHASES. Waits for other ranks are not included."""
     unusual_ns: Mapping[str, int]
-    """By phase: the time in each of UNUSUAL_PHASES that occurred in the step."""
+    """By phase: the time in each of UNUSUAL_PHASES that the step has."""
     unusual: bool
-    """Whether the step compiled, saved, evaluated, was profiled, skipped, or collected garbage."""
+    """Whether the step has unusual phases or garbage collections, was skipped, or was profiled."""
     work: int
-    """The number of tokens; of samples if tokens are unknown; 0 if both are unknown."""
+    """The number of tokens; without these the number of samples; 0 if both are unknown."""
     paced_ns: tuple[int, ...] | None = None
-    """Time in each of WORK_PHASES in which the device was bound by its host: idle, or with nothing
-    queued but the kernel that was just launched. None if the step is timed by the host's clock."""
+    """By phase (of WORK_PHASES): how long the host held the device up, so that it was idle, or had
+    only the kernel just launched. None if the step is timed by the host's clock."""
     host_ns: tuple[int, ...] | None = None
-    """`phases_ns` by the host's clock, if the step is timed by the device's clock; else None."""
+    """`phases_ns` by the host's clock, if the device's clock times the step; else None."""
     behind_ns: int | None = None
-    """The device's lag behind its host at the start of the step; None if unknown."""
+    """How far the device lagged behind its host when the step began; None if unknown."""
     garbage_ns: int = 0
-    """Time in long garbage collections; 0 if the step was also unusual for another reason."""
+    """Time in garbage collections, if these alone make the step unusual; else 0."""
     measured: bool = True
     """If False, only the duration and the unusual phases of the step are known."""
     calls: Calls | None = None
@@ -103,21 +103,23 @@ def facts_of(steps: Iterable[Step]) -> list[StepFacts]:
 
 # -- steps by the device's clock, which measures only durations of phases
 
-# At most this many steps of a host wait for the device's times; older ones are dropped.
+# At most this many steps wait for their record by the device's clock; older ones are dropped.
 _MOST_WAITING = 1000
-# A journal word of `Step.paced` has the phase code from this bit on, and the time in lower bits.
+# Each word of `Step.paced` has the phase code in the bits from this one up, the time in ns below.
 _PACED_SHIFT = 48
 _PACED_NS = (1 << _PACED_SHIFT) - 1
 _CODES = [PHASES[word] for word in WORK_PHASES]
 
 
 class DeviceSteps:
-    """Joins each step of one rank by its host's clock with the same step by its device's clock."""
+    """Joins two records of each step of one rank: by its host's clock and by its device's clock."""
 
     def __init__(self) -> None:
-        # Steps by the host's clock that the device has not finished, by number.
+        # By number: the steps by the host's clock whose record by the device's clock is still
+        # missing.
         self._on_host: dict[int, StepFacts] = {}
-        # The last step's number, and the device's lag at its end.
+        # The number of the last step, and how far the device lagged behind its host when that step
+        # ended.
         self._last: tuple[int, int | None] = (-1, None)
 
     def feed_host(self, steps: Sequence[StepFacts]) -> None:
@@ -152,7 +154,8 @@ class DeviceSteps:
                     paced_ns[code] += each & _PACED_NS
             found.append(
                 facts._replace(
-                    # The clocks drift apart, so the end is computed from the host's clock.
+                    # The two clocks drift apart, so compute the end of the step from the host's
+                    # clock and the lag.
                     ended_ns=host.ended_ns + (step.lag_ns or 0),
                     unusual=host.unusual or facts.unusual,
                     work=host.work,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from otel_ddp.vocabulary.words import PHASE_CODE, UNMEASURED
 
-# By prefix of torch's names for operations: the name that users know. A prefix stands before the
-# shorter prefixes that it begins with, as the first match is used.
+# By prefix of torch's names of operations: the name that users know. The first match counts, so
+# "reduce_scatter" stands before "reduce", its prefix.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -36,7 +36,7 @@ class Call(NamedTuple):
     """The global rank of the other end of a send or receive; else -1."""
     phase: str
     label: str = "other"
-    """The dimension; without a mesh `world`, the description of the group, or `other`."""
+    """The dimension; without a mesh: `world`, the group's description, or `other`."""
 
     @property
     def kind(self) -> Collective:
@@ -53,8 +53,8 @@ class Calls(NamedTuple):
     at_ns: Sequence[int]
     """When the rank arrived at each call, on the clock of `Step.ended_ns`."""
     idle: bytes
-    """For each call: in which share of the time until the next call (or the end of the step) the
-    training thread did not run, in 256ths, rounded down."""
+    """For each call: the share of the time until the next call (or the end of the step) in which
+    the training thread did not run, in 256ths, rounded down."""
 
 
 class Part(NamedTuple):
@@ -97,18 +97,18 @@ class Step(NamedTuple):
     skipped: bool
     retries: int
     work: int = 0
-    """The number of tokens; of samples if tokens are unknown; 0 if both are unknown."""
+    """The number of tokens; without these the number of samples; 0 if both are unknown."""
     logged: int | None = None
     """The step number under which the user logs values, if that differs from `number`."""
     paced: tuple[int, ...] = ()
-    """For steps by the device's clock: journal words, each with a phase and the time in which the
-    device was bound by its host in that phase."""
+    """For steps by the device's clock: journal words, each with a phase and how long the host held
+    the device up in it."""
     lag_ns: int | None = None
-    """By the device's clock: the device ended the step at least this long after its host."""
+    """The device ended the step at least this long after its host; None by the host's clock."""
     profiled: bool = False
     calls: Calls | None = None
     collectives: Mapping[Collective, Sequence[int]] | None = None
-    """By collective: the number of calls, and the bytes; None if the step has no such sums."""
+    """By collective: the number of calls, and their bytes; None if the step has no such sums."""
 
     @property
     def took_ns(self) -> int:

@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
     step: int | None = None
     since_ns: int = 0
     until_ns: int = 0
-    """When the trouble ended, if that was before the detector noticed; else 0."""
+    """When the trouble ended, if the detector noticed the end only later; else 0."""
 
     @property
     def key(self) -> tuple[Kind, Labels]:

@@ -10,30 +10,33 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-# With so few blocks, a block is longer than the time over which its steps are correlated.
+# Each run is divided into this many blocks. It is a small number, so that the blocks are long and
+# their means hardly correlated.
 _BLOCKS = 12
 # Winsorize this many of the lowest and of the highest blocks, because the first steps of a run are
 # slow, and a run may become slow later.
 _OUTLIERS = 2
 _FEWEST_STEPS = 40
-# This limit is lower than that of steps, because a run logs fewer values, at longer intervals.
+# A run logs fewer values than it makes steps, so fewer are enough for a test.
 _FEWEST_VALUES = 5
 # On a shared machine, runs of the same code differed by 4 % to 6 %, the blocks within a run by 3 %.
 # So the variance between runs is this many times the variance between blocks.
 _RUNS_VARY = 3.0
-# The same factor for logged values. It is small, but not 0, since drifting values differ by run.
+# The same factor for logged values. It is small, since they hardly depend on the machine, but not
+# 0: a value that drifts during a run, such as a loss, also differs between runs of the same code.
 _VALUES_VARY = 0.1
 # A step is a pause if it takes this many standard deviations longer than the median step.
 _FAR = 10.0
-# If a larger share of the steps are pauses, they belong to the training, and count as steps.
+# Pauses are excluded. If they are a larger share of the steps than this, they are part of the
+# training, and none is excluded.
 _MOST_PAUSES = 0.03
 
 
 def of_steps(first: Sequence[float], second: Sequence[float]) -> float | None:
     """The p value for the step times of two runs; None if there are too few steps.
 
-    A machine is faster in some runs than in others. This counts as chance too: its variance is
-    estimated from the variance within the runs.
+    Runs of the same code differ too, since the speed of the machine varies. Two runs are too few to
+    measure this variance, so it is taken to be `_RUNS_VARY` times the variance within the runs.
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
@@ -60,7 +63,7 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def without_pauses(values: Sequence[float]) -> list[int]:
-    """The indices of all values but pauses; of all values if pauses are frequent."""
+    """The indices of the values that are no pauses; all indices if pauses are frequent."""
     middle = median(values)
     spread = median(abs(value - middle) for value in values)
     limit = middle + _FAR * max(1.4826 * spread, 0.01 * abs(middle))
@@ -69,7 +72,7 @@ def without_pauses(values: Sequence[float]) -> list[int]:
 
 
 def _means(values: Sequence[float], blocks: int) -> list[float]:
-    """The means of this many blocks of almost equal length."""
+    """Divide the values into *blocks* blocks of almost equal length; returns the mean of each."""
     edges = [at * len(values) // blocks for at in range(blocks + 1)]
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
@@ -106,8 +109,8 @@ def _squares(means: Sequence[float]) -> float:
 def two_sided(t: float, freedom: float) -> float:
     """The two-sided p value of Student's t distribution, by Wallace's normal approximation.
 
-    With 8 or more degrees of freedom, a p of 0.01 is at most 1 % too high; the error of a smaller p
-    is larger.
+    With 8 or more degrees of freedom, a result of 0.01 is at most 1 % too high. The relative error
+    of smaller results is larger.
     """
     nearer = (8 * freedom + 1) / (8 * freedom + 3)
     return math.erfc(nearer * math.sqrt(freedom * math.log1p(t * t / freedom) / 2))

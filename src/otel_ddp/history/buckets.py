@@ -21,7 +21,7 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE_CODE, PHASES
 BLOCK: Final = 64
 """At most this many buckets are in one block."""
 FAR: Final = (1 << 63) - 1
-"""A number above the steps of all series."""
+"""A step number that no series reaches: as the end of a range, it means no end."""
 # Flag in the head of a block: all numbers of this column are equal, and only one is stored.
 _ALIKE = 0x8000
 
@@ -52,9 +52,10 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _pack(columns: Sequence[bytes]) -> bytes:
-    """A block: the position of each column, in 64-bit words, and then the columns themselves.
+    """The content of a block: first a head with the position of each column, then the columns.
 
-    Equal columns are stored once. If all numbers of a column are equal, one number is stored.
+    A position counts 64-bit words from the end of the head. Equal columns are stored once. If all
+    numbers of a column are equal, one number is stored.
     """
     places: dict[bytes, int] = {}
     heads, words = array("H"), bytearray()
@@ -84,7 +85,8 @@ class Form:
     def sum_up(self, columns: Columns, wide: int) -> dict[int, Row]:
         """Merge the buckets of a series into buckets of *wide* steps.
 
-        Returns them by their number, which is their first step divided by *wide*.
+        Returns a mapping: the key of a merged bucket is its first step divided by *wide*, rounded
+        down.
         """
         numbers = [first // wide for first in columns[FIRST]]
         runs = _runs(numbers)
@@ -115,7 +117,7 @@ class Form:
     def blocks(self, columns: Columns, width: int) -> Iterable[tuple[int, int, int, bytes]]:
         """Pack buckets, sorted by step, into rows of the file: start, count, first time, content.
 
-        Raises OverflowError.
+        Raises OverflowError if an integer needs more than 64 bits.
         """
         span = width * BLOCK
         numbers = [first // span for first in columns[FIRST]]
@@ -134,9 +136,10 @@ class Form:
             yield numbers[begin] * span, end - begin, first_ns, block
 
     def unpack(self, count: int, content: bytes, only: Iterable[int] = ()) -> list[list[Any]]:
-        """The columns of a block, or only some of them; raises an error of `reader.DAMAGE`.
+        """The columns of a block, or only some of them.
 
-        *count*: the number of buckets. *only*: the indices of the wanted columns; all if empty.
+        *count*: the number of buckets. *only*: the indices of the wanted columns; all if empty. If
+        the block is damaged, raises one of the errors in `reader.DAMAGE`.
         """
         head = memoryview(content)[: 2 * len(self._columns)].cast("H")
         words = memoryview(content)[head.nbytes :]
@@ -206,16 +209,16 @@ STEPS: Final = Form(
 
 
 def form_of(kind: str) -> Form:
-    """The form of a kind of series."""
+    """The form of the buckets of this kind of series."""
     return STEPS if kind == "steps" else VALUES
 
 
 def value_row(position: int, time_ns: int, value: float, epoch: float | None) -> Row:
-    """The bucket of one value. *position*: its step; without steps, see `Bucket.first`."""
+    """The bucket of one value. *position*: its step, or the number instead, see `Bucket.first`."""
     epoch = math.nan if epoch is None else epoch
     if math.isfinite(value):
         return (position, position, time_ns, time_ns, 1, value, value, value, value, 0, epoch)
-    # `low` and `high` of no finite value: the neutral elements of min and max.
+    # The value is not finite, so `low` and `high` must not change those of buckets merged with it.
     extremes = math.inf, -math.inf
     return (position, position, time_ns, time_ns, 0, 0.0, *extremes, value, 1, epoch)
 
@@ -247,13 +250,13 @@ class Bucket(NamedTuple):
     """Neighbouring values of one series, merged."""
 
     first: int
-    """The first step; without steps the index of the value; in kind `node` the time in seconds."""
+    """The first step. In `node` and `counter` the time in s; of values without steps the number."""
     until: int
-    """The last step, index or time."""
+    """The last step, time or number of a value, as in `first`."""
     first_ns: int
     last_ns: int
     finite: int
-    """The number of finite values. `total`, `low` and `high` cover these."""
+    """The number of finite values. `total`, `low` and `high` are computed from these only."""
     total: float
     low: float | None
     high: float | None
@@ -283,7 +286,7 @@ class StepBucket(NamedTuple):
     last_ns: int
     steps: int
     took_ns: int
-    """The duration, summed over all steps and ranks. `phases_ns` are such sums too."""
+    """The duration, summed over all steps and ranks. `phases_ns` has sums over them too."""
     low_ns: int
     high_ns: int
     unusual: int

@@ -31,7 +31,7 @@ class CardValue(NamedTuple):
 
 
 class Card(NamedTuple):
-    """The end of a run. Unknown fields are empty."""
+    """What the card shows of a run that has ended. Unknown fields are empty."""
 
     title: str
     state: str
@@ -40,7 +40,7 @@ class Card(NamedTuple):
     where: str = ""
     steps: int = 0
     last_step: int | None = None
-    """The program's number of the last step, above `steps` if the run resumed a training."""
+    """The last step by the program's own count: above `steps` if the run resumed a training."""
     step_s: float | None = None
     phases_s: Mapping[str, float] = {}
     goodput: str = ""
@@ -156,9 +156,9 @@ def _sum_of(reader: Journal, metric: catalog.Metric) -> float:
 
 
 def _phases_s(reader: Journal) -> dict[str, float]:
-    """The time in each phase, by the GPU's clock if there is one.
+    """The time in each phase, measured on the GPU if there is one, else on the CPU.
 
-    With a GPU, the phases on the CPU only launch work.
+    With a GPU, the CPU's times are no use: the CPU only launches the work of a phase.
     """
     by_clock: dict[str, dict[str, float]] = {}
     for each in reader.totals(catalog.TRAINING_PHASE_TIME.name):
@@ -169,7 +169,7 @@ def _phases_s(reader: Journal) -> dict[str, float]:
 
 
 def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[CardValue], int]:
-    """The logged values, first those that have a best value; and the last logged step."""
+    """The logged values and the last logged step. Values whose best is known come first."""
     chosen, values, last_step = chosen_directions(reader), [], -1
     for name, last in last_values(reader).items():
         way = direction(name.text, chosen)
@@ -181,7 +181,7 @@ def _values(reader: Journal, extremes: Mapping[Name, Extremes]) -> tuple[list[Ca
 
 
 def _with(last: Point, extremes: Extremes) -> Extremes:
-    """The extremes including *last*, which the agent may not have counted yet."""
+    """The extremes including *last*, since the agent may not have seen the last value yet."""
     points = [*extremes, *([last] if isfinite(last.value) else [])]
     by_value = operator.attrgetter("value")
     return Extremes(min(points, key=by_value), max(points, key=by_value))

@@ -17,11 +17,11 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, UNUSUAL_PHASES
 
 SCHEMA = 5
 _SIGNIFICANT_P = 0.01
-# A smaller relative change is not reported, however significant it is.
+# A smaller relative change than this is not reported, however significant it is.
 _LEAST_CHANGE = 0.01
-# A phase is not reported if its change is a smaller share of the step time.
+# A phase is not reported if its change is a smaller share of the step time than this.
 _LEAST_OF_STEP = 0.005
-# Logged values are compared over this last share of the steps that both runs have made.
+# Of the steps that both runs have made, only this last share is used to compare logged values.
 _LAST_PART = 0.2
 
 # The first steps are excluded: they fill caches, grow buffers, tune kernels.
@@ -56,7 +56,7 @@ class Side(NamedTuple):
     cells: list[Cell]
     values: list[Value]
     look: str = ""
-    """A hint on where to see all ranks, if this history lacks some; else empty."""
+    """A hint where to find the other ranks, if the history has only some; else empty."""
 
 
 def load(words: str, folder: Path, *, paths: bool = True) -> Side:
@@ -107,7 +107,7 @@ class Row(NamedTuple):
     before: float | None = None
     after: float | None = None
     p: float | None = None
-    """The p value, corrected for multiple tests; None without a test: `untested` says why."""
+    """The p value, corrected for multiple tests. None if there was no test, see `untested`."""
     untested: str = ""
     split: str = ""
     of_value: bool = False
@@ -180,7 +180,8 @@ def _step_rows(before: Sequence[Cell], after: Sequence[Cell]) -> list[Row]:
     for name, first in _measures(before).items():
         second = others[name]
         if name == "throughput" and any(first) and any(second):
-            # A few quick steps dominate a mean of rates, so test the time per token or sample.
+            # A few quick steps would dominate a mean of rates, so test the inverse: the time per
+            # token or sample.
             inverse = ([1 / each if each else 0.0 for each in side] for side in (first, second))
             p = blocks.of_steps(*inverse)
             rows.append(_tested(Row(name, "1/s", "max"), first, second, p, "too few steps"))
@@ -355,7 +356,10 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> list[Differing]
 
 
 def _usual(cells: Sequence[Cell]) -> tuple[list[Cell], Used]:
-    """The cells without warm-up, unusual phases and pauses; and how many steps were excluded."""
+    """The cells to compare, and the counts of excluded steps.
+
+    Excluded are the warm-up, steps with an unusual phase such as a checkpoint, and pauses.
+    """
     warm_up = min(max(int(_steps(cells) * _WARM_UP_SHARE), _FEWEST_WARM_UP), _MOST_WARM_UP)
     passed, warm = 0.0, list(cells)
     while warm and passed < warm_up:
@@ -375,7 +379,7 @@ def _steps(cells: Sequence[Cell]) -> float:
 
 
 def tables(found: Comparison) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    """A table of steps and a table of values, each as texts: the heads and the rows."""
+    """The table of steps and the table of values, unless empty. A table: column heads, and rows."""
     if steps := [_step_cells(row) for row in found.rows if not row.of_value]:
         yield _HEADS, steps
     if values := [_value_cells(row) for row in found.rows if row.of_value]:

@@ -22,7 +22,7 @@ log = logging.getLogger("otel_ddp.history")
 _LONGEST_NAME = 100
 # Matches the names that `file_name` makes.
 _OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
-# To open more histories than this, the process raises its limit of open files.
+# To open a run of more histories than this, the process raises its limit of open files.
 _MANY = 16
 _POSTMORTEM_NAME = re.compile(r"postmortem-[\w.-]+")
 _LARGEST_POSTMORTEM = 16 * 1024 * 1024
@@ -50,7 +50,7 @@ def histories(directory: Path) -> Iterator[Path]:
 
 
 def why_not_ours(directory: Path) -> str:
-    """Why another user may have written files in our directory; empty if no other user can."""
+    """The reason to distrust the directory: another user can write there. Empty if none can."""
     try:
         files.check_kept(directory)
         for path in histories(directory):
@@ -125,10 +125,10 @@ class NotFound(errors.OtelDdpError):
 
 
 def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
-    """The run with a name (`run` or `group/run`), or at a path; the newest run if *words* is empty.
+    """The run of this name (`run` or `group/run`) or path; the newest run if *words* is empty.
 
-    Names are looked up in *folder*, if no other user can have put a file there. *paths*: False to
-    allow only names, for a caller that may not read the user's files.
+    Names are looked up in *folder*, unless another user can write there. *paths*: False to allow
+    only names, for a caller that may not read the user's files.
     """
     why = why_not_ours(folder)
     known = {} if why else _known(folder)
@@ -139,7 +139,8 @@ def find_run(words: str, folder: Path, *, paths: bool = True) -> WholeRun:
     if path is not None:
         why, folder, found = "", path, _known(path)
         for each in () if found else histories(path):
-            # If a file there cannot be read, this raises Unreadable with the reason.
+            # No history at the path could be used. Open each again: if one cannot be read, this
+            # raises Unreadable with the reason.
             History(each).close()
     if why:
         raise NotFound(f"no history is read: {why}")

@@ -15,7 +15,7 @@ _MOST_SHOWN, _FEWEST_SHOWN = 3, 0.005
 def goodput_of(run: WholeRun) -> dict[str, Any] | None:
     """The goodput of a run, in seconds summed over all ranks. docs/json.md describes each key.
 
-    None if nothing was counted: the run has no steps, or is of an earlier version.
+    None if the histories have no times: the run made no step, or an earlier version recorded it.
     """
     of_nodes: dict[str, Mapping[str, Any]] = {}
     attempts: Sequence[Mapping[str, Any]] = ()
@@ -23,9 +23,11 @@ def goodput_of(run: WholeRun) -> dict[str, Any] | None:
         time = plain.mapping(history.about.get("time"))
         own = {str(history.about.get("node")): time}
         for node, counted in {**plain.mapping(time.get("nodes")), **own}.items():
-            # The node's agent and the lead may both have counted the node's time: use the larger.
+            # Two histories may have the times of this node: that of its own agent, and that of the
+            # lead, i.e. the agent that judges the run. Use the larger times: they are more
+            # complete.
             of_nodes[node] = max(of_nodes.get(node, {}), plain.mapping(counted), key=_total_s)
-        # The first history is from rank 0's node.
+        # The first history is from rank 0's node, so its list of attempts is preferred.
         attempts = attempts or plain.list_of(dict, history.about.get("attempts"))
     seconds, late = (_summed(of_nodes.values(), key) for key in ("seconds", "late"))
     if not seconds:
@@ -53,7 +55,7 @@ def _summed(of_nodes: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]
 
 
 def _plain(attempt: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The public fields of an attempt. Only an agent that resumes this history needs the others.
+    """The public fields of an attempt. Other fields are only for an agent that resumes the history.
 
     *before*: the previous attempt.
     """

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from otel_ddp import plain
 from otel_ddp.vocabulary.words import ENDED_STATES, NOT_HEARD
 
-# If an agent is killed, its history stays "running". A run counts as silent if its history has not
-# been written for this time.
+# If an agent is killed, the state in its history stays "running". So a run whose history has not
+# been written for this time counts as silent.
 _SILENT_S = 60.0
 # The state of several processes is the first of these states that any of the processes has.
 _STATES = ("running", "starting", "killed", "failed", "finished")
-# _SAME_NS: tolerance between the clocks of two nodes. _NEVER_NS: later than all times.
+# _SAME_NS: tolerance between the clocks of two nodes. _NEVER_NS: a time later than any real one.
 _SAME_NS, _NEVER_NS = 60 * 10**9, 2**63
-# The number of a rank has fewer digits than this: Python refuses to parse huge numbers.
+# A longer text is no number of a rank. Python would refuse to parse thousands of digits.
 _LONGEST_RANK = 20
 
 Rank = Mapping[str, Any]
@@ -46,7 +46,7 @@ class Newest(NamedTuple):
 
     ranks: dict[str, Rank]
     state: str
-    """`running`, or the worst state in which one of its ranks ended."""
+    """`running` if a rank still runs, else the worst state in which a rank ended."""
     began_ns: int
     """The start of the attempt; 0 if it is the first."""
 
@@ -116,7 +116,10 @@ def newest_attempt(nodes: Sequence[OfNode]) -> Newest:
 
 
 def _trained_again_ns(ranks: Iterable[Rank]) -> int:
-    """The start of the last training rank that began after all earlier ones had ended; else 0."""
+    """The start of the latest attempt, to judge by its ranks; 0 if there was only one.
+
+    An attempt starts with a rank that began after all ranks before it had ended.
+    """
     again_ns = last_end_ns = 0
     for each in sorted(ranks, key=_started_ns):
         started_ns = _started_ns(each)
@@ -140,14 +143,15 @@ def _started_ns(rank: Rank) -> int:
 def _are_one(one: Rank, other: Rank) -> bool:
     """Whether both describe the same process.
 
-    Two histories may have different starts of a process: clock offsets are measured repeatedly.
+    Two histories may have different start times of one process, because agents measure the offsets
+    of their clocks repeatedly. So the same journal on the same node is enough.
     """
     names = [(each.get("node"), each.get("journal")) for each in (one, other)]
     return _started_ns(one) == _started_ns(other) or (bool(names[0][1]) and names[0] == names[1])
 
 
 def _seen_ns(rank: Rank, seen_ns: int) -> int:
-    """When the state was last known: for a silent node, when the process was last seen alive."""
+    """When the state was last known: on a silent node, when the process was last seen alive."""
     return (
         plain.whole(rank.get("seen_alive_ns")) or 0 if rank.get("state") == NOT_HEARD else seen_ns
     )
@@ -161,8 +165,8 @@ def _ended_ns(rank: Rank) -> int:
 def _state(ranks: Sequence[tuple[Rank, int]]) -> str:
     """The state of several processes, each with the time at which it was last known.
 
-    The processes of a vanished node stay "running", so they count only if no other process was seen
-    _SILENT_S later. A process on a silent node counts as running.
+    The processes of a vanished node stay "running" in its history, so they are ignored if another
+    process was seen more than _SILENT_S later. A process on a silent node counts as running.
     """
     latest_ns = max((seen_ns for _, seen_ns in ranks), default=0)
     states = [(str(each.get("state")), seen_ns) for each, seen_ns in ranks]

@@ -20,8 +20,8 @@ from otel_ddp.history.newest_attempt import is_silent, newest_attempt, of_node, 
 from otel_ddp.history.tables import Event, SeriesKey
 from otel_ddp.vocabulary.words import ENDED_STATES
 
-# How long to wait for a lock: longer than any write takes. On a file system without locks, SQLite
-# always reports that the file is locked.
+# How long to wait while the writer locks the file: longer than any write takes. On a file system
+# that does not support locks, SQLite always reports a locked file.
 _BUSY_S = 0.5
 
 log = logging.getLogger("otel_ddp.history")
@@ -31,9 +31,11 @@ class Unreadable(errors.OtelDdpError):
     """The file is no history, or damaged, or of another version. The message has the reason."""
 
 
-# In these verdicts, `step` is the program's number of the step at which the trouble began.
+# Kinds of verdicts whose `step` is the step at which the trouble began, by the program's own count.
+# In other verdicts it is the step at which the trouble was detected, by our count.
 _AT_A_STEP = ("nonfinite", "death", "stall")
-# Reading a damaged or foreign file may raise these errors, since SQLite does not enforce types.
+# Errors that reading a damaged or foreign file may raise. SQLite does not enforce the types of
+# columns, so any code that uses its values may fail.
 DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -121,15 +123,17 @@ class History:
 
     @cached_property
     def shift(self) -> int:
-        """Add this to our step numbers, which begin at 1, to get those of the program.
+        """The program's step number minus ours, which begins at 1. For the first attempt.
 
-        For the first attempt. 0 if the program logs no step numbers, or its numbers count something
-        else, such as micro-batches.
+        0 if the program logs no step numbers, or counts something else, such as micro-batches.
         """
         return self._shift_at(0)
 
     def _shift_at(self, time_ns: int) -> int:
-        """The shift of the attempt at this time: in each attempt our numbers begin at 1."""
+        """The `shift` of the attempt at this time.
+
+        Each attempt has its own, since our step numbers begin at 1 again.
+        """
         attempts = plain.list_of(dict, self.about.get("attempts"))
         begun = [each for each in attempts if (plain.whole(each.get("began_ns")) or 0) <= time_ns]
         last = (begun or attempts[:1] or [{}])[-1]
@@ -162,9 +166,9 @@ class History:
     def columns(
         self, series: Series, first: int = -FAR, until: int = FAR, only: Sequence[int] = ()
     ) -> list[list[Any]]:
-        """The buckets of a series with steps from *first* to *until*, in the columns of its form.
+        """The buckets of a series with steps from *first* to *until*, as the columns of its `Form`.
 
-        *only*: the indices of the wanted columns; the first of them must be FIRST.
+        *only*: the indices of the wanted columns, of which the first must be FIRST; all if empty.
         """
         with self._readable():
             key = series.id, series.width
@@ -183,9 +187,9 @@ class History:
         most: int = FAR,
         before: int = FAR,
     ) -> list[Bucket]:
-        """The buckets of a series with steps from *first* to *until*, merged to at most *most*.
+        """The buckets with steps from *first* to *until*, merged so that at most *most* are left.
 
-        *before*: only buckets that end before this step.
+        *before*: use only buckets that end before this step.
         """
         found = self.columns(series, first, until)
         end = bisect_left(found[buckets.UNTIL], before)
@@ -211,7 +215,7 @@ class History:
 
     @cached_property
     def step_series(self) -> dict[str, Series]:
-        """The series of steps of each rank: by the device's clock if there is one."""
+        """The series of each rank's steps: as the device timed them, else as the host did."""
         found = self.series("steps")
         by_device = {each.key.rank: each for each in found if each.key.name == "device"}
         return {each.key.rank: by_device.get(each.key.rank, each) for each in found}
@@ -228,10 +232,10 @@ class History:
         return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """The verdicts sorted by their start; past ones have `until_ns`.
+        """The verdicts sorted by their start. A verdict that is over has `until_ns`.
 
-        A verdict still open when its run ended, or when the agent was killed, ends at that time. A
-        verdict was found at `step`, and lasted from `since_step` to `until_step`.
+        A verdict that was still open when its run ended, or when the agent was killed, ends at that
+        time. The trouble was detected at `step`, and lasted from `since_step` to `until_step`.
         """
         rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
         end_ns = self._end_ns()
@@ -252,7 +256,7 @@ class History:
         return found
 
     def _step_at(self, time_ns: int, rank: str) -> int | None:
-        """The step of this rank (or the first rank) at a time; None without steps."""
+        """The step at a time, of this rank or else of the first rank; None without steps."""
         found = self.step_series
         series = found.get(rank) or next(iter(found.values()), None)
         if series is None:
@@ -263,13 +267,13 @@ class History:
         if not rows:
             return None
         first, until, first_ns, last_ns = map(int, rows[0][: buckets.LAST_NS + 1])
-        # Interpolate within a bucket of several steps.
+        # The time of each step in a bucket is unknown, so interpolate.
         share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
         step = min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
         return step + self.shift
 
     def _end_ns(self) -> int:
-        """When the run ended, or when a silent run was last written; 0 while the run goes on."""
+        """When the run ended; if it is silent, when its history was last written; else 0."""
         seen_ns = plain.whole(self.about.get("seen_ns")) or 0
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
@@ -280,7 +284,7 @@ def _series(row: tuple[Any, ...]) -> Series:
 
 
 def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
-    """The Unreadable to raise instead of an error of DAMAGE."""
+    """The error for the user, to raise instead of an error of DAMAGE."""
     paths = ", ".join(str(each.path) for each in histories)
     log.debug("reading %s", paths, exc_info=error)
     return Unreadable(f"{paths} cannot be read ({error!r}): it is damaged, or otel_ddp has a fault")

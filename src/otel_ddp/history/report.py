@@ -88,7 +88,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
     for history, series in run.series("node"):
         labels = dict(series.key.labels)
         device, key = labels.get("hw.id"), _GPU.get(series.key.name)
-        # The utilization of encoders and decoders is left out.
+        # Leave out other metrics, and the utilization of the GPU's video encoders and decoders.
         if device is None or key is None or labels.get("hw.gpu.task", "general") != "general":
             continue
         node = labels.get("node", "?")
@@ -100,7 +100,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
         highs = [each.high for each in buckets if each.high is not None]
         if highs and (count := sum(each.finite for each in buckets)):
             mean = sum(each.total for each in buckets) / count
-            # If a device has several sensors, the highest value counts.
+            # A GPU may have several series of one metric, such as temperatures: use the highest.
             for name, number in ((f"{key}_mean", mean), (f"{key}_max", max(highs))):
                 row[name] = max(number, row.get(name, number))
     yield from found.values()
@@ -110,7 +110,7 @@ def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
 
 
 def card_of(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
-    """The card of a report, like the one that a run shows at its end, but with more data."""
+    """The card of a report. A run prints such a card at its end, but with less data."""
     run, time = report["run"], report["time"]
     ranks, nodes = run["world_size"] or len(report["ranks"]), len(run["nodes"])
     return Card(

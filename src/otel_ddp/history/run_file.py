@@ -22,8 +22,8 @@ _MOST_BUCKETS = 2_000_000
 MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 40_000
 _MOST_EVENTS = 20_000
-# How long to wait for a lock. On a file system without locks, SQLite always reports that the file
-# is locked.
+# How long to wait while another process locks the file. On a file system that does not support
+# locks, SQLite always reports a locked file.
 _BUSY_S = 1.0
 _SERIES = "kind = ? AND name = ? AND rank = ? AND labels = ?"
 
@@ -69,9 +69,10 @@ class RunFile:
     def _prepare(self) -> None:
         execute = self._db.execute
         self._check_version()
-        # Safe against a killed agent and a full disk; a power cut may lose the last seconds.
+        # With this setting, neither a killed agent nor a full disk damages the file. A power cut
+        # may lose the last seconds.
         execute("PRAGMA synchronous = NORMAL")
-        # Only the last blocks of each series are read again, so a cache of 256 KiB suffices.
+        # The writer reads only the last blocks of each series, so a cache of 256 KiB suffices.
         execute("PRAGMA cache_size = -256")
         execute("BEGIN IMMEDIATE")
         try:
@@ -99,7 +100,7 @@ class RunFile:
         return version
 
     def put_back(self) -> None:
-        """Restore a removed file, unless a new one has taken its place."""
+        """Write the file again after someone removed it, unless a new file has its path."""
         with contextlib.suppress(FileExistsError):
             os.close(files.create(self.path))
             with contextlib.closing(sqlite3.connect(self.path)) as new:
@@ -115,7 +116,10 @@ class RunFile:
             self._db.close()
 
     def read_positions(self) -> dict[str, tuple[int, int, int]]:
-        """By journal: up to where it was read, and when its last host and device steps ended."""
+        """For each journal: its position, and the ends of its last host and device steps.
+
+        The records before the position have been read, and are in this file.
+        """
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
 
@@ -125,7 +129,7 @@ class RunFile:
         return files.parse_json(row[0]) if row else None
 
     def last(self, key: SeriesKey) -> int:
-        """The highest step of a series; -1 if empty."""
+        """The highest step of a series; -1 if it has no steps."""
         series = self._find(key)
         rows = [] if series is None else self._load(series)
         return max((row[UNTIL] for row in rows), default=-1)
@@ -143,8 +147,8 @@ class RunFile:
     ) -> None:
         """Write in one transaction; raises sqlite3.Error or OverflowError.
 
-        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt. The steps
-        of this attempt replace steps of earlier attempts with the same or higher numbers.
+        *rows*: new buckets of each series. *attempt_ns*: the start of the newest attempt, or 0. The
+        steps of earlier attempts are deleted from the first step of the newest attempt on.
         """
         with self._transaction():
             for key, of_series in rows.items():
@@ -165,7 +169,8 @@ class RunFile:
         try:
             yield
         except BaseException:
-            # On a full disk SQLite may have rolled back by itself.
+            # If the disk is full, SQLite may have rolled back by itself. A second ROLLBACK would
+            # fail.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self._series.clear()
@@ -184,7 +189,8 @@ class RunFile:
         old = self._load(series, first, until)
         kept = [*old, *rows]
         if attempt_ns:
-            # Buckets of earlier attempts that begin before the first repeated step are kept.
+            # The newest attempt makes the steps from `again_from` on once more. From earlier
+            # attempts, keep only the buckets that begin before this step.
             new = (row[FIRST] for row in kept if row[LAST_NS] >= attempt_ns)
             again_from = min(new, default=FAR)
             kept = [row for row in kept if row[FIRST] < again_from or row[LAST_NS] >= attempt_ns]
@@ -201,7 +207,10 @@ class RunFile:
         return [*zip(*columns, strict=True)]
 
     def _store(self, series: OpenSeries, rows: list[Row]) -> int:
-        """Write buckets as whole blocks, which replace stored ones; returns how many are left."""
+        """Merge buckets and write them as whole blocks, which replace stored blocks.
+
+        Returns the number of buckets after the merge.
+        """
         merged = series.form.merged(rows, series.width)
         self._db.executemany(
             "INSERT INTO blocks (series, start, count, first_ns, content) VALUES (?, ?, ?, ?, ?) "
@@ -212,12 +221,12 @@ class RunFile:
         return len(merged[FIRST])
 
     def _delete(self, series: OpenSeries, first: int = -FAR) -> None:
-        """Delete all blocks from the one with step *first* on."""
+        """Delete the block with the step *first*, and all later blocks of the series."""
         start = first - first % (series.width * BLOCK)
         self._db.execute("DELETE FROM blocks WHERE series = ? AND start >= ?", (series.id, start))
 
     def _widen(self, series: OpenSeries, most: int) -> None:
-        """Double the width of the buckets until at most *most* are left."""
+        """Double the width of the buckets until the series has at most *most* buckets."""
         rows = self._load(series)
         self._delete(series)
         while len({row[FIRST] // series.width for row in rows}) > most:

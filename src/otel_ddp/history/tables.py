@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from otel_ddp import files
 
 VERSION: Final = 2
-"""SQLite's user_version. A reader refuses other versions."""
+"""The version of our tables, in SQLite's `user_version`. A reader refuses other versions."""
 # SQLite's application_id: "oddp".
 APPLICATION: Final = 0x6F646470
 SUFFIX: Final = ".sqlite"
@@ -70,13 +70,13 @@ def beside(path: Path) -> Iterator[Path]:
 def is_as_we_made_it(database: sqlite3.Connection) -> bool:
     """Whether the database has exactly our tables. Raises sqlite3.Error.
 
-    In a foreign file, a view in place of a table might run forever.
+    A foreign file could have a view instead of a table, and a query of the view might never end.
     """
     return _schema(database) == _own_schema()
 
 
 def _schema(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    # The limit bounds the time of this query in a foreign database.
+    # A foreign database may have very many tables: the limit keeps this query short.
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"
     return sorted(database.execute(query).fetchall(), key=repr)
 
@@ -99,8 +99,8 @@ class SeriesKey(NamedTuple):
     """Identifies a series."""
 
     kind: str
-    """`value`: logged values; `steps`: a rank's steps, with the clock as `name`; `node` and
-    `counter`: a gauge or a counter of the node, a device or a process."""
+    """`value`: logged values; `steps`: a rank's steps (`name`: the clock, host or device); `node`,
+    `counter`: a gauge or a counter of the node, of a device or of a process."""
     name: str
     rank: str = ""
     labels: tuple[tuple[str, str], ...] = ()

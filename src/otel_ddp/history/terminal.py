@@ -20,7 +20,8 @@ def shown_time(time_ns: int, now_ns: int) -> str:
 def when(verdict: Mapping[str, Any], now_ns: int) -> str:
     """The time of a verdict, to put before its sentence.
 
-    `since 16:45:10: ` while open, `16:45:10 to 16:47:02: ` later, `16:45:10: ` for a death.
+    An open verdict has `since 16:45:10: `, a past one `16:45:10 to 16:47:02: `, and a death, which
+    is a moment, `16:45:10: `.
     """
     since, until = (
         shown_time(at_ns, now_ns) if isinstance(at_ns, int) and 0 < at_ns < 2**63 else ""
@@ -34,7 +35,7 @@ def when(verdict: Mapping[str, Any], now_ns: int) -> str:
 
 
 def where_to_look(led_by: str) -> str:
-    """The hint that another node, which leads the run, shows all ranks."""
+    """The hint that the node *led_by* shows all ranks, as its agent judges the run."""
     return f"all ranks of this run are shown on {printable(led_by)}" if led_by else ""
 
 
@@ -49,7 +50,8 @@ def printable(words: str, *, most: int = 1000) -> str:
 def without_mentions(words: str) -> str:
     """Break up mentions: `@everyone` of Discord, `<!channel>` of Slack, `@user` of GitHub.
 
-    A zero-width space follows the sign: GitHub notifies a mentioned user even if @ is escaped.
+    Inserts a zero-width space after the sign. To escape the sign is not enough: GitHub would still
+    notify the user.
     """
     return _MENTION.sub("\\g<0>\u200b", words)
 

@@ -27,7 +27,7 @@ def worst_first(verdicts: Iterable[Verdict], began_ns: int = 0) -> list[Verdict]
 
 
 def shown_first(verdicts: Iterable[Verdict], began_ns: int) -> list[Verdict]:
-    """The worst verdict and the costliest one, which may be the same."""
+    """The verdicts to show first: the worst one, and the costliest one if that is another one."""
     found = [
         each
         for each in worst_first(verdicts, began_ns)

@@ -17,15 +17,16 @@ from otel_ddp.history.whole_run import WholeRun, column_width
 from otel_ddp.vocabulary.catalog import CHECKPOINT_EVENT, TRAINING_COLLECTIVE_STEP_WAIT
 from otel_ddp.vocabulary.words import ENDED_STATES, MEASURED_PHASES, WORK_PHASES
 
-# The bars cover this many of the last steps; the strip, while the run goes on, the second number.
+# The bars cover the last _LAST_STEPS steps. The strip covers the last _STRIP_STEPS steps while the
+# run goes on, else all steps.
 _LAST_STEPS, _STRIP_STEPS = 100, 600
 _MOST_SUSPECTS = 3
-# Limits of the strip of lateness: rows, columns, and ranks times columns.
+# Limits of the strip of lateness: its rows, its columns, and the number of ranks times columns.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_CELLS = 32, 120, 60_000
-# A mesh dimension has at most this many bars. They use the samples from _NEAR_S before the shown
-# steps to _NEAR_S after them.
+# Each dimension of the device mesh has at most _MOST_BARS bars. They show means of the samples from
+# _NEAR_S seconds before the shown steps to _NEAR_S seconds after them.
 _MOST_BARS, _NEAR_S = 128, 15
-# The least lateness of a suspect, as a share of a step.
+# A rank is a suspect if its work takes longer than usual by this share of a step.
 _LATE = 0.05
 _STRIP = [STEPS.names.index(each) for each in ("first", "steps", *(f"{w}_ns" for w in WORK_PHASES))]
 _Series = Mapping[str, tuple[History, Series]]
@@ -40,7 +41,7 @@ def _mean(rank: str, node: str, found: StepBucket) -> dict[str, Any]:
         "node": node,
         "step_s": found.took_ns / found.steps / 1e9,
         "work_per_s": found.work / found.took_ns * 1e9,
-        # The time without waits and unusual phases.
+        # The time of a step without waits for other ranks, and without unusual phases.
         "work_s": sum(phases[word] for word in WORK_PHASES),
         "phases": phases,
     }
@@ -49,8 +50,8 @@ def _mean(rank: str, node: str, found: StepBucket) -> dict[str, Any]:
 def waits(run: WholeRun) -> dict[str, Any]:
     """The data of the bars, and of the strip of lateness below them.
 
-    The bars cover the steps of the first shown verdict on lateness, or else the last steps. Each
-    suspect has a bar, and the ranks of the verdict are always suspects.
+    If the verdict on lateness that the page shows is over, the bars cover its steps; else they
+    cover the last steps of the run. Each suspect has a bar. The ranks of the verdict are suspects.
     """
     series = {one.key.rank: (history, one) for history, one in reversed(run.step_series())}
     spans = [span for each, one in series.values() if (span := each.step_range(one))]
@@ -58,7 +59,7 @@ def waits(run: WholeRun) -> dict[str, Any]:
         return {"ranks": []}
     lowest, highest = min(low for low, _ in spans), max(high for _, high in spans)
     first_ones = shown_first(run.verdicts(), run.newest.began_ns)
-    # Only verdicts on lateness have an excess.
+    # A verdict is on lateness if its evidence has the excess, i.e. how late the rank is.
     lates = (each for each in first_ones if "excess_s" in plain.mapping(each.get("evidence")))
     late = next(lates, {})
     is_past = late.get("until_ns") is not None
@@ -104,7 +105,10 @@ def _work_s(columns: Columns, wide: int) -> dict[int, float]:
 
 
 def _suspects(found: Sequence[_Mean], usual_s: float, named: Sequence[str]) -> list[_Mean]:
-    """The ranks that are late or named by the verdict; all ranks if there are few."""
+    """Of the first _MOST_SUSPECTS ranks in *found*, those that are late or that the verdict names.
+
+    If *found* has no more ranks than that, all of them.
+    """
     return [
         each
         for each in found[:_MOST_SUSPECTS]
@@ -123,7 +127,10 @@ def _together(others: Sequence[_Mean]) -> dict[str, Any] | None:
 
 
 def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
-    """How long each rank waited per step around these times, by dimension of the device mesh."""
+    """For each dimension of the device mesh, how long each rank waited per step.
+
+    *times_ns*: the period from the first to the last of these times is used.
+    """
     found: dict[str, dict[str, float]] = {}
     name = TRAINING_COLLECTIVE_STEP_WAIT.name
     first_s, until_s = (extreme(times_ns, default=0) // 10**9 for extreme in (min, max))
@@ -140,9 +147,9 @@ def _dimensions(run: WholeRun, times_ns: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _strip(series: _Series, first: int, until: int, shift: int) -> dict[str, Any]:
-    """The excess work of each rank over the median, in columns of steps.
+    """How much longer each rank worked per step than the median rank, in columns of steps.
 
-    With many ranks, a row stands for several ranks and shows the most delayed one. *shift*: see
+    With many ranks, a row stands for several ranks and shows the slowest of them. *shift*: see
     `History.shift`.
     """
     most = max(min(_MOST_COLUMNS, _MOST_CELLS // len(series)), 2)

@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
     steps: float
     took_s: float
-    """The mean duration of a step; `phases_s` are means too."""
+    """The mean duration of a step. `phases_s` has the mean time in each phase per step."""
     work: float
     """Tokens or samples of all ranks together, per step."""
     usual: bool
@@ -55,7 +55,7 @@ class WholeRun:
         }
         self.of_nodes = [*nodes.values()]
         self.newest = newest_attempt(self.of_nodes)
-        # The first history is from rank 0's node.
+        # The first history is then that of rank 0's node.
         self.histories = sorted(nodes, key=lambda each: first_rank(self.newest, nodes[each]))
         self._opened = histories
         self.paths = [each.path for each in histories]
@@ -109,13 +109,16 @@ class WholeRun:
         return str(self.about.get(key) or "")
 
     def section(self, key: str) -> Mapping[str, Any]:
-        """`config`, `texts` or `environment`; texts that a user changed replace the program's."""
+        """`config`, `texts` or `environment`. A user's change of a text takes precedence."""
         changed = plain.mapping(self.about.get("changed")) if key == "texts" else {}
         return {**plain.mapping(self.about.get(key)), **changed}
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The properties of the run: the first node's, completed by those of the other nodes."""
+        """The properties of the run, each from the first history that has it.
+
+        But `began_ns` is the earliest, and `seen_ns` the latest, of all histories.
+        """
         found: dict[str, Any] = {}
         for each in reversed(self.histories):
             found |= {key: value for key, value in each.about.items() if value not in _EMPTY}
@@ -132,7 +135,7 @@ class WholeRun:
 
     @cached_property
     def summary(self) -> list[Mapping[str, Any]]:
-        """The last and the best of each logged value; only the last if no best one is stored."""
+        """For each logged value its last and its best value, or only the last if that is known."""
         found = {(str(row.get("name")), str(row.get("split"))): row for row in self.own_summary}
         for each, series in self.series("value"):
             name, split = _name_and_split(series)
@@ -184,13 +187,16 @@ class WholeRun:
         return str(history.ranks.get(rank, {}).get("node") or _node(history))
 
     def has_events_of(self, history: History, rank: str) -> bool:
-        """Whether to use the events of a rank in this history: not if its node has another one."""
+        """Whether to use the events of this rank in *history*.
+
+        Not if there is also a history of the rank's own node, since it has the same events.
+        """
         node = self.node_of(history, rank)
         return all(node != _node(each) for each in self.histories if each is not history)
 
     @property
     def look(self) -> str:
-        """A hint on where all ranks are shown; empty if these histories have all ranks."""
+        """A hint where to find the other ranks; empty if these histories have all ranks."""
         led_by = self.word("led_by")
         own = {_node(each) for each in self.histories}
         return "" if led_by in own else where_to_look(led_by)
@@ -212,7 +218,7 @@ class WholeRun:
                 yield each, series
 
     def by_rank(self, found: Iterable[_Of]) -> list[_Of]:
-        """Sort series by rank. If a rank has moved, its newest process comes first."""
+        """Sort series by rank. If a rank moved to another node, its newest series comes first."""
 
         def order(one: _Of) -> Any:
             history, rank = one[0], one[1].key.rank
@@ -242,9 +248,10 @@ class WholeRun:
     def steps(
         self, wide: int, first: int = -FAR, until: int = FAR, rank: str = ""
     ) -> dict[int, StepBucket]:
-        """Buckets of *wide* steps over all ranks, or of one *rank*, by the number of the bucket.
+        """Buckets of *wide* steps over all ranks, or of one *rank*.
 
-        If a rank repeated steps on another node, only the repetitions count.
+        The key of a bucket is its first step divided by *wide*, rounded down. If a rank moved to
+        another node and repeated steps there, only the repetitions count.
         """
         found: dict[int, list[Row]] = {}
         begins: dict[str, int] = {}
@@ -264,14 +271,17 @@ class WholeRun:
         steps = self.steps(wide)
         found = [_cell(steps[at]) for at in sorted(steps)]
         if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
-            # So many buckets include an unusual step that leaving them out would hide much of the
-            # run. So remove only the time of unusual phases from them.
+            # More than a quarter of the buckets include an unusual step. To exclude these buckets
+            # would hide much of the run, so only the time of unusual phases is removed from them.
             found = [_without_special(each) for each in found]
         return found
 
 
 def column_width(chosen: Iterable[_Of], first: int, until: int, most: int) -> int:
-    """The number of steps per column for at most *most* columns. Every bucket width divides it."""
+    """The number of steps per column, so that there are at most *most* columns.
+
+    It is a multiple of the width of the buckets of each series, so no bucket is split.
+    """
     kept = math.lcm(*(series.width for _, series in chosen))
     return kept * max(math.ceil((until - first + 1) / most / kept), 1)
 
@@ -313,14 +323,14 @@ def _identity(verdict: Mapping[str, Any]) -> str:
 
 
 def _without_special(cell: Cell) -> Cell:
-    """The steps without the time of unusual phases."""
+    """The cell without the time of unusual phases, so that it counts as usual."""
     special_s = sum(cell.phases_s[word] for word in UNUSUAL_PHASES)
     phases_s = {**cell.phases_s, **dict.fromkeys(UNUSUAL_PHASES, 0.0)}
     return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)
 
 
 def _merged(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each name and split: the first row's last value, and the extremes of all rows."""
+    """One row for each name and split: the last value from the first row, the extremes of all."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = plain.text(row.get("name")), plain.text(row.get("split"))

@@ -11,13 +11,13 @@ from urllib.parse import quote, urlencode, urlsplit
 from otel_ddp import errors, files
 from otel_ddp.journal.place import Place
 
-# Only this part of the agent's file is read: the address is near its beginning.
+# Read only this many bytes of the file that the agent publishes: its address is near the beginning.
 _BEGINNING_BYTES = 4096
 _SCRAPE = re.compile(r'"scrape": "(http://[^"\\]+)/metrics"')
 
 
 def page(place: Place) -> str:
-    """The address of the living agent's endpoint; empty if there is none."""
+    """The base address at which the agent serves its page; empty if no agent serves one."""
     if not place.agent_is_alive():
         return ""
     try:
@@ -35,7 +35,10 @@ def page_of_run(page: str, run: str, group: str = "") -> str:
 
 
 def tunnel(page: str, env: Mapping[str, str]) -> str:
-    """An ssh command that forwards the page to a user logged in by ssh; empty for others."""
+    """The ssh command by which a user who is logged in by ssh can open the page on their machine.
+
+    Empty if the user is not logged in by ssh.
+    """
     parts = urlsplit(page)
     words = env.get("SSH_CONNECTION", "").split()
     if len(words) != 4 or parts.hostname not in ("localhost", "::1"):
@@ -43,15 +46,15 @@ def tunnel(page: str, env: Mapping[str, str]) -> str:
     _, _, came_to, port = words
     forward = f"ssh -L {parts.port}:localhost:{parts.port}"
     if env.get("SLURM_JOB_ID"):
-        # A job inherits SSH_CONNECTION from the login node where it was submitted. So this node is
-        # reached through the login node.
+        # A job inherits the SSH_CONNECTION of the login node on which it was submitted. So the
+        # tunnel to this node leads through the login node.
         return f"{forward} -J {_user()}@{came_to}:{port} {_user()}@{socket.gethostname()}"
     at = "" if port == "22" else f"-p {port} "
     return f"{forward} {at}{_user()}@{came_to}"
 
 
 def _user() -> str:
-    # Imported here, as it is rarely needed.
+    # Imported here, as only a user who is logged in by ssh needs it.
     import getpass
 
     # `getuser` raises in a container whose user database lacks this user.

@@ -13,8 +13,8 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, run_names
 from otel_ddp.identity.lead import Lead
 
-# The variables that set each argument: ours, then those of other trackers. The first one that is
-# set counts.
+# For each argument the variables that set it: first ours, then those of other trackers. The first
+# variable that is set counts.
 VARIABLES = {
     "group": ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
     "run": ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
@@ -28,8 +28,8 @@ VARIABLES = {
     "local_rank": ("OTEL_DDP_LOCAL_RANK",),
     "world_size": ("OTEL_DDP_WORLD_SIZE",),
 }
-# Limits in characters. A description may be longer than a name, but the smallest journal must hold
-# it twice.
+# Limits of texts in characters. A description may be longer than a name, but so short that the
+# smallest journal holds it twice.
 _LONGEST = {"description": 1000}
 _LONGEST_TAGS = 1000
 
@@ -69,18 +69,18 @@ class Identity:
     nodes: int | None = None
     launcher: str = "lone"
     settled: bool = False
-    """Whether run and rank are final; if not, a process group may still change them."""
+    """Whether run and rank are final. If not, a process group may still change them."""
     restarts: int = 0
     given: frozenset[str] = frozenset()
-    """Fields set by the user, by argument or OTEL_DDP_*: nothing overrides them later."""
+    """The fields that the user has set, by argument or OTEL_DDP_*. Nothing overrides them later."""
     run_from: str = ""
-    """The source of `run`: given, launcher, inherited, parent, rendezvous, made or agreed."""
+    """Where `run` is from: given, launcher, inherited, parent, rendezvous, made or agreed."""
     launched_by: str = ""
-    """Identifies the process that launched this one. It stays the same when restarted workers get
-    other node ranks."""
+    """An id of the process that launched this one. Restarted workers have the same id as before,
+    even if their node ranks differ."""
     proposal: str = ""
-    """A unique name that this rank proposes to the others. `run` is not unique if it comes from the
-    address and port of a rendezvous, as the next launch may use the same ones."""
+    """A unique name of the run that this rank proposes to the others. A `run` that is derived from
+    the address and port of a rendezvous is not unique: the next launch may use the same ones."""
 
     @property
     def may_have_others(self) -> bool:
@@ -99,12 +99,12 @@ class Identity:
 
     @property
     def wants_agreement(self) -> bool:
-        """Whether a name on which the ranks agree should replace `run`."""
+        """Whether `run` is only preliminary, so that the ranks should agree on a name."""
         return self.run_from in run_names.NEGOTIABLE
 
     @property
     def label_rank(self) -> str:
-        """The `rank` label. Two processes with unknown ranks must not share a series."""
+        """The `rank` label. If the rank is unknown, the pid, as processes must not share series."""
         return f"p{self.pid}" if self.global_rank is None else str(self.global_rank)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def resolve(
 ) -> Identity:
     """Find the identity of this process; raises ConfigError for impossible values.
 
-    *joins*: the process joins *run*, which another process has opened. *in_task*: the process runs
-    a pool's task, and each task is a run of its own. *arguments*: the arguments of `init` that
-    describe the process.
+    *joins*: whether the process joins the run in *arguments*, which another process has opened.
+    *in_task*: whether the process runs a task of a pool, which is a run of its own. *arguments*:
+    the arguments of `init` that describe the process.
     """
     # Read arguments, variables and facts of the process.
     parent = launchers.multiprocessing_parent()
@@ -148,7 +148,8 @@ def resolve(
         for name in ("global_rank", "local_rank", "world_size")
     }
     asked_run = arguments.get("run")
-    # A task ignores variables that name the run, since all tasks of a pool have the same variables.
+    # Each task of a pool is a run of its own, but all tasks have the same variables. So a task
+    # ignores the variables that name a run.
     given_run = _text("run", asked_run, {} if in_task else env) or None
     given = frozenset(
         name for name, each in (numbers | {"run": given_run}).items() if each is not None
@@ -165,10 +166,11 @@ def resolve(
     may_be_alone = world in (None, 1)
     alone = facts.launcher == "lone" and not rank and may_be_alone
     parents = run_names.of_parent(process, facts, 1 if alone else world)
-    # A multiprocessing child with a run name of its own does not belong to its parent's run.
+    # If the program names another run in a multiprocessing child, the child does not belong to the
+    # run of its parent.
     named = facts.launcher == "spawn" and bool(asked_run) and not joins
     named = named and given_run not in (parents.run, _text("run", None, env))
-    # A named child without a rank counts as alone, until it joins a process group.
+    # If such a child has no rank, it counts as the only rank, until it joins a process group.
     assumed = named and rank is None
     if alone or ((assumed or (in_task and not rank)) and may_be_alone):
         rank, world = 0, 1
@@ -214,11 +216,11 @@ def _first(given: int | None, found: int | None) -> int | None:
 def settle(
     identity: Identity, facts: GroupFacts, *, env: Mapping[str, str] = os.environ
 ) -> Identity:
-    """Complete an identity by facts of the process group. May run during training: never raises.
+    """Complete an identity by facts of the process group. Never raises, as the training may run.
 
-    The group takes precedence over the launcher, as some platforms put the node's index into RANK.
-    The user's values take precedence over both. No later source follows: fields that the group
-    leaves open stay unchanged and count as settled.
+    The ranks of the group take precedence over the launcher's, as some platforms set RANK to the
+    index of the node. The user's values take precedence over both. The result is final: fields that
+    the group does not know stay unchanged.
     """
     given = identity.given
     master = facts.store_host or env.get("MASTER_ADDR", "")
@@ -267,7 +269,7 @@ def _local_rank(
     master: str,
     host: str,
 ) -> int | None:
-    """Derive the local rank if no launcher provides it, assuming consecutive ranks on each node."""
+    """Derive the local rank if no launcher sets it. Assumes consecutive ranks on each node."""
     if rank is None:
         return None
     if world == 1 or nodes == 1 or _is_here(master, host):
@@ -300,13 +302,13 @@ def _text(name: str, argument: Any, env: Mapping[str, str]) -> str:
     ):
         wanted = "texts, ['baseline', 'bf16'] or 'baseline, bf16'" if name == "tags" else "text"
         raise ConfigError(f"{name} must be {wanted}, got {argument!r}.")
-    # An empty argument counts as unset, because programs pass os.environ.get("X", "").
+    # An empty argument counts as unset, because some programs pass os.environ.get("X", "").
     texts = (argument or "", *(env.get(variable, "") for variable in VARIABLES[name]))
     return next(filter(None, (normal(name, text) for text in texts)), "")
 
 
 def normal(name: str, value: Any) -> Any:
-    """The normalized value of an argument or a variable."""
+    """The value of an argument or a variable in its normal form, such as sorted tags."""
     if name == "tags":
         tags = value.split(",") if isinstance(value, str) else value
         joined = ""
@@ -327,7 +329,7 @@ def _number(name: str, argument: object, env: Mapping[str, str], least: int = 0)
         text = env.get(variable, "").strip()
         return launchers.whole(variable, text, least, "correct or unset it") if text else None
     value = least - 1
-    # Refuse a bool, which Python counts as an int; accept integers of NumPy and torch.
+    # Accept any integer, also of NumPy and torch, but refuse a bool, which Python counts as an int.
     if isinstance(argument, SupportsIndex) and not isinstance(argument, bool):
         value = operator.index(argument)
     if value < least:
@@ -371,7 +373,7 @@ class Choice:
             )
 
     def exports(self, process: Identity) -> bool | None:
-        """Whether this rank's series leave the node; None if not known yet."""
+        """Whether this rank's series leave the node; None while its rank is unknown."""
         if self._rule is not None:
             return bool(self._rule(process))
         if self.text == "all":

@@ -23,7 +23,7 @@ class ProcessFacts(NamedTuple):
     pid: int
     spawned: bool
     parent: int = 0
-    """The process that called multiprocessing to start this one; 0: use the parent from /proc."""
+    """The pid of the process that started this one by multiprocessing; 0: look it up in /proc."""
 
 
 class LauncherFacts(NamedTuple):
@@ -37,7 +37,7 @@ class LauncherFacts(NamedTuple):
     node_rank: int | None = None
     nodes: int | None = None
     markers: tuple[str, ...] = ()
-    """Variables that the launcher sets for this process, but does not have itself."""
+    """The variables that the launcher sets for this process, but that it does not have itself."""
 
 
 class _Variables(NamedTuple):
@@ -54,10 +54,10 @@ class _Variables(NamedTuple):
     node_rank: str = ""
     nodes: tuple[str, ...] = ()
     marker: str = ""
-    """A variable that, like the rank, is set in started processes, but not in the launcher."""
+    """A variable besides the rank that the launcher sets for its processes, but lacks itself."""
 
 
-# Since PyTorch 1.9, torch.distributed.launch is torchrun and sets the same variables.
+# torch.distributed.launch sets the same variables since PyTorch 1.9, and counts as torchrun.
 _TORCHRUN = _Variables(
     "torchrun",
     "RANK",
@@ -68,13 +68,14 @@ _TORCHRUN = _Variables(
     ("GROUP_WORLD_SIZE",),
     "TORCHELASTIC_RUN_ID",
 )
-# Launchers whose variables a multiprocessing parent may set for one of its children.
+# A program may set the variables of these launchers itself, for a child that it starts by
+# multiprocessing.
 _OWN = ("environment", "kubernetes")
-# DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's pytorch plugin, a shell loop.
-# Their other variables are not used: PET_* are torchrun's arguments, and VC_TASK_INDEX and
-# JOB_COMPLETION_INDEX count only within a part of the job.
+# These variables are set by DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's
+# pytorch plugin, and shell loops. Their other variables are not used: PET_* are arguments of
+# torchrun, and VC_TASK_INDEX and JOB_COMPLETION_INDEX are indices within only a part of the job.
 _ENVIRONMENT = _Variables("environment", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# OMPI_COMM_WORLD_NODE_RANK is not used: it is the process's index on its node, not the node's.
+# OMPI_COMM_WORLD_NODE_RANK is not used: it is no node rank, but the index of a process on its node.
 _OPENMPI = _Variables(
     "openmpi",
     "OMPI_COMM_WORLD_RANK",
@@ -82,13 +83,13 @@ _OPENMPI = _Variables(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-# MPICH and Intel MPI. srun also sets PMI_RANK, but not MPI_LOCALRANKID, so both must be set.
+# MPICH and Intel MPI, if both PMI_RANK and MPI_LOCALRANKID are set: srun sets only PMI_RANK.
 _HYDRA = _Variables("hydra", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _SLURM = _Variables(
     "slurm",
     "SLURM_PROCID",
-    # SLURM_NTASKS may be the number that sbatch requested; the step's variable has the number
-    # started.
+    # Prefer the number of tasks that srun started in this step. SLURM_NTASKS may be the number that
+    # sbatch requested for the job.
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     "SLURM_LOCALID",
     node_rank="SLURM_NODEID",
@@ -102,7 +103,8 @@ MPI = frozenset({"openmpi", "hydra"})
 def read(process: ProcessFacts) -> LauncherFacts:
     """The facts from the innermost launcher.
 
-    Facts that it does not set are taken from outer launchers with the same rank and world size.
+    An outer launcher, such as srun around torchrun, adds the facts that the innermost one does not
+    set, if both have the same rank and world size.
     """
     candidates = list(_candidates(process.env))
     if process.spawned and candidates and not _is_torchruns_own(process, candidates[0]):
@@ -114,7 +116,7 @@ def read(process: ProcessFacts) -> LauncherFacts:
         try:
             outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # an invalid outer launcher is ignored
+            continue  # ignore an outer launcher with invalid variables
         if (outer.global_rank, outer.world_size) == (facts.global_rank, facts.world_size):
             gaps: dict[str, Any] = {
                 key: getattr(outer, key) for key, value in facts._asdict().items() if value is None
@@ -124,23 +126,24 @@ def read(process: ProcessFacts) -> LauncherFacts:
 
 
 def _is_torchruns_own(process: ProcessFacts, innermost: _Variables) -> bool:
-    # torchrun may start its workers by multiprocessing. A child of a worker has the worker's RANK.
+    # torchrun may start its workers by multiprocessing, and sets RANK for each worker. A child that
+    # a worker starts has the RANK that its parent, the worker, was given.
     return innermost.launcher == "torchrun" and not parent_was_given(process, "RANK")
 
 
 def restarts(env: Mapping[str, str]) -> int:
     """How often torchrun and Slurm have restarted this launch."""
     names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    # An invalid count is ignored rather than refused.
+    # An invalid count counts as 0. No training should fail to start because of it.
     return sum(_digits(env.get(name, "").strip()) or 0 for name in names)
 
 
 def slurm_step(env: Mapping[str, str]) -> str:
     """`<job>.<step>` if srun started this process as a task, else empty.
 
-    A batch script and an interactive shell have SLURM_PROCID=0 and the requested SLURM_NTASKS, but
-    processes started from them are no tasks: a batch script has no step or a reserved one
-    (4294967280 and above), a shell has a terminal's port.
+    Processes that a batch script or an interactive shell starts are no tasks, but have the
+    variables of a task, with SLURM_PROCID=0. They differ: below a batch script there is no step, or
+    a reserved one (4294967280 and above), and below a shell there is SLURM_PTY_PORT.
     """
     job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
@@ -157,26 +160,28 @@ def slurm_tasks(env: Mapping[str, str]) -> int | None:
 
 
 def multiprocessing_parent() -> int | None:
-    """The process that started this one by multiprocessing; None if there is none."""
-    # In a multiprocessing child, the module is always imported.
+    """The pid of the process that started this one by multiprocessing; None if there is none."""
+    # If the module is not imported, this process is no multiprocessing child.
     module = sys.modules.get("multiprocessing")
     parent = None if module is None else module.parent_process()
-    # Do not use os.getppid(), which may be the pid of the fork server.
+    # Do not use os.getppid(): it may be the pid of multiprocessing's fork server.
     return None if parent is None else parent.pid or 0
 
 
 def parent_was_given(process: ProcessFacts, name: str) -> bool:
-    """Whether our parent was started with our value of a variable, so it did not set the value for
-    us."""
+    """Whether our parent was itself started with our value of a variable.
+
+    If not, the parent has set the value for us.
+    """
     theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
     return process.env.get(name, "") == theirs.get(name, "")
 
 
 def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[str, ...]:
-    """Identifies the process that launched us, uniquely on this node for all time.
+    """Identifies the process that launched us; no other process of this node ever has the same id.
 
-    A shell between the launcher and us (`mpirun sh -c ...`) has our variables. The launcher is the
-    first ancestor without them.
+    The launcher is our first ancestor that lacks the variables *markers*. Other ancestors, such as
+    a shell between the launcher and us (`mpirun sh -c ...`), have the same variables as we.
     """
     ours = {name: process.env[name] for name in markers if process.env.get(name)}
     pid = _parent(process.proc, process.pid)
@@ -186,7 +191,8 @@ def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[s
         if above < 1 or any(theirs.get(name) != value for name, value in ours.items()):
             break
         pid = above
-    # Includes the boot id: after a reboot, another process may have the same pid and start time.
+    # The boot id is included, as another process may have the same pid and start time after a
+    # reboot.
     stat = files.stat_fields(process.proc / str(pid))
     started = stat[19] if len(stat) > 19 else ""
     return "process", _boot_id(process.proc), process.host, str(pid), started
@@ -205,25 +211,26 @@ def whole(variable: str, text: str, least: int, advice: str) -> int:
 def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
     """The launchers that started this process, innermost first."""
     ranked = bool(env.get("RANK")) and bool(env.get("WORLD_SIZE"))
-    # Lightning sets only a local rank for its processes, and derives the rest.
+    # For the processes that it starts, Lightning sets LOCAL_RANK and WORLD_SIZE, but no RANK.
     localised = bool(env.get("LOCAL_RANK")) and bool(env.get("WORLD_SIZE"))
     if ranked and env.get("TORCHELASTIC_RUN_ID"):
         yield _TORCHRUN
     elif localised:
         yield _ENVIRONMENT
-    # mpirun in a Slurm job starts its daemons by srun: except on the first node, its processes have
-    # the daemon's SLURM_PROCID. So MPI comes before Slurm.
+    # MPI comes before Slurm. In a Slurm job, mpirun starts a daemon on each other node by srun, and
+    # all processes of a daemon have the daemon's SLURM_PROCID, which is not their rank.
     for variables in (_OPENMPI, _HYDRA):
         if env.get(variables.global_rank) and env.get(variables.local_rank):
             yield variables
     if ranked and not localised:
-        # A platform's RANK is the pod's index, unless a launcher in the pod has set another.
+        # RANK may have been set by a platform: it is then the index of the pod. So a launcher
+        # inside the pod, as above, comes before it.
         pod = bool(env.get("KUBERNETES_SERVICE_HOST"))
         yield _ENVIRONMENT._replace(launcher="kubernetes" if pod else "environment")
     if slurm_step(env):
         yield _SLURM
-    # Last: RANK without WORLD_SIZE, from a shell loop or a platform. A RANK that is no number
-    # belongs to another program.
+    # RANK without WORLD_SIZE, as a shell loop or a platform may set it, comes last. If it is no
+    # number, it belongs to another program.
     if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
         yield _ENVIRONMENT
 
@@ -241,7 +248,8 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
         local_world = local_world or world
         node_rank = node_rank or 0
     if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
-        # With --virtual-local-rank each rank sees a single GPU, and LOCAL_RANK is 0 for all ranks.
+        # With --virtual-local-rank, torchrun sets LOCAL_RANK to 0 for all ranks, each of which sees
+        # a single GPU. So derive the real local rank.
         local = rank % local_world if world == local_world * nodes else 0
     return LauncherFacts(
         launcher=variables.launcher,
@@ -256,11 +264,11 @@ def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
 
 
 def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
-    """The facts of a multiprocessing child. Of the variables that it inherits, only those about the
-    node apply to it.
+    """The facts of a multiprocessing child.
 
-    But if RANK or LOCAL_RANK differs from the parent's initial value, the parent has set it for the
-    child.
+    It inherits its parent's variables, but only those about the node apply to it: the ranks are the
+    parent's. But if RANK or LOCAL_RANK is another one than the parent was started with, the parent
+    has set it for the child.
     """
     if candidates[0].launcher in _OWN:
         own = _facts_of(candidates[0], process.env)
@@ -270,7 +278,7 @@ def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFac
         try:
             outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # invalid, but not meant for this process
+            continue  # ignore invalid variables, which are not meant for this process
         if outer.nodes is not None:
             return LauncherFacts("spawn", node_rank=outer.node_rank, nodes=outer.nodes)
     return LauncherFacts("spawn")

@@ -14,17 +14,17 @@ from otel_ddp.identity.launchers import LauncherFacts, ProcessFacts
 
 INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 
-# Sources whose names may differ between nodes, or be the same for two launches: a process group may
-# replace such a name by an agreed one.
+# Names from these sources may differ between nodes, or be the same for two launches. Once there is
+# a process group, its ranks may agree on another name.
 NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
-# Of these, the sources that may give each rank another name, so that the name is not final before
-# there is a process group.
+# Names from these sources may differ even between the ranks of a node. So such a name is not final
+# before there is a process group.
 OPEN = frozenset({"parent", "rendezvous"})
 
 MOST_CHARACTERS = 200
 
-# On one node torchrun generates such an id itself: with --standalone, and since PyTorch 2.15 also
-# without address, port and id. It is replaced by a readable name.
+# Matches the id that torchrun generates for a run on one node: with --standalone, and since PyTorch
+# 2.15 also without address, port and id. The run gets a readable name instead.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -37,7 +37,7 @@ class RunName(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Run and group that another process handed down, and its pid; empty if there is none."""
+    """The run and group that an ancestor handed down, and its pid. Empty if none has done so."""
 
     run: str = ""
     group: str = ""
@@ -51,7 +51,7 @@ def find(
     world: int | None,
     make_id: Callable[[], str],
 ) -> RunName:
-    """The name of this launch. It is the same on all ranks if they share data to derive it from."""
+    """The name of this launch. All ranks find the same one, if they have data in common for it."""
     env = process.env
     if given:
         return RunName(given, "given")
@@ -61,7 +61,8 @@ def find(
     if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
         is_uuid = _UUID.fullmatch(elastic_id)
         return RunName(_derived("torchrun", elastic_id) if is_uuid else elastic_id, "launcher")
-    # If each task of srun runs a torchrun of its own, each task is a launch of its own.
+    # If each task of srun runs a torchrun for itself, each task is another run, so the Slurm step
+    # cannot name the run.
     own_torchruns = facts.launcher == "torchrun" and facts.nodes != launchers.slurm_tasks(env)
     step = launchers.slurm_step(env)
     if step and facts.launcher not in launchers.MPI and not own_torchruns:
@@ -75,12 +76,13 @@ def find(
     if facts.launcher in launchers.MPI and job:
         return RunName(_derived("mpi", job), "launcher")
     if process.spawned:
-        # All children of this parent derive the same name, even from different calls of
-        # multiprocessing. So the ranks agree on a unique one.
+        # All children of a parent derive the same name, even if the parent has started them for two
+        # runs. So propose a unique name, on which the ranks can agree.
         return RunName(by_launcher, "parent", make_id())
     if (facts.launcher == "lone" and world == 1) or facts.world_size == world == 1:
         return RunName(make_id(), "made")
-    # torchrun's agent outlives its workers, so a name derived from it survives a restart.
+    # If workers restart, the torchrun process that launched them stays the same, and so does a name
+    # that is derived from it.
     proposal = by_launcher if facts.launcher == "torchrun" else make_id()
     if master := env.get("MASTER_ADDR", ""):
         rendezvous = _derived("rendezvous", master, env.get("MASTER_PORT", ""))
@@ -89,12 +91,12 @@ def find(
 
 
 def launched_by(process: launchers.ProcessFacts, facts: launchers.LauncherFacts) -> str:
-    """An id of the process that launched this one; the same for all processes that it launches."""
+    """An id of the process that launched this one. All processes that it launched have the same."""
     return _digest(*launchers.launcher_process(process, facts.markers)).hex()[:10]
 
 
 def group_of_tasks(process: ProcessFacts) -> str:
-    """The default group of a pool's tasks: the parent's group or run, else an id of the parent."""
+    """The default group of a pool's tasks: the parent's group, else its run, else an id of it."""
     parents = _handed_down(process)
     named = parents.group or parents.run or clean(process.env.get("OTEL_DDP_RUN", ""))
     return named or f"pool-{_digest(*launchers.launcher_process(process, ())).hex()[:10]}"
@@ -107,10 +109,13 @@ def parent_has_run(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def hand_down(run: str, group: str, env: MutableMapping[str, str] = os.environ) -> None:
-    """Let ranks that this process starts join its run, if no launcher names one."""
+    """Set a variable by which ranks that this process starts join its run.
+
+    If a launcher starts them and names their run, its name takes precedence.
+    """
     from urllib.parse import quote
 
-    # Percent-encode the names, as the locale's encoding may lack some of their letters.
+    # Percent-encode the names: the encoding of the locale may lack some of their characters.
     env[INHERITED_RUN] = f"{os.getpid()}:{quote(run)}:{quote(group)}"
 
 
@@ -129,7 +134,7 @@ def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
             return "\ufffd"
         return " " if category in ("Cc", "Zl", "Zp") else character
 
-    # Shorten the text before cleaning it, since cleaning a long text takes time.
+    # Cut the text before cleaning it, since cleaning a very long text would take time.
     some = text.strip()[: 4 * longest]
     return "".join(map(keep, some)).strip()[:longest].rstrip()
 
@@ -147,9 +152,10 @@ def of_parent(process: ProcessFacts, facts: LauncherFacts, world: int | None) ->
     found = _handed_down(process)
     if found.by == str(process.pid):
         return Names()
-    # All children inherit the variable, but a trial of a sweep or a script of a notebook is a run
-    # of its own. Two kinds of processes join: a rank that a launcher has placed among others, and a
-    # multiprocessing child, unless its parent only inherited the variable and opened no run.
+    # All descendants inherit the variable, but many are runs of their own, such as a trial of a
+    # sweep or a script that a notebook starts. Only two kinds join the ancestor's run: one of
+    # several ranks that a launcher started; and a multiprocessing child whose parent opened the run
+    # itself.
     placed = facts.launcher != "spawn" and world != 1
     if placed or (process.spawned and not launchers.parent_was_given(process, INHERITED_RUN)):
         return found
@@ -166,7 +172,7 @@ def _handed_down(process: ProcessFacts) -> Names:
 
 # -- readable names: brisk-otter-4k7d2
 
-# 123 and 121 short and simple words.
+# 123 adjectives and 121 animals for names: short and simple words.
 _HOW = (
     "able agile alert amber ample apt azure balmy basic bold brave breezy bright brisk broad "
     "calm candid careful cheery chief civil classy clean clear clever coastal comfy cool copper "
@@ -189,7 +195,8 @@ _WHO = (
     "lemming lemur leopard linnet lion lizard llama lobster lynx macaw magpie mallard mantis "
     "marlin marmot marten merlin mink mole moose moth mouse newt ocelot "
 )
-# No vowels, so that no words result; and no letters that look alike.
+# The characters of the random end of a name: no vowels, so that they never form a word, and no
+# letters that look alike.
 _LETTERS = "23456789bcdfghjkmnpqrstvwxyz"
 _MOST_LETTERS = 5
 

@@ -1,6 +1,7 @@
 """Shared by the integrations: argument checks, phases between events, and automatic runs.
 
-The module of a framework imports that framework; `trackers` does not import the trackers.
+The module for a framework imports the framework. The module `trackers` imports no tracker: it wraps
+those that the program has imported.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from otel_ddp import errors
 
 
 def checked(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments; raise a TypeError if `instrument` does not accept them."""
+    """Check that `instrument` accepts these arguments, and return them. Else raises TypeError."""
     inspect.signature(otel_ddp.instrument).bind(None, **arguments)
     return arguments
 
 
 class OpenPhase:
-    """Holds at most one open phase.
+    """Holds the open phase, if any.
 
-    The begin of the next phase ends it, because frameworks may skip end events.
+    To begin a phase ends the previous one, because frameworks may skip the event at its end.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class OpenPhase:
         self._stack = ExitStack()
 
     def begin(self, name: str) -> None:
-        """End the open phase, if any, and begin this one."""
+        """End the open phase, if any, and begin the phase *name*."""
         self.end()
         self._stack.enter_context(otel_ddp.phase(name))
         self.name = name
@@ -47,9 +48,9 @@ class OpenPhase:
 
 
 def instrument(model: Any = None, **arguments: Any) -> otel_ddp.Run:
-    """Like `otel_ddp.instrument`, but log a mistake instead of raising it.
+    """Like `otel_ddp.instrument`, but logs an error instead of raising it.
 
-    After a mistake, or if the program has finished its run, it returns a run that records nothing.
+    After an error, or if the program has finished its run, returns a run that records nothing.
     """
     if _is_over():
         return _silent()
@@ -57,9 +58,9 @@ def instrument(model: Any = None, **arguments: Any) -> otel_ddp.Run:
 
 
 def init(*, again: bool = False) -> otel_ddp.Run:
-    """Like `otel_ddp.init`, for a program that uses another tracker.
+    """Like `otel_ddp.init`, but logs an error instead of raising it.
 
-    *again*: open a run even if the program has finished one before.
+    *again*: whether to open a run even if the program has finished one before.
     """
     from otel_ddp.run import opening
 

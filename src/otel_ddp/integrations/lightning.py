@@ -15,7 +15,8 @@ from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.recording import values
 from otel_ddp.torch.hooks.called import Called
 
-# The classes of the two packages differ: use the package that the program has imported.
+# Lightning exists as two packages with different classes. Use the one that the program has
+# imported.
 _PACKAGE = "lightning.pytorch"
 if _PACKAGE not in sys.modules and "pytorch_lightning" in sys.modules:
     _PACKAGE = "pytorch_lightning"
@@ -44,12 +45,12 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
 
     @property
     def name(self) -> str:
-        """The group of the run, and the directory of its checkpoints."""
+        """The group of the run. Lightning also uses it in the directory of checkpoints."""
         return (self._run or self.experiment).group
 
     @property
     def version(self) -> str:
-        """The name of the run."""
+        """The name of the run, which Lightning calls a version."""
         return (self._run or self.experiment).run
 
     @errors.contained()
@@ -64,13 +65,14 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
 
     @errors.contained()
     def finalize(self, status: str) -> None:
-        # A test may follow after "success", so a run that has not failed stays open until its
-        # process ends.
+        # After "success" the program may still run a test. So a run that has not failed stays open
+        # until its process ends.
         if status == "failed":
             _end_failed(sys.exc_info()[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A rank that Lightning spawns opens its own run.
+        # Lightning may send this logger to a rank that it spawns. Leave out the run, as the rank
+        # opens its own.
         return {**vars(self), "_run": None}
 
 
@@ -102,7 +104,8 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
     @errors.contained()
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # By now Lightning has restored a checkpoint, and with it the number of steps.
+        # If the training resumes from a checkpoint, Lightning has restored the number of steps by
+        # now.
         if (run := otel_ddp.current()) is not None:
             run.resume_from(trainer.global_step)
 
@@ -130,20 +133,23 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
 @_on_rank_zero  # type: ignore[untyped-decorator]
 def _log(metrics: Mapping[str, Any], step: int | None) -> None:
-    """Log on rank 0 only, like other loggers: values not averaged over ranks are rank 0's."""
+    """Log values on rank 0 only, as other loggers do.
+
+    Lightning averages some values over the ranks. The others are those of rank 0.
+    """
     numbers = {name: value for name, value in metrics.items() if name != "epoch"}
-    # `step` is not always a training step: a program may log another number as `step`, mostly its
-    # epoch.
+    # A program may log another number as `step`, such as its epoch. So `log_beside` does not treat
+    # it as the training step.
     if (run := otel_ddp.current()) is not None:
         run.log_beside(numbers, step, metrics.get("epoch"))
 
 
 @errors.contained()
 def _wrapped(trainer: Any, module: Any) -> Any:
-    """The model as wrapped by the strategy, or None if it is not wrapped.
+    """The model to instrument, if the strategy has wrapped it, as in DDP; else None.
 
     If it is not wrapped, Lightning calls `training_step` directly, and `instrument` discovers the
-    models that this method calls. The same holds if `training_step` optimizes manually.
+    models that this method calls. None also if `training_step` optimizes manually.
     """
     model = trainer.strategy.model
     return None if model is module or not module.automatic_optimization else model
@@ -178,7 +184,7 @@ def _end_failed(error: BaseException | None) -> None:
 
 
 class _AddedLogger(OtelDdpLogger):
-    """Added to a Trainer by `otel-ddp run`."""
+    """The logger that `otel-ddp run` adds to a Trainer."""
 
     _instrument = staticmethod(integrations.instrument)
 
@@ -188,12 +194,12 @@ class _AddedLogger(OtelDdpLogger):
 
     @property
     def version(self) -> str:
-        """The version of the program's own logger: the progress bar shows all loggers' versions."""
+        """The version of the program's own logger: the progress bar shows each logger's version."""
         return str(self._first.version)
 
 
 class _AddedCallback(OtelDdpCallback):
-    """Added to a Trainer by `otel-ddp run`."""
+    """The callback that `otel-ddp run` adds to a Trainer."""
 
     _instrument = staticmethod(integrations.instrument)
 
@@ -207,10 +213,11 @@ def add_to_every_trainer() -> None:
 def _add_to_trainer(trainer: Any, *_: Any, **__: Any) -> None:
     if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
         return
-    # Ours comes first, so that it ends the phase `eval` before another callback saves a checkpoint.
+    # Our callback is called first, so that it ends the phase `eval` before another callback saves a
+    # checkpoint.
     trainer.callbacks.insert(0, _AddedCallback())
-    # The first logger determines the directory of checkpoints. So ours is never the only logger,
-    # and not added if Lightning has dropped the program's loggers for `fast_dev_run`.
+    # The first logger determines the directory of checkpoints. So ours is added only after one of
+    # the program. With `fast_dev_run` Lightning drops all loggers, so none is added.
     if trainer.loggers and not trainer.fast_dev_run:
         trainer.loggers.append(_AddedLogger(trainer.loggers[0]))
 

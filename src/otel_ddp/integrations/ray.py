@@ -11,11 +11,12 @@ from otel_ddp.torch.hooks.called import Called
 
 
 def end_with_the_function() -> None:
-    """End a worker's run when its training function ends; an exception makes the run fail.
+    """End the run of a worker when its training function ends: as failed, if it raises.
 
-    Called by `otel-ddp run`. Later Ray ends the worker by a signal, which would look like a death.
+    Called by `otel-ddp run`. Ray later ends the worker by a signal. If the run were still open
+    then, this would look like a death.
     """
-    # Ray calls the function inside this context, in each worker.
+    # In each worker, Ray calls the training function inside this context manager.
     context = import_module("ray.train.torch").TorchConfig().train_func_context
     Called(context, "__exit__", _end, before=True)
 

@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from otel_ddp import errors, integrations
 
-# A framework -> our integration, which records what the framework logs.
+# For each framework our integration, which records what the framework logs.
 _FRAMEWORKS = {
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
 }
-# Framework modules that only pass values on to a tracker: the code that calls them counts as the
-# caller. Fabric is included because it has no callbacks.
+# These modules of frameworks only pass values on to a tracker, so the code that calls them counts
+# as the caller of the tracker. Fabric is one of them, since it has no callbacks for an integration.
 _LOGGERS = (
     "lightning.fabric.",
     "lightning.pytorch.loggers.",
@@ -31,7 +31,7 @@ _LOGGERS = (
     "lightning_utilities.core.rank_zero.",
     "pytorch_lightning.loggers.",
 )
-# An argument of `init` -> the trackers' arguments with the same meaning.
+# For each argument of `init`, the arguments of trackers with the same meaning.
 _NAMES = {
     "project": ("project",),
     "group": ("group",),
@@ -43,7 +43,7 @@ _NAMES = {
 
 
 class Call(NamedTuple):
-    """A call of a tracker's function that has returned."""
+    """A finished call of a tracker's function."""
 
     given: dict[str, Any]
     """The arguments by name."""
@@ -51,21 +51,21 @@ class Call(NamedTuple):
     is_inner: bool
     """Whether the tracker itself made the call, and not the program."""
     is_recorded: bool
-    """Whether a framework or another tracker made the call, and is itself recorded."""
+    """Whether a framework or another tracker made the call, and its values are recorded anyway."""
 
 
 _Record = Callable[[Call], None]
 
-# The owner and the attribute of each function that is wrapped.
+# The functions that are wrapped already: for each, its module or class, and its name there.
 _wrapped: set[tuple[Any, str]] = set()
 # Runs that the program has opened with `mirror=True`.
 _mirrors: WeakSet[Any] = WeakSet()
-# A run that a tracker has named -> the pid of the process in which it did. A forked child inherits
-# this entry, but its own tracker may name the run again.
+# For each run of ours that took its name from a tracker, the pid of the process. A forked child
+# inherits the entry with its parent's pid, and may take the name from its own tracker.
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# The tracker's run -> the step of its next values.
+# For each run of a tracker, the step of its next values.
 _next_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# Our run -> the folder of the first TensorBoard writer that logged.
+# For each run of ours, the folder of the TensorBoard writer that logged first.
 _first_folders: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -77,7 +77,7 @@ def listen() -> None:
             owner = sys.modules.get(tracker)
             for each in parents:
                 owner = getattr(owner, each, None)
-            # Another version of the tracker may lack the function.
+            # The installed version of the tracker may lack the function.
             function = None if owner is None else getattr(owner, name, None)
             if function is not None and (owner, name) not in _wrapped:
                 _wrapped.add((owner, name))
@@ -86,32 +86,33 @@ def listen() -> None:
 
 @errors.contained()
 def mirror(run: Any) -> None:
-    """Record in this run, which the program has opened, what the program logs to its trackers."""
+    """From now on, record in *run*, which the program has opened, what it logs to its trackers."""
     from otel_ddp.integrations.launch.startup import sitecustomize
 
     _mirrors.add(run)
     listen()
     sitecustomize.install(set(TRACKERS))
-    # Record the configuration of a tracker's run that is already open.
+    # A tracker's run may be open already: record its configuration.
     wandb, swanlab = sys.modules.get("wandb"), sys.modules.get("swanlab")
     for theirs in (getattr(wandb, "run", None), getattr(swanlab, "run", None)):
         if theirs is not None:
             run.config(dict(theirs.config.items()))
     if wandb is not None and wandb.run is not None:
-        # `wandb.log` is a method that was bound before `Run.log` was wrapped: bind it again.
+        # When W&B opened its run, it set `wandb.log` to the method of the run, which was not
+        # wrapped yet. So set it again.
         vars(wandb).update(log=wandb.run.log)
 
 
 def _wrap(tracker: str, function: Callable[..., Any], names: list[str], record: _Record) -> Any:
-    """Wrap a function: each call is then recorded by *record*.
+    """Wrap a function, so that *record* records each call.
 
-    *names*: the names of its positional arguments.
+    *names*: the names of the positional arguments of the function.
     """
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        # The caller's frame; None if this function is the target of a thread.
+        # The frame of the caller. It is None if a thread calls this function directly.
         frame = sys._getframe().f_back
         _record(tracker, record, frame, {**dict(zip(names, args, strict=False)), **kwargs}, result)
         return result
@@ -139,13 +140,14 @@ def _module(frame: FrameType | None) -> str:
 
 
 def _run_of(call: Call, *, begins: bool = False, opens: bool = True) -> Any:
-    """The run that records this call; None if none does.
+    """Our run in which to record this call; None if the call is not to be recorded.
 
-    A program that does not call otel_ddp gets a run at its first call of a tracker.
+    *begins*: whether the call begins a run of the tracker. *opens*: whether to open a run if there
+    is none, as at the first call of a tracker in a program that does not call otel_ddp.
     """
     if call.is_recorded and not begins:
         return None
-    # Imported here: a program that only imports a tracker does not need it.
+    # Imported here, since a program that only imports a tracker does not need it.
     from otel_ddp.run import current_run
 
     run: Any = current_run.current() or current_run.inherited()
@@ -173,7 +175,8 @@ def _begin(call: Call) -> None:
     run = _run_of(call, begins=True)
     if run is None:
         return
-    # MLflow's run has no configuration; instead its tags, a mapping, are recorded.
+    # MLflow's run has no configuration. Its tags are a mapping, so record them as the
+    # configuration.
     has_config = hasattr(call.result, "config")
     config = call.result.config if has_config else call.given.pop("tags", None)
     if config and not call.is_recorded:
@@ -187,11 +190,12 @@ def _begin(call: Call) -> None:
         if value and not os.environ.get(VARIABLES[name][0]):
             arguments[name] = value if name == "tags" else str(value)
     if run.identity.world_size != 1 and "group" in arguments:
-        # Mostly rank 0 alone uses a tracker: with the tracker's group it would leave the other
-        # ranks' run.
+        # Mostly only rank 0 uses a tracker. If it took the tracker's group, its run would no longer
+        # be that of the other ranks. So only record the group as a setting.
         run.config({"group": arguments.pop("group")})
     api.init(**arguments)
-    # Still automatic, as only a tracker has named the run: the program may open its own run later.
+    # `api.init` marks the run as the program's own. But only a tracker has named it, and the
+    # program may still open a run itself.
     run.was_automatic = True
 
 
@@ -201,7 +205,7 @@ def _end(call: Call) -> None:
     given = call.given
     run = _run_of(call, opens=False)
     mlflow = sys.modules.get("mlflow")
-    # If a nested MLflow run has ended, its parent is still open, so our run goes on.
+    # If MLflow still has an active run, only a run nested in it has ended, so our run goes on.
     if run is None or (mlflow is not None and mlflow.active_run() is not None):
         return
     error, state = given.get("error"), given.get("status") or given.get("state")
@@ -212,7 +216,8 @@ def _end(call: Call) -> None:
         reason = f"exit code {given['exit_code']}"
     elif state not in (None, "success", "FINISHED"):
         reason = str(error or state)
-    # The run stays open for later values, until another one begins or the process ends.
+    # Our run stays open for later values, until the tracker begins another run or the process ends.
+    # It then ends with this outcome.
     run.tracker_outcome = ("failed", reason) if reason else ("finished", "")
 
 
@@ -228,7 +233,10 @@ def _log(
 
 
 def _numbers(data: Mapping[Any, Any], joint: str, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The numbers of a nested mapping with joined names, without pictures, tables and texts."""
+    """The numbers in a nested mapping. Other values, such as pictures and texts, are left out.
+
+    The name of a number is *prefix* and its keys, joined by *joint*.
+    """
     from otel_ddp.recording import values
 
     for name, value in data.items():
@@ -244,12 +252,15 @@ def _numbers(data: Mapping[Any, Any], joint: str, prefix: str) -> Iterator[tuple
 
 
 def _step(call: Call, commits: bool) -> Any:
-    """The step at which the tracker plots these values: given, or from the tracker's own count."""
+    """The step at which the tracker plots these values: the given one, or the tracker's count.
+
+    *commits*: whether the tracker's count goes on to the next step after this call.
+    """
     run, given = call.given["run"], call.given.get("step")
     if (following := _next_steps.get(run)) is None:
         following = errors.attempt(lambda: int(run.starting_step), 0)
     step = following if given is None else given
-    # An earlier step does not reset the tracker's count.
+    # The tracker's count never goes back, even if the given step is an earlier one.
     _next_steps[run] = max(following, step + commits)
     return step
 
@@ -278,7 +289,7 @@ def _config(call: Call) -> None:
 
 
 def _config_changed(call: Call) -> None:
-    # Before a tracker's first run, and between two of its runs, the settings belong to no run.
+    # Settings that change while the tracker has no open run belong to no run, and are not recorded.
     run = _run_of(call, opens=False)
     if run is not None and run.tracker_outcome is None:
         run.config(dict(call.given["config"].items()))
@@ -293,17 +304,19 @@ def _write(call: Call) -> None:
     given = call.given
     tag, value = given.get("tag"), given.get("scalar_value")
     if (run := _run_of(call)) is not None:
-        # `add_hparams` writes with an inner writer, whose folder gives neither prefix nor split.
+        # If TensorBoard itself made the call, it was `add_hparams`, which uses a temporary writer.
+        # Its folder says nothing about prefix and split.
         prefix, split = _prefix_and_split(run, None if call.is_inner else given["writer"])
-        # A split in the tag takes precedence.
+        # If the tag has a split too, as in `val/loss`, it takes precedence over that of the folder.
         split = split_in(str(tag)) or split
         _log(call, {tag: value}, given.get("global_step"), "/", prefix, split or None)
 
 
 def _prefix_and_split(run: Any, writer: Any) -> tuple[str, str]:
-    """The prefix and the split of a writer's values, which distinguish it from other writers.
+    """The prefix and the split for the values of a writer, which come from its folder.
 
-    The split is the last part of its folder, as in `runs/x/val`. The first folder has no prefix.
+    If the folder ends with a split, as in `runs/x/val`, this is the split. The prefix is the rest
+    of the folder, relative to the folder that logged first, which has no prefix itself.
     """
     from otel_ddp.recording.values import known_split
 
@@ -337,7 +350,7 @@ TRACKERS: dict[str, dict[str, tuple[str, _Record]]] = {
         "Config.setdefaults": ("config", _config_changed),
         "Config.__setitem__": ("config", _config_changed),
         "Config.__setattr__": ("config", _config_changed),
-        # W&B's run in the mode "disabled".
+        # The class of W&B's runs in its mode "disabled".
         "sdk.lib.noop_run.NoopRun.log": ("run data step commit", _wandb_log),
         "sdk.lib.noop_run.NoopRun.finish": ("run exit_code", _end),
     },

@@ -13,19 +13,20 @@ from otel_ddp import errors, integrations
 from otel_ddp.integrations import OpenPhase, checked
 from otel_ddp.torch.hooks.called import Called
 
-# Prefix of the metrics of an evaluation or a prediction -> their split.
+# The split of the metrics of an evaluation or a prediction, by the prefix of their names.
 _SPLITS = {"eval_": "val", "test_": "test"}
-# The metric by which an evaluation of a single data set is recognized. If there are several, the
-# names of their metrics include the data set.
+# Each evaluation of a single data set has this metric. With several data sets, the name of each
+# metric includes the data set, so none of them has this name.
 _OF_ONE_SET = "eval_runtime"
-# Keys of a model's configuration that list its classes.
+# These keys of a model's configuration are left out: they are no settings, but lists of its
+# classes.
 _NO_SETTINGS = frozenset({"id2label", "label2id"})
 
 
 class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     """`Trainer(..., callbacks=[OtelDdpCallback(group="finetune")])`; arguments as for `instrument`.
 
-    The run ends with its process, as an evaluation may follow the training.
+    An evaluation may follow the training, so the run stays open until its process ends.
     """
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
@@ -41,13 +42,14 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Like `instrument`, this raises for invalid arguments, before the first step."""
         arguments = self._arguments.copy()
-        # If the user has opened the run, it already has a name.
+        # Take the Trainer's name for the run, unless the user has opened the run before.
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
-        # Do not pass the model: callbacks get the inner model, not the DDP, FSDP or compiled module
-        # around it.
+        # Do not pass the model: it is the inner one, not the DDP, FSDP or compiled module around
+        # it, which `instrument` needs.
         run = self._instrument(**arguments)
-        # The Trainer logs its own `loss`, a mean over ranks and steps, so no rank's loss is read.
+        # Do not read the loss of each rank: the Trainer logs `loss` itself, as a mean over ranks
+        # and steps.
         run.watch(reads_loss=False)
         if model is not None:
             run.describe(model)
@@ -61,7 +63,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     @errors.contained()
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-        # All ranks have the same values, means over the ranks: rank 0 logs them.
+        # The values are means over the ranks, and the same on all ranks. So only rank 0 logs them.
         if state.is_world_process_zero:
             self._log(state, logs)
 
@@ -105,7 +107,8 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
     ) -> None:
         self._phase.end()
-        # If another data set follows, its evaluation ends this phase again.
+        # The Trainer saves a checkpoint next. Should another evaluation come first, it ends this
+        # phase.
         if control.should_save and _OF_ONE_SET in (metrics or ()):
             self._phase.begin("checkpoint")
 
@@ -113,14 +116,15 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
 
-    # A phase ends at the next step at the latest: another callback may cancel the announced event.
+    # Another callback may cancel an evaluation or a checkpoint that the Trainer has announced. So
+    # the next step or epoch ends the phase in any case.
     on_epoch_begin = on_step_begin = on_save
 
 
 def _configuration(args: Any, model: Any) -> dict[str, Any]:
-    """The settings of Trainer and model, beginning with those that differ from the default.
+    """The settings of Trainer and model, first those of the Trainer that differ from their default.
 
-    Unset settings are left out, because only a hundred settings fit into labels.
+    Empty settings are left out, because only a hundred settings fit into labels.
     """
     found: dict[str, Any] = args.to_dict()
     defaults = {name: field.default for name, field in args.__dataclass_fields__.items()}
@@ -139,7 +143,7 @@ def _set(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# For `report_to="otel_ddp"`, in a program that has imported this module.
+# A program that imports this module can select the callback by `report_to="otel_ddp"`.
 integration_utils.INTEGRATION_TO_CALLBACK["otel_ddp"] = OtelDdpCallback
 
 
@@ -147,13 +151,13 @@ integration_utils.INTEGRATION_TO_CALLBACK["otel_ddp"] = OtelDdpCallback
 
 
 class _Added(OtelDdpCallback):
-    """Added to a Trainer by `otel-ddp run`."""
+    """The callback that `otel-ddp run` adds to a Trainer."""
 
     _instrument = staticmethod(integrations.instrument)
 
 
 def add_to_every_trainer() -> None:
-    """Add a callback to each Trainer, unless the program does."""
+    """Add our callback to each Trainer, unless the program has added it."""
     from transformers import Trainer
 
     Called(Trainer, "__init__", _add_ours)

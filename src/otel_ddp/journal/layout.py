@@ -16,7 +16,8 @@ VERSION = 1
 HEAD_BYTES = 4096
 SUFFIX = ".journal"
 TAKEN_SUFFIX = ".taken"
-# Files beside a journal: the agent's request to the process, and the answer of the process.
+# Suffixes of two files beside a journal: the fifo through which the agent asks the process for its
+# stacks, and the file with the answer.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
 # The file with the answer to a request for a profile.
@@ -24,88 +25,97 @@ PROFILE_SUFFIX = ".profile"
 MOST_PROFILED_STEPS = 50
 COMPANION_SUFFIXES = (".taken", ".ask", ".answer", ".answer.half", ".profile", ".profile.half")
 
-# The fixed part of the head, without its checksum.
+# The part of a journal's head that never changes, without its checksum.
 FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")
 FIXED_CRC = Struct("<I")
 
-# The writer's position in each area. Each is a single word, written only by the writer.
+# Offsets of the words that say how far each area is written. Only the writer changes them.
 RING_POSITION = 256
 DEFINITIONS_POSITION = 264
 LATEST_POSITION = 272
 
-# The progress of the process: offsets of single words, each written with one store.
+# Offsets of the words with the progress of the process. Each word is written with a single store,
+# so a reader never sees half of it.
 PHASE = 512
 PHASE_NAME = 520
 STEP = 528
 EXPECT_MS = 536
 STATE = 544
-# The five words above, from PHASE on.
+# Unpacks the five words from PHASE to STATE.
 PROGRESS = Struct("<QQQQQ")
-# 1 while otel_ddp launches an event or a copy on the device, which blocks if the launch queue is
-# full.
+# Offset of a word that is 1 while otel_ddp launches an event or a copy on the device. The launch
+# blocks while the device's launch queue is full; the word shows that this is where a thread hangs.
 IN_MARK = 560
-# PHASE and STATE hold a code (from this bit on) and its time in one word, so that a reader gets
-# both atomically.
+# The words PHASE and STATE consist of a code (this bit and up) and of the time at which it began
+# (the bits below), so that a reader always gets a code with its own time.
 CODE_SHIFT = 56
 WORD_VALUE = (1 << CODE_SHIFT) - 1
 REASON = 1024
 REASON_HEAD = Struct("<II")
 REASON_BYTES = 2048
 
-# checksum, total size (a multiple of 8), type, flags, sequence number
+# The head of a record: checksum, size of the whole record (a multiple of 8), type, flags, sequence
+# number.
 RECORD = Struct("<IIHHI")
 PAD, SCALARS, SPAN, EVENT, END, STEPS, DEVICE_STEPS = 0, 16, 17, 18, 19, 20, 21
 IDENTITY, NAME, COUNTER, HISTOGRAM, CONFIG, FACTS = 1, 2, 3, 4, 5, 6
 
-# a record of values, after its head: number of values, time, step, epoch; then ids, then values
+# What follows the head in a SCALARS record: number of values, a reserved field, time, step, epoch.
+# Then come the numbers of the values' names, and then the values.
 SCALARS_HEAD = Struct("<IIqqd")
 NAME_HEAD = Struct("<IHH")
-# size of the copied record, its complement, the record's ring position
+# What precedes each record in the area of latest values: the record's size, the complement of the
+# size, and the position of the same record in the ring.
 LATEST_HEAD = Struct("<IIQ")
 
-# The file in which the reader stores its progress: position, sequence number of the next record,
-# number of lost records, checksum.
+# The content of the file `.taken`, in which the agent stores how far it has read a journal:
+# position in the ring, sequence number of the next record, number of lost records, checksum.
 TAKEN = Struct("<QQQI")
 
-# Words of STEPS and DEVICE_STEPS records: a code in the high byte, a time or a number below. The
-# code of a phase, as in PHASE, means that the phase begins. OF_BUFFERS distinguishes a wait for
-# buffers from one for gradients.
+# STEPS and DEVICE_STEPS records consist of words: a code in the high byte, below it a time or a
+# number. If the code is a phase, as in PHASE, this phase begins at this time. The bit OF_BUFFERS in
+# the code of a wait for other ranks means that it is a wait for buffers, not for gradients.
 OF_BUFFERS = 0x40
-# STEPS_BEGAN: the time at which the first step begins. STEP_ENDED: the time at which a step ends.
+# STEPS_BEGAN: the first step begins at this time. STEP_ENDED: a step ends at this time.
 STEPS_BEGAN, STEP_ENDED = 0x80, 0x81
-# All words below describe the step that ends next. STEP_NUMBER: its number, the same on all ranks.
-# STEP_GC: nanoseconds of garbage collection. STEP_SKIPPED: a scaler has skipped it.
+# All codes below describe the step that the next STEP_ENDED ends. STEP_NUMBER: the step's number,
+# the same on all ranks. STEP_GC: nanoseconds of garbage collection. STEP_SKIPPED: the gradient
+# scaler has skipped the optimizer's step.
 STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
-# How often the device's memory allocator emptied its cache during the step, and tried again.
+# How often, in this step, the device's memory allocator found no memory, emptied its cache, and
+# tried again.
 STEP_RETRIES = 0x85
-# The tokens of the step, or its samples if it has no tokens.
+# How many tokens the step has processed; the number of samples if no tokens are reported.
 STEP_WORK = 0x86
-# The number by which the user logs the step, if one was logged and differs from STEP_NUMBER.
+# The number that the program uses for the step. Written only if the program has logged values with
+# this number, or if it differs from STEP_NUMBER.
 STEP_LOGGED = 0x87
-# STEP_PACED: a phase code (bits 48 and up) and the nanoseconds of that phase in which the device
-# was bound by its host. STEP_LAG: nanoseconds from the host's end of the step to the device's end.
+# STEP_PACED: a phase code (bits 48 and up), and for how many nanoseconds of this phase the device
+# was limited by its host. STEP_LAG: how many nanoseconds after the host the device ended the step.
 STEP_PACED, PACED_SHIFT = 0x88, 48
 STEP_LAG = 0x89
-# A person had requested a profile, so torch's profiler was on during the step.
+# The step was recorded by torch's profiler, since a person had requested a profile.
 STEP_PROFILED = 0x8A
-# A call to a process group. Bits 40 and up: the number of the call's name; bits 32 and up: the part
-# of the time since the previous call in which the thread did not run, in 256ths; below: the time
-# since the start of the step, in units of 256 ns. STEP_CALLS: the same share for the rest of the
-# step, and the number of calls; if it is missing, the step's calls were not recorded.
+# STEP_CALL: a call to a process group. Bits 40 and up: the number of the call's name. Bits 32 to
+# 39: the share of the time since the previous call in which the thread did not run, in 256ths. The
+# bits below: the time of the call since the start of the step, in units of 256 ns. STEP_CALLS: the
+# same share for the time after the last call (bits 32 to 39), and the number of calls. If
+# STEP_CALLS is missing, the calls of this step were not recorded.
 STEP_CALL, CALL_SHIFT, CALL_IDLE_SHIFT, CALL_UNIT_SHIFT = 0x8B, 40, 32, 8
 STEP_CALLS = 0x8C
-# Sums per name of a call, written in a few steps only: the number of the name as in STEP_CALL, and
-# below it the number of calls, or of bytes. Several words with the same name add up.
+# Written in a few steps only: a sum over all calls with one name. The number of the name is in the
+# same bits as in STEP_CALL; below it is the number of calls, or of bytes. Add up the words with the
+# same name.
 STEP_CALL_COUNT, STEP_CALL_BYTES = 0x8D, 0x8E
 
 SMALLEST_FILE = 128 * 1024
 LARGEST_FILE = 1024 * 1024 * 1024
-# Even a small file needs this much room for definitions.
+# The least size of the definitions area: even the smallest journal needs this much.
 _LEAST_DEFINITIONS = 32 * 1024
 
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000
-# Limit of values in one record, which then fits into the smallest ring.
+# The most values in one record, chosen so that the record fits into the smallest ring.
 MOST_VALUES = 1000
 
 
@@ -119,7 +129,7 @@ class Areas(NamedTuple):
 
 
 def areas(file_bytes: int) -> Areas:
-    """The division of a file: an eighth each for definitions and latest values."""
+    """The areas of a file of this size: definitions and latest values get an eighth each."""
     eighth = file_bytes // 8 // 4096 * 4096
     totals_bytes = max(4096, eighth // 16 // 4096 * 4096)
     definitions = (HEAD_BYTES, max(eighth, _LEAST_DEFINITIONS))
@@ -130,24 +140,26 @@ def areas(file_bytes: int) -> Areas:
 
 
 def padded(size: int) -> int:
-    """The size rounded up to a multiple of eight, as every record starts at such a position."""
+    """The size, rounded up to a multiple of eight: records start only at such positions."""
     return (size + 7) & ~7
 
 
 def largest_record(ring_bytes: int) -> int:
-    """The size of the largest record in a ring of this size."""
+    """The largest allowed size of a record in a ring of this size."""
     return min(LARGEST_RECORD, ring_bytes // 4)
 
 
 def checksum(body: bytes | memoryview, position: int) -> int:
-    """The checksum of a record. The position is its seed, so that old records do not match."""
+    """The checksum of a record. Its seed is the record's position, which grows with each lap of the
+    ring, so a record of an earlier lap at the same place has another checksum."""
     return zlib.crc32(body, position & 0xFFFFFFFF)
 
 
 def read_taken(path: Path) -> tuple[int, int, int] | None:
     """The content of a `.taken` file; None if it is missing or damaged."""
     try:
-        # A training process calls this, too, so this must not block, even if the path is a fifo.
+        # Training processes call this function too, so it must not block, even if the path is a
+        # fifo.
         content = files.read_own(path, TAKEN.size)
     except OSError:
         return None
@@ -165,28 +177,28 @@ _KNOWN_ID = re.compile("id/([0-9a-f]{32})")
 
 
 def trace_of_step(step: int) -> str:
-    """The name of a step's trace, which all ranks share, as their hooks count the same steps."""
+    """The name of a step's trace. All ranks share it, since they count the same steps."""
     return f"step/{step}"
 
 
 def is_of_step(trace: str) -> bool:
-    """Whether all ranks have spans in this trace."""
+    """Whether this is the trace of a step, which has spans of all ranks."""
     return trace.startswith("step/")
 
 
 def trace_by_id(trace_id: str) -> str:
-    """The name of the trace with this hexadecimal id: a process's own trace, or a user's."""
+    """The name of a trace whose hexadecimal id is given: a process's own trace, or the user's."""
     return f"id/{trace_id}"
 
 
 def trace_id(run: str, trace: str) -> bytes:
-    """The id of a trace, derived from the run's name and the name of the trace."""
+    """The id of a trace: the id in its name, or else a digest of the names of run and trace."""
     known = _KNOWN_ID.fullmatch(trace)
     return bytes.fromhex(known[1]) if known else _digest(f"{run}/{trace}", 16)
 
 
 def first_span_id(run: str, trace: str) -> bytes:
-    """The id of the root span in the trace of a step."""
+    """The id of the root span of a step's trace; all nodes derive the same id."""
     return _digest(f"{run}/{trace}/first", 8)
 
 

@@ -16,9 +16,10 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# At most this many bytes of the totals area are read.
+# How many bytes of the totals area are read at most.
 _MOST_TOTALS = 4 * 1024 * 1024
-# Control characters except line breaks and tabs, and lone surrogates.
+# Characters that are replaced in all texts: control characters other than line breaks and tabs, and
+# lone surrogates.
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 # The fields of an identity that must be whole numbers, and those that must be text.
 _COUNTS = re.compile("pid|(global|local|node)_rank|(local_)?world_size|nodes|restarts")
@@ -27,36 +28,37 @@ _TEXTS = re.compile(
     "launched_by|proposal"
 )
 _MOST_RANKS = 2**31
-# The offsets of the words in a record of steps, and of the names' numbers in a record of values.
+# Where, in a record of steps, the words begin; and where, in a record of values, the numbers of the
+# names begin.
 _WORDS_AT, _VALUES_AT = RECORD.size + 8, RECORD.size + SCALARS_HEAD.size
-# The part of a word below its code.
+# Masks the value in a word: the bits below the code.
 _VALUE = layout.WORD_VALUE
 
 
 class Name(NamedTuple):
-    """The name of a value, and its split."""
+    """The name of a logged value, and its split, such as `val`; the split may be empty."""
 
     text: str
     split: str
 
 
 class Scalars(NamedTuple):
-    """The values of one call of `log`."""
+    """The values that one call of `log` has recorded."""
 
     time_ns: int
     step: int | None
     epoch: float | None
     names: tuple[int, ...]
-    """For each value, the number of its name."""
+    """For each of `values`, the number of its name."""
     values: tuple[float, ...]
     position: int
 
 
 class Steps(NamedTuple):
-    """A piece of the stream of step words; see PHASE_CODE and the codes in `layout`."""
+    """A piece of the stream of words on steps. `layout` explains the codes of these words."""
 
     offset: int
-    """The number of earlier words. A gap after the previous piece means lost words."""
+    """How many words of the stream come before this piece. A jump means that words were lost."""
     words: bytes
     """Eight bytes per word, as in the journal; the last byte is the code."""
     position: int
@@ -64,7 +66,7 @@ class Steps(NamedTuple):
 
 
 class Document(NamedTuple):
-    """The record of a span, of an event, or of the end of a run."""
+    """A record with JSON content: a span, an event, or the end of the run."""
 
     kind: int
     content: dict[str, Any]
@@ -88,12 +90,12 @@ class ProgressRecord(NamedTuple):
 
     @property
     def phase_code(self) -> int:
-        """The phase without its flags."""
+        """The code of the phase, without the flags in the bits above."""
         return self.phase & PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
 
 
 class Total(NamedTuple):
-    """A cumulative total, or the sum and buckets of a histogram."""
+    """A counter's cumulative total, or a histogram's sum and buckets."""
 
     metric: str
     attributes: dict[str, str]
@@ -102,7 +104,7 @@ class Total(NamedTuple):
 
 
 class Unreadable(Exception):
-    """This is no readable journal; the text says why."""
+    """A file or its content is not a readable journal; the text says why."""
 
 
 class Head(NamedTuple):
@@ -134,7 +136,7 @@ class Head(NamedTuple):
         if (
             layout.FIXED_CRC.unpack(rest[:4])[0] != checksum(fixed, 0)
             or head_bytes != layout.HEAD_BYTES
-            # A time before 1970 cannot be exported.
+            # Refuse times before 1970: they cannot be exported.
             or created_ns < 0
             or any(at < head_bytes or at + room > size for at, room in areas)
             or areas.ring[1] < 1024
@@ -148,10 +150,10 @@ Made = Callable[[int, bytes, int], Any]
 
 
 class Records:
-    """The records of an area, in order."""
+    """Parses the records of an area of a journal, in order."""
 
     def __init__(self, mark: tuple[int, int, int] = (0, 1, 0), made: Made | None = None) -> None:
-        """*mark*: position, next sequence number and number of lost records of an earlier read.
+        """*mark*: where an earlier read stopped: position, next sequence number, lost records.
 
         *made*: makes a record from its type, bytes and position; returns None if they are invalid.
         """
@@ -162,16 +164,17 @@ class Records:
         self.stuck = 0
 
     def feed(self, block: bytes, stop: int | None = None) -> list[Any]:
-        """Parse the complete records of a block, which starts at the current position.
+        """Parse the complete records of a block of bytes. The block starts at `position`.
 
-        *stop*: an offset in the block; records that begin there or later are left unread.
+        *stop*: an offset in the block; records that begin there or later are not read.
         """
         records: list[Any] = []
         stop = len(block) if stop is None else stop
         at = 0
         while at < stop:
             if len(block) - at < RECORD.size:
-                # At the end of a lap, room for less than a record head is left unused.
+                # Skip these bytes: the writer leaves the end of the ring unused if the head of a
+                # record does not fit there.
                 at = len(block)
                 break
             position = self.position + at
@@ -186,7 +189,8 @@ class Records:
             at += size
             if kind == layout.PAD:
                 continue
-            # Sequence numbers wrap at 32 bits; a negative difference means an old record.
+            # Sequence numbers wrap at 32 bits. A difference in the upper half is negative: this is
+            # an old record, and none was lost.
             gap = (number - self.expected) & 0xFFFFFFFF
             if gap < 0x80000000:
                 self.lost += gap
@@ -200,12 +204,13 @@ class Records:
         return records
 
     def _skip(self, position: int) -> int:
-        """How many bytes of an invalid record to skip; 0 if the record may still become valid."""
+        """How many bytes to skip at an invalid record; 0 to wait, as it may still become valid."""
         return 0
 
 
 class Definitions(Records):
-    """The records of the area that is never overwritten: documents, names, slots of totals."""
+    """The definitions: records that are never overwritten. They are JSON documents, names of
+    values, and the totals with their slots in the totals area."""
 
     def __init__(self) -> None:
         super().__init__(made=self._define)
@@ -213,11 +218,11 @@ class Definitions(Records):
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        # All totals, each with the number of its first slot.
+        # All totals, each with the index of its first slot in the totals area.
         self.totals: list[tuple[int, Total]] = []
 
     def _define(self, kind: int, whole: bytes, position: int) -> bool | None:
-        """Apply a definition; None if it is invalid, else True."""
+        """Apply the definition in a record; returns True, or None if it is invalid."""
         payload = whole[RECORD.size :]
         if kind == layout.NAME and len(payload) >= layout.NAME_HEAD.size:
             number, *sizes = layout.NAME_HEAD.unpack_from(payload)
@@ -229,7 +234,8 @@ class Definitions(Records):
         if content is None:
             return None
         if kind == layout.IDENTITY:
-            # A new dictionary, so that other threads see either the old or the new one.
+            # Assign a new dictionary, so that other threads see either the old or the new identity,
+            # and never a mixture.
             self.identity = _identity(content)
         elif kind == layout.CONFIG:
             self.config.update(content)
@@ -241,14 +247,14 @@ class Definitions(Records):
 
 
 class Bytes:
-    """The bytes of a journal, by file offset."""
+    """A source of a journal's bytes, which are addressed by their offset in the file."""
 
     def read(self, at: int, size: int) -> bytes:
         """Up to *size* bytes from this offset; fewer if the source has no more."""
         raise NotImplementedError
 
     def again(self) -> Bytes:
-        """Another source of the same bytes, which stays open when this one is closed."""
+        """Open another source of the same bytes, which stays open when this one is closed."""
         return self
 
     def close(self) -> None:
@@ -261,12 +267,12 @@ class Bytes:
 
 
 class Journal:
-    """A journal from any source."""
+    """A journal whose bytes come from a file, or from an agent on another node."""
 
     def __init__(
         self, path: Path, head: Head, content: Bytes, definitions: Definitions, ring: Records
     ) -> None:
-        """*path*: the journal's path on the node of its process."""
+        """*path*: the path of the journal on the node on which its process runs."""
         self.path, self.ring = path, ring
         _, self.areas, self.pid, self.start_ticks, self.created_ns, created_ns = head
         self.created_monotonic_ns = created_ns
@@ -286,16 +292,16 @@ class Journal:
 
     @property
     def defined(self) -> int:
-        """The position up to which definitions are read."""
+        """The position up to which the definitions have been read."""
         return self._definitions.position
 
     @property
     def position(self) -> int:
-        """The position up to which the ring is read."""
+        """The position up to which the ring has been read."""
         return self.ring.position
 
     def bookmark(self) -> tuple[int, int, int]:
-        """Where to continue reading the ring: a *mark* for `Records`."""
+        """Where to continue reading the ring; see *mark* in `Records`."""
         return self.ring.position, self.ring.expected, self.ring.lost
 
     @property
@@ -312,16 +318,17 @@ class Journal:
         """Read new definitions."""
 
     def read(self) -> list[Record]:
-        """The whole records since the last read, in order; counts overwritten records as lost."""
+        """Read the complete records since the last read, in order. Records that were overwritten
+        before they were read count as lost."""
         raise NotImplementedError
 
     # -- areas that are overwritten in place
 
     def latest(self) -> list[Scalars]:
-        """The last record of each set of names, oldest first."""
+        """For each set of names that was logged together: its last record. Oldest first."""
         start, room = self.areas.latest
         block = self.content.read(start, min(self.content.word(layout.LATEST_POSITION), room))
-        # Read definitions after the records: then every name in these records is defined.
+        # Read the definitions after the records, so that they include all names in the records.
         self.read_definitions()
         found = []
         at = 0
@@ -331,8 +338,8 @@ class Journal:
             if size ^ complement != 0xFFFFFFFF or size % 8:
                 break
             parsed = _record(block, at, position)
-            # Skip a record that is being written, or whose writer died while writing it. The ring
-            # contains the same record.
+            # Skip a record that is being written, or whose writer died while writing it: the ring
+            # contains it too.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
                 if record is not None:
@@ -342,7 +349,7 @@ class Journal:
         return found
 
     def totals(self, metric: str = "") -> list[Total]:
-        """The current values of all totals, or of one metric's."""
+        """The current values of the totals of one metric, or of all metrics."""
         start, room = self.areas.totals
         block = self.content.read(start, min(room, _MOST_TOTALS))
         found = []
@@ -354,8 +361,9 @@ class Journal:
         return found
 
     def progress(self) -> ProgressRecord | None:
-        """The progress of the process, as last written; None before the first state."""
-        # Check the state first, as the writer writes it last.
+        """The progress of the process; None if it has not written its first state yet."""
+        # Read the state before the other words: the writer writes it last, so once there is a
+        # state, the other words are written too.
         is_reported = self.content.word(layout.STATE)
         block = self.content.read(layout.PHASE, layout.PROGRESS.size)
         if not is_reported or len(block) < layout.PROGRESS.size:
@@ -372,8 +380,8 @@ class Journal:
         )
 
     def in_mark(self) -> bool:
-        """Whether the process launches an event or a copy for otel_ddp, which blocks if the
-        device's launch queue is full."""
+        """Whether otel_ddp is just launching an event or a copy on the process's device. The launch
+        blocks while the device's launch queue is full."""
         return self.content.word(layout.IN_MARK) == 1
 
     def reason(self) -> str:
@@ -389,7 +397,10 @@ class Journal:
 
 
 def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
-    """Size, type, sequence number and bytes of the record here; None if it is not whole."""
+    """Size, type, sequence number and bytes of the record at offset *at* of a block.
+
+    None if the record is incomplete or damaged.
+    """
     crc, size, kind, _, number = RECORD.unpack_from(block, at)
     if size < RECORD.size or size % 8 or at + size > len(block):
         return None
@@ -433,7 +444,7 @@ def _scalars(whole: bytes, position: int) -> Scalars | None:
 
 @lru_cache(256)
 def _pairs(count: int) -> Callable[[bytes, int], tuple[Any, ...]]:
-    """A function that unpacks *count* numbers of names, and then their values."""
+    """A function that unpacks the numbers of *count* names, followed by *count* values."""
     fill = padded(4 * count) - 4 * count
     return struct.Struct(f"<{count}I{fill}x{count}d").unpack_from
 
@@ -446,7 +457,8 @@ def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
         content = files.parse_json(text)
-        # Other texts need no cleaning: JSON allows control characters only as escapes.
+        # Don't search an ASCII text without such an escape: JSON requires it for nearly all control
+        # characters.
         if "\\u" in text or not text.isascii():
             content = _printable(content)
     except ValueError:
@@ -455,13 +467,14 @@ def _document(payload: bytes) -> dict[str, Any] | None:
 
 
 def _identity(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an identity that have the right type: labels and ranks are made from them."""
+    """An identity without fields of a wrong type, since labels and ranks are made from them."""
     found = _shared(content)
     return {key: v for key, v in found.items() if v is None or _is_of_its_kind(key, v)}
 
 
 def _shared(content: dict[str, Any]) -> dict[str, Any]:
-    """The same content with interned strings, as a lead agent holds it for ten thousand ranks."""
+    """The same content with interned strings, to save memory: the agent that leads a run may hold
+    the content of ten thousand ranks."""
     return {intern(key): intern(v) if type(v) is str else v for key, v in content.items()}
 
 
@@ -472,7 +485,7 @@ def _is_of_its_kind(key: str, value: Any) -> bool:
 
 
 def _printable(content: Any) -> Any:
-    """This JSON value with texts that are safe for terminals, labels and encodings."""
+    """The same JSON value, with the unprintable characters in its texts replaced."""
     if isinstance(content, str):
         return _UNPRINTABLE.sub("\ufffd", content)
     if isinstance(content, list):
@@ -483,7 +496,7 @@ def _printable(content: Any) -> Any:
 
 
 def _totals(content: dict[str, Any]) -> Iterator[tuple[int, Total]]:
-    """The total that this document defines, if it is valid, without values."""
+    """Yield the total that a valid document defines, still without values, and its first slot."""
     index, metric = content.get("index"), content.get("metric")
     bounds, attributes = content.get("bounds"), content.get("attributes")
     if not isinstance(index, int) or not isinstance(metric, str) or index < 0:

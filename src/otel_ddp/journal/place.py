@@ -19,15 +19,15 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter, open_journals
 
-# Part of each line that an agent logs, after the time.
+# The text between time and message in each line of an agent's log.
 LOG_FORM = " otel-ddp agent: "
-# The most bytes of the agent's log that are read; a larger log is truncated when an agent starts.
+# How many bytes of the agent's log are read. A larger log is truncated when an agent starts.
 _MOST_LOG_BYTES = 1 << 20
 _LONGEST_HOLD_S = 120.0
 _SHARED_MEMORY = Path("/dev/shm")
-# Required functions of `os`. They allocate a journal before it is mapped, show by a lock that its
-# writer is alive, and stop a forked child from writing. Without one of them, a journal could crash
-# the training, or have wrong content.
+# Functions of `os` without which no journal is written. They allocate a journal before it is
+# mapped, and stop a forked child from writing into it, for example. Without one of them, a journal
+# could crash the training, or have wrong content.
 _CALLS = ("posix_fallocate", "register_at_fork", "mkfifo", "pread", "geteuid")
 
 
@@ -36,17 +36,18 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # Locked by the agent while it lives.
+        # The agent of this directory locks this file as long as it lives.
         self.agent_lock = directory / "agent.lock"
         self.agent_file = directory / "agent.json"
         self.agent_log = directory / "agent.log"
-        # Locked while a rank starts an agent, so that eight ranks do not start eight agents.
+        # A rank locks this file while it starts an agent, so that eight ranks do not start eight.
         self.start_lock = directory / "start.lock"
-        # Separate from `start.lock`, as closing any descriptor of a lock file drops the lock.
+        # Before this time no process starts an agent. The time is not written into `start.lock`:
+        # closing any descriptor of a locked file drops the lock.
         self._start_delay = directory / "start.after"
-        # The name of each node of a run, as JSON.
+        # The name that the agent has given to each node of each run, as JSON.
         self.nodes_file = directory / "nodes.json"
-        # A fifo that wakes the agent: a byte means that a journal has new records.
+        # A fifo. A process writes a byte into it to wake the agent, e.g. at its end.
         self.doorbell = directory / "doorbell"
 
     def delay_start(self, seconds: float) -> None:
@@ -55,12 +56,13 @@ class Place:
             files.replace(self._start_delay, f"{time.monotonic() + seconds:.3f}")
 
     def start_not_before(self) -> float:
-        """The earliest time to start an agent, on the monotonic clock."""
+        """Before this time on the monotonic clock, no process may start an agent."""
         try:
             moment = float(files.read_own(self._start_delay, 32))
         except (OSError, ValueError):
             return 0.0
-        # A time in the far future was written before this machine booted, so it is ignored.
+        # Ignore a time in the far future: it was written before the last boot, which has reset the
+        # monotonic clock.
         return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
 
     def journals(self) -> list[Path]:
@@ -84,7 +86,7 @@ class Place:
         return files.lock_holder(self.agent_lock)
 
     def last_line(self) -> str:
-        """The last line of the agents' log."""
+        """The last line of the log that the agents of this directory write."""
         try:
             lines = files.read_own(self.agent_log, _MOST_LOG_BYTES).decode(errors="replace")
         except OSError:
@@ -102,7 +104,7 @@ class Place:
         try:
             os.write(fd, b"!")
         except OSError:
-            pass  # the fifo is full, so the agent was woken already
+            pass  # the fifo is full, so other bytes wake the agent already
         finally:
             os.close(fd)
 
@@ -116,10 +118,10 @@ def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Pat
     own = f"otel_ddp-{os.geteuid()}{apart}"
     yield _SHARED_MEMORY / own
     try:
-        # Make the path absolute, as the agent has another working directory.
+        # Make the path absolute: the agent runs in another working directory.
         yield Path(env.get("TMPDIR") or tempfile.gettempdir()).absolute() / own
     except FileNotFoundError:
-        return  # no temporary directory is writable
+        return  # there is no writable temporary directory
 
 
 def find(
@@ -163,12 +165,13 @@ def _find_default(env: Mapping[str, str], offline: bool) -> tuple[list[Place], s
 
 
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
-    """The directories that exist, for commands that only read."""
+    """The directory that the user named, or the default directories, if they exist. For commands
+    that only read."""
     here = (candidates(env, offline=offline) for offline in (False, True))
     paths: Iterable[Path] = chain.from_iterable(here)
     if named:
         paths = [Path(named).absolute()]
-    # `path.is_dir()` would raise if this user may not read the parent directory.
+    # Don't use `path.is_dir()`, which raises if this user may not read the parent directory.
     return [
         Place(each) for each in dict.fromkeys(paths) if os.path.isdir(each) and files.is_kept(each)
     ]
@@ -183,7 +186,7 @@ def _usable(path: Path, problems: list[str]) -> list[Place]:
 
 
 def missing_calls() -> str:
-    """The required system calls that this platform lacks; empty if it has all."""
+    """The system calls that a journal needs and this platform lacks; empty if it has all."""
     lacking = [f"os.{name}" for name in _CALLS if not hasattr(os, name)]
     try:
         import fcntl  # noqa: F401
@@ -198,10 +201,10 @@ def missing_calls() -> str:
 def open_journal(
     directories: Sequence[Path], size: int, identity: Mapping[str, Any]
 ) -> tuple[JournalWriter | None, str]:
-    """Open a journal in the first directory with room, smaller if necessary.
+    """Open a journal in the first directory with room; a smaller one if no directory has room.
 
-    Returns the writer (None if there is no room), and a remark if directory or size differ from the
-    requested ones.
+    Returns the writer, or None if there is no room at all; and a remark for the user if directory
+    or size are not the requested ones.
     """
     first_why = why = ""
     for directory in directories:
@@ -237,19 +240,20 @@ def _sizes(size: int) -> Iterator[int]:
 
 def _has_room(directory: Path, size: int) -> bool:
     room = os.statvfs(directory)
-    # Leave most of the shared memory to data loaders and NCCL. An unlimited tmpfs has 0 blocks.
+    # Take at most an eighth of the free memory: data loaders and NCCL need shared memory too. A
+    # tmpfs without a limit has 0 blocks.
     return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
 
 
 def _remove_dead_journals(directory: Path, size: int) -> None:
     """Make room: remove journals of dead processes, the oldest first.
 
-    An agent removes each journal of a dead process after reading it, so the remaining journals wait
-    for an agent that may never start.
+    An agent removes the journal of a dead process after reading it. So a journal that is left waits
+    for an agent, which may never start.
     """
     dead: list[tuple[float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
-        # Skip our own journals: opening and closing one would drop our lock on it.
+        # Skip this process's own journals: to open and close one would drop the lock on it.
         if path in open_journals or files.lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
@@ -269,7 +273,8 @@ _OF_AGENT = re.compile(
 
 
 def agent_digest(env: Mapping[str, str], *, offline: bool) -> str:
-    """A digest of the variables that configure the agent; not their text, as it may hold tokens."""
+    """A digest of the environment variables that configure the agent. The variables themselves are
+    not stored, since they may contain tokens."""
     variables = sorted(pair for pair in env.items() if _OF_AGENT.match(pair[0]))
     content = repr((variables, offline)).encode("utf-8", "replace")
     return blake2s(content, digest_size=8).hexdigest()

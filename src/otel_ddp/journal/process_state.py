@@ -20,8 +20,8 @@ ENDED = tuple(words.STATES[word] for word in words.ENDED_STATES)
 def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False) -> int:
     """The state of a process (running, finished, killed ...), from the last state that it recorded.
 
-    *ended_well*: whether a process that died without recording its end had finished its work. None:
-    not known yet; then the recorded state remains.
+    *ended_well*: whether a process that died without recording its end had finished its work. As
+    long as this is unknown (None), the result is the recorded state.
     """
     state = words.STATES["starting"] if recorded is None else recorded
     if state not in words.STATES.values():
@@ -37,12 +37,13 @@ def made_steps(reader: Journal) -> bool:
 
 
 def last_step(reader: Journal, of_values: int | None) -> int | None:
-    """The last training step, counted by hooks; without hooks, the highest step of a value."""
+    """The last training step, as counted by hooks; without hooks, the highest step that was logged
+    with a value (*of_values*)."""
     progress = reader.progress()
     counted = None if progress is None else progress.step
     if counted is not None and made_steps(reader):
-        # Ignore the steps of values: steps that the user logs to a tracker may count something
-        # else, such as frames.
+        # Ignore steps that were logged with values: the program may count something else in them,
+        # such as frames.
         return counted
     return max((step for step in (of_values, counted) if step is not None), default=None)
 
@@ -53,7 +54,7 @@ _OTHER = words.PHASES["other"]
 
 
 def parent(reader: Journal) -> int | None:
-    """The process that started this one by multiprocessing; None if there is none."""
+    """The pid of the process that started this one by multiprocessing; None if none did."""
     return plain.whole(reader.facts.get("parent"))
 
 
@@ -65,24 +66,25 @@ def in_pool(reader: Journal) -> bool:
 def is_idle(reader: Journal) -> bool:
     """Whether this is a multiprocessing child without an open step or phase.
 
-    A pool ends its workers by SIGTERM while they wait for a task. A parent ends a child in the same
-    way when it has no more work for that child. We install no SIGTERM handler to detect this: with
-    a handler, a rank that hangs in native code would not die of the signal.
+    A pool ends its workers by SIGTERM while they wait for a task, and a parent ends a child like
+    this when it has no more work for it. Such a child can't record its end: with a SIGTERM handler
+    of ours, a rank that hangs in native code would no longer die of the signal.
     """
     progress = reader.progress()
     if parent(reader) is None or progress is None or progress.phase_name:
         return False
-    # UNMEASURED also covers the time after the last step, if that step is not measured.
+    # After the last step, the phase is `other`, or `unmeasured` if this step was not measured.
     if progress.phase_code not in (_OTHER, words.UNMEASURED):
         return False
-    # A pool's worker may have trained in a task; any other child that trained is a rank.
+    # A child that has trained is a rank, and not idle. Except in a pool, whose worker may have
+    # trained in an earlier task.
     return in_pool(reader) or not made_steps(reader)
 
 
 def ended_by_parent(
     reader: Journal, cause: Mapping[str, Any] | None = None, parent_lives: bool | None = None
 ) -> bool:
-    """Whether a process that recorded no end had finished its work when it was ended.
+    """Whether a process that has not recorded its end had already finished its work.
 
     *cause*: how the process died, as reported by the kernel (`signal` or `exit_code`,
     `out_of_memory`). *parent_lives*: whether its parent process is alive; None if unknown.
@@ -94,8 +96,9 @@ def ended_by_parent(
         return bool(known["exit_code"] == 0)
     if "signal" in known:
         return bool(known["signal"] == "SIGTERM")
-    # Without a cause, a child outside of pools had finished only if its parent has ended as well.
-    # In a run of several ranks, the parent may have ended because another rank crashed.
+    # If the cause is unknown, a worker of a pool had finished. Another child had finished only if
+    # its parent has ended too, and if the run has one rank: with several ranks, the parent may have
+    # ended because another rank crashed.
     alone = (reader.identity.get("world_size") or 1) == 1 and parent_lives is False
     return in_pool(reader) or alone
 
@@ -104,7 +107,10 @@ def ended_by_parent(
 
 
 def measuring(fact: Any) -> str:
-    """The sampling of a process in words; empty if all steps are measured."""
+    """A sentence on how many steps of a process are measured; empty if all are.
+
+    *fact*: what the process has recorded on this.
+    """
     rate = plain.mapping(fact)
     one_of, share = plain.whole(rate.get("one_of")), plain.number(rate.get("share"), 0, 1)
     if one_of is None or one_of < 2:
@@ -138,7 +144,7 @@ class ProcessState:
     strategy: str = ""
     exported: bool = False
     settled: bool = False
-    """Whether the rank is final, so that it cannot change any more."""
+    """Whether the process's rank and run are final; before, they may still change."""
     pid: int = 0
     state: str = "running"
     reason: str = ""
@@ -146,20 +152,20 @@ class ProcessState:
     phase: str = "other"
     phase_since_ns: int = 0
     seen_alive_ns: int | None = None
-    """When a dead process was last seen alive; None without an agent."""
+    """When the agent last saw a dead process alive; None if no agent has watched it."""
     started_ns: int = 0
     lost: int = 0
     journal: str = ""
     measuring: str = ""
     not_measured: str = ""
-    """Capabilities that are missing, and why."""
+    """A sentence on what this process does not measure, and why; else empty."""
     read_ns: int | None = None
-    """When step and phase of a running process were read, which may be a while ago, as other nodes
-    report with a delay. This field and the following ones are set in the status only."""
+    """When step and phase of a running process were read: other nodes report with a delay. Only
+    an agent's status sets this field and the following ones."""
     step_s: float | None = None
-    """The mean duration of the process's last steps."""
+    """The mean duration of the last steps of the process."""
     wait_ratio: float | None = None
-    """The share of the time of its last usual steps in which it waited for other ranks."""
+    """The share of time in which the process waited for other ranks, in its last usual steps."""
     description: str | None = None
     config: Mapping[str, Any] | None = None
     summary: Sequence[Mapping[str, Any]] | None = None
@@ -170,17 +176,17 @@ class ProcessState:
 
     @property
     def of_run(self) -> tuple[str, str]:
-        """Group and name of its run, as runs of several groups may have the same name."""
+        """Group and name of the process's run. Runs of different groups may have the same name."""
         return self.group, self.run
 
     def rank_key(self, job_type: str) -> str:
-        """The key of its rank in the history of a run with this job type."""
+        """The key of the process's rank in a run's history. *job_type*: the job type of the run."""
         rank = f"p{self.pid}" if self.rank is None else str(self.rank)
         return rank_key(rank, self.job_type, job_type)
 
     @property
     def key(self) -> str:
-        """Identifies the process in all tables and updates that show it."""
+        """The key of the process in tables, and in updates of these tables."""
         return self.journal or f"{self.group}/{self.run}/{self.rank}/{self.pid}/{self.started_ns}"
 
     @classmethod
@@ -195,14 +201,14 @@ class ProcessState:
     ) -> ProcessState:
         """Read the state from a journal.
 
-        *state*: the result of `state_of`. *of_values*: the highest step of the process's values.
+        *state*: the result of `state_of`. *of_values*: the highest step logged with a value.
         """
         identity, progress = reader.identity, reader.progress()
         phase, since_ns = "other", reader.created_ns
         if progress is not None:
             phase = words.phase_word(progress.phase_code)
-            # A phase that the user named has no code of its own. A phase with a code may be nested
-            # inside, and takes precedence.
+            # A phase that the user has named has the code of `other`. If a phase with its own code
+            # is nested in it, show the nested one.
             name = reader.names.get(progress.phase_name)
             if phase == "other" and name is not None:
                 phase = name.text
@@ -236,7 +242,7 @@ class ProcessState:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for files and responses; fields of the status only if they are set."""
+        """The state as JSON. Leaves out empty fields of those that only an agent's status sets."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {key: v for key, v in found.items() if v is not None or key not in _IN_STATUS}
 
@@ -249,15 +255,16 @@ _IN_STATUS = ("read_ns", "step_s", "wait_ratio", "description", "config", "summa
 
 
 def rank_key(rank: str, job_type: str, of_run: str) -> str:
-    """The key of a rank in a run: with the rank's job type, if the run has another one.
+    """The key of a rank in a run. If the rank's job type is not the run's, it is part of the key.
 
-    Without it, rank 0 of an evaluation and rank 0 of the training would have the same key.
+    Otherwise rank 0 of an evaluation and rank 0 of the training would have the same key.
     """
     return f"{job_type}/{rank}" if job_type and of_run not in ("", job_type) else rank
 
 
 def table(*sources: Iterable[ProcessState]) -> list[ProcessState]:
-    """All processes by start time; if several sources have a process, the first one is used."""
+    """The processes of all sources, by start time. If several sources contain the same process, the
+    first source counts."""
     found: dict[str, ProcessState] = {}
     for each in chain(*sources):
         found.setdefault(each.key, each)
@@ -265,18 +272,18 @@ def table(*sources: Iterable[ProcessState]) -> list[ProcessState]:
 
 
 class World(NamedTuple):
-    """The world size of a process, and whether it trains."""
+    """The world size that a process reports, and whether this process trains."""
 
     size: int
     trains: bool
-    """Whether it made a step, or a launcher restarted it: neither is true of most evaluators."""
+    """Whether it made a step, or a launcher restarted it, which most evaluators never do."""
 
 
 def training_world(living: Iterable[World], last: World) -> int:
     """How many ranks of a run train together. *last*: the result of the last call.
 
-    After the training has ended, a process that remains or starts counts as the training only if it
-    trains; or, if no process of the run has ever trained, if its world has several ranks.
+    Once the training has ended, the result changes only if there is a process that trains; or, if
+    no process of the run has ever trained, a process whose world has several ranks.
     """
     living = list(living)
     if trains := [each.size for each in living if each.trains]:
@@ -294,8 +301,8 @@ def world_of(processes: Iterable[ProcessState]) -> int | None:
         for each in processes
         if each.world_size is not None
     ]
-    # Among ended processes, prefer those that trained, then those in a world of several ranks, then
-    # the newest ones.
+    # Of the ended processes, use the world of one that has trained; else of one whose world has
+    # several ranks; of several such processes, the newest.
     ended = [
         (world.trains, world.size > 1, each.started_ns, world.size)
         for world, each in worlds

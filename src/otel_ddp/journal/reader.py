@@ -13,9 +13,10 @@ from otel_ddp import files
 from otel_ddp.journal import layout, parser
 from otel_ddp.journal.layout import checksum
 
-# The most bytes per read, so that one rank cannot starve the others.
+# The most bytes that one read takes from a journal, so that a rank that writes much does not delay
+# the reading of others.
 _MOST_BYTES = 4 * 1024 * 1024
-# After this many reads at a position without a valid record, the position is skipped.
+# A position is skipped after this many reads have found no valid record there.
 _MOST_STUCK_READS = 20
 
 
@@ -26,7 +27,8 @@ class FileBytes(parser.Bytes):
     fd: int = -1
 
     def read(self, at: int, size: int) -> bytes:
-        # `pread` instead of mmap: if the file is truncated, we get fewer bytes instead of a SIGBUS.
+        # Use `pread` instead of mmap: if the file was truncated, `pread` returns fewer bytes, but
+        # reading a map would end the agent by SIGBUS.
         try:
             return os.pread(self.fd, size, at)
         except OSError:
@@ -45,20 +47,20 @@ class FileBytes(parser.Bytes):
 
 
 class _Definitions(parser.Definitions):
-    """Waits for missing definitions: on weakly ordered CPUs, the writer's new position may become
-    visible before the definitions that it covers."""
+    """Waits for missing definitions: on CPUs with weak memory ordering, the writer's new position
+    may become visible before the definitions up to it."""
 
     def _skip(self, position: int) -> int:
         self.stuck += 1
         if self.stuck < _MOST_STUCK_READS:
             return 0
-        # Count each damaged area once.
+        # Count several invalid records in a row only once.
         self.unreadable += self.stuck == _MOST_STUCK_READS
         return 8
 
 
 class Ring(parser.Records):
-    """The records of a file, which its writer may overwrite during a read."""
+    """The records in the ring of a journal file. The writer may overwrite them while we read."""
 
     def __init__(
         self,
@@ -70,26 +72,27 @@ class Ring(parser.Records):
         super().__init__(mark, made)
         self._file = file
         self._start, self.size = area
-        # Up to this many bytes after the published position may be overwritten already: the writer
-        # writes a record, and padding before it, and only then publishes the position.
+        # The writer may have written this many bytes after the position that it has published: it
+        # writes padding and a record first, and publishes the new position afterwards.
         self._unpublished = 2 * layout.largest_record(self.size)
-        # Bytes before this position were overwritten already at the last check.
+        # At the last check, the writer had already overwritten everything before this position.
         self._gone = -self._unpublished
 
     def end(self) -> int:
-        """The writer's position."""
-        # Round down to a multiple of eight, as a damaged position may be any number.
+        """The position up to which the writer has written."""
+        # Round down to a multiple of eight: in a damaged file, the position may be any number.
         return self._file.word(layout.RING_POSITION) & ~7
 
     def read(self, end: int, most: int = _MOST_BYTES - layout.LARGEST_RECORD) -> list[Any]:
-        """The whole records up to *end*, in order; counts overwritten records as lost.
+        """Read the complete records up to *end*, in order. Records that were overwritten before
+        they were read count as lost.
 
-        *most*: read only records that begin within this many bytes.
+        *most*: read only records that begin in the next *most* bytes.
         """
         records: list[Any] = []
         if end - self.position > self.size:
             if self.end() < end:
-                return records  # the file is damaged, as its position only grows
+                return records  # the file is damaged: the position of an intact file only grows
             self.position = end - self.size
         read_bytes = 0
         while self.position < end and read_bytes < most:
@@ -97,8 +100,8 @@ class Ring(parser.Records):
             whole = min(end - self.position, self.size - offset)
             want = min(whole, most + layout.LARGEST_RECORD)
             block = self._file.read(self._start + offset, want)
-            # Fill a truncated part with zeros: they are no valid record, so they are skipped after
-            # a few reads.
+            # If the file was truncated, put zeros in place of the missing bytes: zeros are no valid
+            # record, so they are skipped after a few reads.
             block += bytes(want - len(block))
             read_bytes += want
             stop = want if want == whole else want - layout.LARGEST_RECORD
@@ -109,8 +112,8 @@ class Ring(parser.Records):
         return records
 
     def go_back(self, position: int, before: int) -> None:
-        """Move back to *before* bytes before a position; a record need not begin there."""
-        # How many records were overwritten meanwhile is unknown: count them as one.
+        """Continue reading at *before* bytes before a position, even if no record begins there."""
+        # If records after the position were overwritten, it is unknown how many: count them as one.
         self.lost += self.end() - position > self.size
         self.position, self.stuck = max(position - before, 0) & ~7, _MOST_STUCK_READS
 
@@ -119,18 +122,19 @@ class Ring(parser.Records):
         if waits and position >= self._gone + self._unpublished:
             self._gone = self.end() - self.size
         if position < self._gone + self._unpublished:
-            # The writer overwrote these bytes during the read: continue after them.
+            # The writer has overwritten these bytes during the read: continue after them.
             return max(8, self._gone - position)
         if waits:
-            # The record is not visible yet, or its writer died before completing it: wait for a few
-            # reads.
+            # Either the record is not visible yet, or its writer died before it was complete: try
+            # again in the next few reads.
             self.stuck += 1
             return 0
         return 8
 
 
 class JournalReader(parser.Journal):
-    """A journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
+    """Reads the journal of another process. Opening it may raise `Unreadable`; reading never
+    raises."""
 
     ring: Ring
     content: FileBytes
@@ -151,7 +155,7 @@ class JournalReader(parser.Journal):
 
     def _open(self) -> None:
         found = os.fstat(self.content.fd)
-        # Use pread here, as FileBytes.read hides system errors.
+        # Call pread directly: FileBytes.read would hide the system's error.
         content = b""
         if stat.S_ISREG(found.st_mode):
             content = os.pread(self.content.fd, layout.HEAD_BYTES, 0)
@@ -169,21 +173,23 @@ class JournalReader(parser.Journal):
         while (position := definitions.position) < end:
             block = self.content.read(start + position, min(end - position, _MOST_BYTES))
             definitions.feed(block, len(block) - layout.RECORD.size + 1)
-            # Skip only one piece of a damaged area per call, so as not to delay other journals.
+            # In a damaged area, go on only in the next call, so as not to delay other journals.
             if definitions.position == position or definitions.stuck:
                 break
 
     def read(self) -> list[parser.Record]:
         end = self.ring.end()
-        # Read definitions after the position: then every name in records before it is defined.
+        # Read the definitions after the writer's position, so that they include all names in the
+        # records before this position.
         self.read_definitions()
         return self.ring.read(end)
 
     def commit(self, position: int, expected: int, lost: int) -> None:
-        """Record that everything before this position was delivered."""
+        """Store that all records before this position were delivered, so that the next agent does
+        not read them again."""
         content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
         content += checksum(content, 0).to_bytes(4, "little")
-        # If the directory is full or gone, some records may be read again.
+        # Ignore a failure, e.g. if the directory is full: then some records may be read again.
         with contextlib.suppress(OSError):
             fd = files.open_own(self._taken_path, os.O_WRONLY | os.O_CREAT)
             try:
@@ -192,18 +198,18 @@ class JournalReader(parser.Journal):
                 os.close(fd)
 
     def writer_is_alive(self) -> bool:
-        """Whether a process holds the journal's lock, which works across PID namespaces."""
+        """Whether a process holds the journal's lock. This is seen from any PID namespace."""
         try:
             return files.holder(self.content.fd) is not None
         except (OSError, ValueError):
             return False
 
     def was_removed(self) -> bool:
-        """Whether the file was deleted, so that only open descriptors can read it."""
+        """Whether the file was deleted; it then remains readable until it is closed."""
         return os.fstat(self.content.fd).st_nlink == 0
 
     def drained(self) -> bool:
-        """Whether all records are read."""
+        """Whether all records have been read."""
         return self.ring.position >= self.ring.end()
 
     def close(self) -> None:

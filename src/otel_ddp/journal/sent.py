@@ -11,23 +11,23 @@ from otel_ddp.journal import layout, parser
 from otel_ddp.journal.reader import Ring
 from otel_ddp.vocabulary import catalog
 
-# The only record types that are sent: steps for the judge of a run, values and events for a history
-# of the run, and definitions for both.
+# The types of records that are sent to the agent that leads the run: steps, by which it judges the
+# run; values and events, for the run's history; and the definitions for both.
 _STEPS = frozenset({layout.STEPS, layout.DEVICE_STEPS})
 _VALUES = frozenset({layout.SCALARS, layout.EVENT})
 _DEFINITIONS = frozenset({layout.IDENTITY, layout.NAME, layout.FACTS})
 KEPT_TOTALS = frozenset({catalog.TRAINING_STEP_DURATION.name, catalog.OTEL_DDP_HOOK_TIME.name})
-"""The totals that the history of a rank contains, besides its steps and phases."""
+"""The totals that are stored in the history of a rank, besides its steps and phases."""
 _TOTALS_NAMED = tuple(f'"{name}"'.encode() for name in {*KEPT_TOTALS, catalog.TRAINING_STEPS.name})
-# The most bytes of definitions per report, and per journal.
+# The most bytes of definitions that one report has, and that are accepted for one journal.
 _MOST_DEFINITIONS, _MOST_DEFINED = 64 * 1024, 256 * 1024
 _PROGRESS_BYTES = layout.IN_MARK + 8 - layout.PHASE
-# Only this much of the start of the totals area is sent; it contains the totals above.
+# Only the first bytes of the totals area are sent, which contain the totals above.
 _TOTALS_BYTES = 4096
-# On resuming, this many earlier bytes are read again: a step starts at the end of the previous one,
-# which an earlier record contains.
+# When reading is resumed at a position, this many bytes before it are read again: a step starts
+# when the previous step ends, and that end is in an earlier record.
 _SOME_STEPS = 16 * 1024
-# Keys of events and spans with wall-clock times.
+# The keys of events and spans whose values are wall-clock times.
 _TIMES = ("time", "start", "end")
 # The largest valid time, and the largest position in a journal.
 _LAST_NS = _LAST_PLACE = 1 << 62
@@ -35,7 +35,8 @@ _LONGEST_NAME = 200
 
 
 class Stretch(NamedTuple):
-    """The records to send from a range of positions: where each piece begins, and its bytes."""
+    """A range of positions, *since* to *until*, and the pieces of it that are sent: the position at
+    which each piece begins, and its bytes."""
 
     since: int
     until: int
@@ -44,7 +45,7 @@ class Stretch(NamedTuple):
 
     @classmethod
     def of(cls, since: int, until: int, records: Iterable[tuple[int, bytes]]) -> Stretch:
-        """Merge adjacent records into pieces; records without content are left out."""
+        """Merge adjacent records into pieces. A record without content is not to be sent."""
         found = cls(since, until, [], [])
         for position, content in records:
             if content and found.at and position == found.at[-1] + len(found.content[-1]):
@@ -56,16 +57,17 @@ class Stretch(NamedTuple):
 
 
 class SentJournal:
-    """Sends a journal, even after its reader was closed and its file deleted."""
+    """Reads the parts of a journal that are sent to another node. This goes on even after the
+    agent's own reader was closed and the file was deleted."""
 
     def __init__(self, reader: parser.Journal, mark: tuple[int, int, int]) -> None:
-        """*mark*: where to begin sending records, until earlier ones are requested."""
+        """*mark*: where to begin sending records; the receiver may request earlier ones."""
         self._reader = reader
         self._file = reader.content.again()
         self._areas = reader.areas
         self._ring = Ring(self._file, self._areas.ring, mark, self._sent)
         self._defined, self._lost_before = parser.Records(made=_definition), mark[2]
-        # Whether to send values, events and checkpoints as well, for a history.
+        # Whether to send values, events and checkpoints too, because the receiver writes a history.
         self.sends_values = False
 
     def close(self) -> None:
@@ -77,7 +79,8 @@ class SentJournal:
         return self._ring.lost - self._lost_before
 
     def go_back(self, defined: int, position: int) -> None:
-        """Send definitions and records again from these positions on, if they still exist."""
+        """Send definitions from *defined* on and records from *position* on again, as far as they
+        still exist."""
         self._defined.position = min(defined, self._defined.position)
         if position < self._ring.position:
             self._ring.go_back(position, _SOME_STEPS)
@@ -97,18 +100,21 @@ class SentJournal:
         return self._file.read(layout.REASON, layout.REASON_BYTES)
 
     def definitions(self) -> Stretch:
-        """The definitions that the reader has read, and that were not sent yet."""
+        """The definitions that the agent's reader has read, and that were not sent yet."""
         since, (start, _) = self._defined.position, self._areas.definitions
         end = self._reader.defined
         block = self._file.read(start + since, min(end - since, _MOST_DEFINITIONS))
         records = self._defined.feed(block, len(block) - layout.RECORD.size + 1)
         if self._defined.position == since:
-            # The block is damaged: skip it, as the reader did.
+            # The block is damaged: skip it, as the agent's reader did.
             self._defined.position = end
         return Stretch.of(since, self._defined.position, records)
 
     def records(self, most: int) -> Stretch:
-        """The records that the reader has read and that were not sent yet, at most *most* bytes."""
+        """The records that the agent's reader has read, and that were not sent yet.
+
+        *most*: the most bytes to read from the ring.
+        """
         since = self._ring.position
         found = self._ring.read(self._reader.position, most)
         return Stretch.of(since, self._ring.position, found)
@@ -116,7 +122,7 @@ class SentJournal:
     def _sent(self, kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
         is_sent = kind in _STEPS or (self.sends_values and kind in _VALUES)
         if kind == layout.SPAN:
-            # Of all spans, a history needs those of checkpoints only.
+            # Send only the spans of checkpoints: a history needs no others.
             is_sent = self.sends_values and b'"checkpoint"' in whole
         return position, whole if is_sent else b""
 
@@ -127,7 +133,7 @@ def _definition(kind: int, whole: bytes, position: int) -> tuple[int, bytes]:
 
 
 class _Places(parser.Bytes):
-    """The bytes received from a journal file, by their offset in that file."""
+    """The bytes of a journal that were received, by their offset in the journal file."""
 
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}
@@ -140,12 +146,13 @@ class _Places(parser.Bytes):
 
 
 class ReceivedJournal(parser.Journal):
-    """The received part of another node's journal, with times converted to this node's clock."""
+    """The part that was received of a journal on another node. Its times are converted to this
+    node's clock."""
 
     content: _Places
 
     def __init__(self, name: str, head: bytes, ahead_ns: int) -> None:
-        """*ahead_ns*: this node's clock minus the monotonic clock of the journal's node.
+        """*ahead_ns*: this node's wall clock minus the monotonic clock of the journal's node.
 
         Raises Unreadable.
         """
@@ -163,27 +170,27 @@ class ReceivedJournal(parser.Journal):
             raise parser.Unreadable(f"{name} is damaged")
 
     def set_clock(self, ahead_ns: int) -> None:
-        """Set the clock offset after a new measurement."""
+        """Set a new clock offset, after it was measured again. *ahead_ns*: see the constructor."""
         created_ns = self._head.created_monotonic_ns + ahead_ns
         if 0 <= created_ns < _LAST_NS:
             self.created_ns = created_ns
 
     @property
     def is_new(self) -> bool:
-        """Whether no records have been received."""
+        """Whether no records of this journal have been received yet."""
         return self._until < 0
 
     def resume(self, position: int) -> None:
-        """Continue at this position, as the history contains all records before it."""
+        """Receive records from this position on: the run's history contains all earlier ones."""
         self._resumed, self._until = position, max(position - _SOME_STEPS, 0)
 
     @property
     def position(self) -> int:
-        """The position up to which the ring was received."""
+        """The position up to which the records of the ring have been received."""
         return max(self._until, self._resumed)
 
     def put(self, progress: bytes, totals: bytes, reason: bytes) -> None:
-        """Set the areas that are overwritten in place; empty content leaves an area unchanged."""
+        """Replace the areas that a writer overwrites in place. Empty bytes leave an area as is."""
         at_totals, _ = self.areas.totals
         for at, content, most in (
             (layout.PHASE, progress, _PROGRESS_BYTES),
@@ -216,31 +223,35 @@ class ReceivedJournal(parser.Journal):
         if self._until < 0:
             self._until = stretch.since
         if stretch.since > self._until:
-            # After a restart, the sending agent counts lost records from 0.
+            # A smaller number than before means that the sending agent was restarted: it counts
+            # lost records from 0 again.
             if lost < self._sent_lost:
                 self._sent_lost = 0
             return False
         is_gap = stretch.since == self._until or [*stretch.at, stretch.until][0] > self._until
-        # After a restart, the sending agent also counts lost records that it had sent before.
+        # After a restart, the sending agent also counts overwritten records as lost that were sent
+        # before.
         more, self._sent_lost = max(lost - self._sent_lost, 0), lost
         gaps = [0] if self.ring.expected == 1 else []
         for position, content in zip(stretch.at, stretch.content, strict=False):
-            # After a restart, the sending agent sends some records again: skip these.
+            # Skip what was received before: after a restart, the sending agent sends some records
+            # again.
             known = max(self._until - position, 0)
             if known < len(content):
                 self.ring.position, before = position + known, self.ring.lost
                 self._new += self.ring.feed(content[known:])
                 gaps.append(self.ring.lost - before)
         if more and is_gap:
-            # If records were overwritten that the sender had sent before, it counts them as one.
-            # The gap in the sequence numbers shows how many they are.
+            # If the sender went back and found records overwritten, it has counted them as one. The
+            # gap in the sequence numbers shows how many they were.
             self._new_lost += max([more, *gaps[:1]])
         self._until = max(self._until, stretch.until)
         return True
 
     @property
     def lost(self) -> int:
-        # Not all records are sent, so a gap in their sequence numbers need not be a loss.
+        # Don't use the reader's count of lost records, i.e. of gaps in the sequence numbers: gaps
+        # are normal here, since not all records are sent.
         return self._lost
 
     def read(self) -> list[parser.Record]:
@@ -249,8 +260,8 @@ class ReceivedJournal(parser.Journal):
         return [self._by_our_clock(each) for each in new]
 
     def _by_our_clock(self, record: parser.Record) -> parser.Record:
-        """The record with its times by this node's clock. Step words need no conversion, as their
-        times count from the journal's creation."""
+        """The record, with its times converted to this node's clock. The words of steps need no
+        conversion: their times count from the creation of the journal."""
         if isinstance(record, parser.Scalars):
             return record._replace(time_ns=self._shifted(record.time_ns))
         if isinstance(record, parser.Document):
@@ -271,6 +282,6 @@ class ReceivedJournal(parser.Journal):
 
 
 def _check_places(stretch: Stretch) -> None:
-    """Raise Unreadable for huge positions, which would not fit into a request for lost records."""
+    """Raise Unreadable if a position is too large for a request to send records again."""
     if max(stretch.since, stretch.until, *stretch.at) > _LAST_PLACE:
         raise parser.Unreadable("a place that no journal has")

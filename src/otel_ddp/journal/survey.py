@@ -20,11 +20,12 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 
 SCHEMA = 8
-"""The version of the document; docs/json.md describes each key."""
-# An agent writes its file every few seconds. If the file is older than this, the agent hangs or is
-# stopped.
+"""The version of the document's format; docs/json.md describes each key."""
+# An agent writes its file every few seconds. If the file is older than this, the agent hangs, or it
+# was suspended.
 _STOPPED_S = 20.0
-# A process that has no agent for longer than this is reported: usually an agent starts sooner.
+# `otel-ddp status` reports a process that has no agent for longer than this; usually an agent
+# starts sooner.
 _LONG_HERE_NS = 10_000_000_000
 
 _Rows = list[dict[str, Any]]
@@ -32,39 +33,39 @@ _Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Survey:
-    """The agents and processes of a node, and their verdicts."""
+    """The status of a node: its agents, its processes, and the verdicts on their runs."""
 
     agents: _Rows = field(default_factory=list)
     processes: list[process_state.ProcessState] = field(default_factory=list)
-    """The processes of this node; of runs that its agent leads, also those of other nodes."""
+    """The processes on this node. If its agent leads a run, also this run's on other nodes."""
     verdicts: _Rows = field(default_factory=list)
     past: _Rows = field(default_factory=list)
     insufficient: _Rows = field(default_factory=list)
-    """Runs whose ranks cannot be compared, and why."""
+    """The runs whose ranks cannot be compared, each with the reason."""
     unreadable: list[str] = field(default_factory=list)
     unserved: _Rows = field(default_factory=list)
-    """Directories whose processes wait for an agent."""
+    """The journal directories in which processes wait for an agent."""
     links: _Rows = field(default_factory=list)
-    """For each run on several nodes, a sentence on the links between their agents."""
+    """For each run on several nodes: a sentence on the connections between the nodes' agents."""
 
     @property
     def agent(self) -> Mapping[str, Any]:
-        """The only agent, or the first one; empty without any."""
+        """The first agent, which is mostly the only one; empty if there is no agent."""
         return self.agents[0] if self.agents else {}
 
     def looks(self, run: str = "") -> list[str]:
-        """Texts on where the ranks of other nodes are shown. *run*: only for this run."""
+        """Sentences that say where to see the ranks on other nodes. *run*: only for this run."""
         rows = [each for each in self.links if run in ("", each.get("run"))]
         return list(dict.fromkeys(str(each["look"]) for each in rows if each.get("look")))
 
     def to_json(self) -> dict[str, Any]:
-        """For `otel-ddp status --json` and an agent's file."""
+        """The document for `otel-ddp status --json`, and for an agent's file."""
         processes = [each.to_json() for each in self.processes]
         return {"schema": SCHEMA, **vars(self), "processes": processes}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Survey:
-        """The inverse of `to_json`. From a document of another version, only agents are read."""
+        """The inverse of `to_json`. Of a document of another version, it reads only the agents."""
         content = {**found}
         if content.pop("schema", None) != SCHEMA:
             return cls(agents=plain.list_of(dict, content.get("agents")))
@@ -73,12 +74,13 @@ class Survey:
 
 
 def last_of_agent(place: Place) -> Survey:
-    """The last status that the agent of a directory has written."""
+    """The status that the last agent of this journal directory has written into its file."""
     return Survey.from_json(files.read_mapping(place.agent_file))
 
 
 def leave(place: Place, status: Survey) -> None:
-    """When an agent ends: write a file for the next one, with processes whose journals remain."""
+    """Write the agent's file for the next agent, before this one ends. The file lists only the
+    processes whose journals remain."""
     here = {path.name for path in place.journals()}
     left = [each for each in status.processes if each.journal in here]
     files.remove(place.agent_file)
@@ -95,7 +97,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         status = last_of_agent(place)
         agent = _agent(place, status)
         alive = agent["alive"]
-        # Without a live agent, the file is current only for processes that have ended.
+        # If the agent is dead, its file is outdated, except for processes that had ended.
         found.processes.extend(each for each in status.processes if alive or each.ended)
         found.past.extend(status.past)
         if alive or agent.get("pid"):
@@ -106,14 +108,15 @@ def survey(places: list[Place], now_ns: int | None = None) -> Survey:
         elif waiting := _waiting(place, now_ns):
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             found.unserved.append({**where, "processes": waiting})
-    # Leave out ended runs. The agent lists them too, as fewer than two of their ranks are alive.
+    # Remove runs that have ended: the agent reports that their ranks can't be compared, but only
+    # because fewer than two of them are alive.
     going = {each.of_run for each in found.processes if not each.ended}
     insufficient = [each for each in found.insufficient if of_run(each) in going]
     return replace(found, processes=process_state.table(found.processes), insufficient=insufficient)
 
 
 def of_run(labels: Mapping[str, Any]) -> tuple[str, str]:
-    """Group and name of the run in these labels."""
+    """The group and the name of the run to which these labels belong."""
     return str(labels.get("group") or ""), str(labels.get("run") or "")
 
 
@@ -121,7 +124,7 @@ def _waiting(place: Place, now_ns: int) -> int:
     """How many living processes have waited for an agent for longer than _LONG_HERE_NS."""
     count = 0
     for path in place.journals():
-        # The journal may have been deleted meanwhile.
+        # Skip a journal that was deleted after it was listed.
         with contextlib.suppress(Unreadable):
             reader = JournalReader(path)
             count += reader.writer_is_alive() and now_ns - reader.created_ns > _LONG_HERE_NS
@@ -130,8 +133,9 @@ def _waiting(place: Place, now_ns: int) -> int:
 
 
 def _agent(place: Place, status: Survey) -> dict[str, Any]:
-    """The row of the agent in the status."""
-    # The kernel gives the pid in our PID namespace; the agent writes the pid in its own namespace.
+    """The row of a directory's agent in the status."""
+    # Use the pid that the kernel reports for the lock, which is valid in our PID namespace. The
+    # agent's file has the pid in the agent's namespace.
     pid, silent_s = place.agent_pid(), 0.0
     with contextlib.suppress(OSError):
         silent_s = time.time() - place.agent_file.stat().st_mtime

@@ -16,7 +16,8 @@ def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Words in the names of values that improve by falling, or by growing.
+# If one of these words is in the name of a value, lower values are better (_FALLS), or higher ones
+# (_GROWS).
 _FALLS = _set(
     "loss losses error errors err perplexity perplexities ppl wer cer ter rmse rmsle mse mae mape "
     "smape nll bpb bpc bpd fid lpips brier ece eer regret fpr fnr logloss crossentropy xent"
@@ -27,18 +28,20 @@ _GROWS = _set(
     "miou dice jaccard ndcg mrr hits psnr ssim mcc kappa pearson spearman r2 tpr tnr specificity "
     "sensitivity success win exact elbo likelihood"
 )
-# With one of these words, a name has another meaning and no direction: `loss_scale`, `reward_std`.
+# A name with one of these words has no direction, whatever its other words are: `loss_scale` is no
+# loss, and `reward_std` is no reward.
 _ELSE = _set(
     "scale scaler scaling weight weights coef coefficient factor lr norm grad gradient count num "
     "number time seconds ms std var variance threshold temperature rejected delta change gap steps "
     "ratio"
 )
-# These words only name the data set or the aggregation of a value: `Loss/train`, `reward/mean`.
+# Words that name only the data set or the aggregation of a value, as in `Loss/train` and
+# `reward/mean`. They say nothing about its direction.
 _QUALIFIERS = _set(
     "train training val valid validation eval evaluation test dev epoch step batch mean avg "
     "average ema total sum dataloader idx macro micro"
 )
-# Groups of words that together have a meaning of their own.
+# Words that together mean something else than each alone, and the word that replaces them.
 _PAIRS = (
     (("cross", "entropy"), "crossentropy"),
     (("negative", "log", "likelihood"), "nll"),
@@ -49,9 +52,9 @@ _ENDING_NUMBER = re.compile(r"\d+$")
 
 
 def direction(name: str, chosen: Mapping[str, Any]) -> str:
-    """`min` or `max`, whichever is better; empty if unknown.
+    """`min` if lower values of this name are better, `max` if higher ones are; empty if unknown.
 
-    *chosen*: the user's choices, by the name of a value or the last part of the name.
+    *chosen*: the user's choices. A key is the name of a value, or the last part of the name.
     """
     way = chosen.get(name, chosen.get(name.rpartition("/")[2]))
     if way in catalog.BEST:
@@ -61,8 +64,9 @@ def direction(name: str, chosen: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=10_000)
 def guessed(name: str) -> str:
-    """The usual direction of a name: a loss falls, accuracy grows."""
-    # The last part has the meaning (`losses/entropy`), unless it consists of qualifiers.
+    """Guess from a name which values are better: `min` for a loss, `max` for an accuracy."""
+    # The last part of the name says what the value is, as in `losses/entropy`. If it consists of
+    # qualifiers only, the part before it does.
     for part in reversed(name.split("/")):
         words = _words(part)
         if not words <= _QUALIFIERS:
@@ -73,7 +77,8 @@ def guessed(name: str) -> str:
 def _words(part: str) -> set[str]:
     found: set[str] = set()
     pieces = [piece for piece in re.split(r"[^A-Za-z0-9]+", part) if piece]
-    # `mAP50` is one word, `valLoss` are two.
+    # Use each piece as a whole, and its parts between capitals: `mAP50` is one word, and `valLoss`
+    # contains two.
     for piece in (*pieces, *(word for each in pieces for word in _CAPITAL.split(each))):
         word = piece.lower()
         if _TOP.fullmatch(word):
@@ -91,7 +96,7 @@ def _words(part: str) -> set[str]:
 def _of_words(words: set[str]) -> str:
     if words & _ELSE:
         return ""
-    # Test this first: `brier_score` and `reward_loss` improve by falling.
+    # Test this before _GROWS: of `brier_score` and `reward_loss`, lower values are better.
     if words & _FALLS:
         return "min"
     return "max" if words & _GROWS else ""
@@ -109,23 +114,23 @@ class Point(NamedTuple):
 
 
 class Extremes(NamedTuple):
-    """The extremes of a name; the first of several equal values counts."""
+    """The lowest and the highest value of a name. Of equal values, the first one is used."""
 
     lowest: Point
     highest: Point
 
     def best(self, way: str) -> Point:
-        """*way*: `min` or `max`, whichever is better."""
+        """The better extreme. *way*: `min` if lower values are better, `max` if higher ones are."""
         return self.lowest if way == "min" else self.highest
 
 
 def chosen_directions(reader: Journal) -> Mapping[str, Any]:
-    """The directions that the user has chosen."""
+    """For names of values: the user's choice whether lower or higher values are better."""
     return plain.mapping(reader.facts.get("best"))
 
 
 def last_values(reader: Journal) -> dict[Name, Point]:
-    """The last value of each name."""
+    """The value that was last logged under each name."""
     last: dict[Name, Point] = {}
     for record in reader.latest():
         for number, value in zip(record.names, record.values, strict=True):
@@ -137,7 +142,7 @@ def last_values(reader: Journal) -> dict[Name, Point]:
 
 
 def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[str, Any]]:
-    """The summary of a process: each name with extremes, and its last value."""
+    """The summary of a process's values: for each name, the lowest, highest and last value."""
     last, chosen = last_values(reader), chosen_directions(reader)
     return [
         {
@@ -148,13 +153,13 @@ def described(reader: Journal, extremes: Mapping[Name, Extremes]) -> list[dict[s
             "min": lowest._asdict(),
             "max": highest._asdict(),
         }
-        # Copy the items, as the agent's loop may add names meanwhile.
+        # Iterate over a copy: the agent's loop may add names at the same time.
         for name, (lowest, highest) in list(extremes.items())
     ]
 
 
 def extremes_of(summary: Sequence[Mapping[str, Any]] | None) -> dict[Name, Extremes]:
-    """The inverse of `described`."""
+    """The extremes in a summary that `described` has made."""
     return {
         Name(row["name"], row["split"]): Extremes(Point(**row["min"]), Point(**row["max"]))
         for row in summary or ()

@@ -29,51 +29,52 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _SLOT = LATEST_HEAD.size
-# Space in the definitions area that names must not take: for the counters and histograms of a
-# process (at most 48, with 5 kB and 79 slots), and for a second identity document, written when the
-# run's name is known.
+# Reserved space, which definitions of names must not take: for the counters and histograms of the
+# process (at most 48, with 5 kB and 79 slots), and for a second identity document, which is written
+# once the run's name is known.
 _TOTALS_BYTES = 6 * 1024
 _TOTALS_SLOTS = 128
 _LEARNED_BYTES = 2 * 1024
-# Copied into this module, as lookups in another module cost time in each step.
+# Constants of `layout`, copied into this module: looking them up there costs time in each step.
 _RING_WORD = layout.RING_POSITION // 8
 _SCALARS = layout.SCALARS
 
 
 open_journals: set[Path] = set()
-"""The journals of this process. Querying the lock of one from this process would drop that lock."""
+"""The journals that this process writes. It must not query their locks: this would drop them."""
 
 
 class Gate:
-    """Lets one thread at a time write to a journal, and refuses a signal handler that interrupts a
-    write.
+    """Lets one thread at a time write to a journal. Refuses the call of a signal handler that
+    interrupts a write of its own thread.
 
-    The attributes are plain, as `quick_log` reads them on the hot path.
+    The attributes are no properties, since `quick_log` reads them on the hot path.
     """
 
     def __init__(self) -> None:
-        # `Progress` shares this lock: with a second lock, threads that take both in opposite order
-        # would deadlock.
+        # `Progress` uses this lock too. With a lock of its own, two threads that take both locks in
+        # opposite order would deadlock.
         self.lock = threading.RLock()
         self.inside = False
         self.closed = False
         self.deferred: Callable[[], None] | None = None
-        # Number of refused calls of signal handlers that no counter includes yet.
+        # How many calls of signal handlers were refused, and are not counted in the journal yet.
         self.interrupted = 0
-        # When the next check of the agent is due: immediately if a signal handler was refused.
+        # When to check next whether an agent runs; 0, i.e. at once, after a refused call.
         self.check_due_ns = 0
-        # Number of `log` calls on the hot path, and the time of all `log` calls. On the hot path,
-        # one call in 64 is timed, and its time multiplied by 64.
+        # `logs`: the number of `log` calls on the hot path. `log_ns`: the time of all `log` calls.
+        # On the hot path only one call in 64 is timed, and its time is multiplied by 64.
         self.logs = self.log_ns = 0
 
     def write(self, act: Callable[[], T], default: D) -> T | D:
-        """Write to the journal, unless it is closed or this call interrupts another write."""
+        """Call *act*, which writes to the journal, and return its result. Returns *default* instead
+        if the journal is closed, or if this call interrupts another write."""
         with self.lock:
             if self.closed:
                 return default
             if self.inside:
-                # We are in a signal handler that interrupts a write of the same thread. The lock is
-                # reentrant, but a second write would damage the first. The call is counted later.
+                # This is a signal handler that interrupts a write of the same thread. The reentrant
+                # lock lets it pass, but a second write would damage the first one. Count the call.
                 self.interrupted += 1
                 self.check_due_ns = 0
                 return default
@@ -87,7 +88,7 @@ class Gate:
                     deferred()
 
     def defer(self, act: Callable[[], None]) -> bool:
-        """Whether this call interrupts a write; if so, *act* runs right after that write."""
+        """Return whether this call interrupts a write. If so, *act* runs right after that write."""
         with self.lock:
             if self.inside:
                 self.deferred = act
@@ -95,7 +96,8 @@ class Gate:
 
 
 class Shape:
-    """The record layout of all `log` calls with the same names, prepared once."""
+    """The layout of the records of `log` calls with the same names. It is prepared once, so that a
+    call only has to pack its values."""
 
     __slots__ = ("counts", "head", "ids", "latest", "latest_word", "pack", "seen", "size")
 
@@ -105,35 +107,38 @@ class Shape:
         packed += bytes(padded(len(packed)) - len(packed))
         self.ids = packed
         self.size = RECORD.size + SCALARS_HEAD.size + len(packed) + 8 * count
-        # size, type, flags; number; count, reserved; time, step, epoch, ids, values
+        # Fields: size, type and flags; sequence number; count and a reserved field; time, step,
+        # epoch; the numbers of the names; the values.
         self.pack = struct.Struct(f"<8sI8sqqd{len(packed)}s{count}d").pack
         self.head = struct.pack("<IHH", self.size, _SCALARS, 0)
         self.counts = struct.pack("<II", count, 0)
-        # The slice of the file with the latest record, and the word with its position.
+        # Where the latest record with these names is stored: its slice of the file, and the index
+        # of the word with its position in the ring.
         self.latest: slice | None = None
         self.latest_word = 0
         self.seen = False
 
 
 class _Definitions:
-    """Writes the definitions, which are never overwritten, with a limit for each of their kinds."""
+    """Writes the definitions, which are never overwritten. Each kind has a limit, so that one kind
+    does not fill the area."""
 
     def __init__(self, writer: JournalWriter, identity: bytes) -> None:
         self._writer = writer
         self._used = 0
         self.define(layout.IDENTITY, identity)
         self.left = self._shares()
-        # The last sixteenth of the definitions is reserved for counters per name.
+        # Names must leave a sixteenth of the area for counters that exist once per name of a value.
         self._reserve = writer.areas.definitions[1] // 16
         self._names = 0
         self._totals = 0
 
     def _shares(self) -> dict[int, int]:
-        """The space for each kind of definition that a program can write in any number."""
+        """The limit in bytes of each kind of definition of which a program may write any number."""
         room = self._writer.areas.definitions[1]
         config, facts = self._writer.areas.latest[1] // 4, max(4096, room // 16)
         kept = 2 * self._used + _LEARNED_BYTES + _TOTALS_BYTES
-        # If the identity nearly fills the area, there is still room for the first names.
+        # Names get at least an eighth of the area, even if the identity nearly fills it.
         names = max(room // 8, room - kept - config - facts)
         return {layout.NAME: names, layout.CONFIG: config, layout.FACTS: facts}
 
@@ -145,7 +150,7 @@ class _Definitions:
         return True
 
     def define(self, kind: int, payload: bytes) -> bool:
-        """Append to the area that is never overwritten; False if it is full."""
+        """Append a definition; False if the area is full."""
         start, room = self._writer.areas.definitions
         size = padded(RECORD.size + len(payload))
         if self._used + size > room:
@@ -156,7 +161,7 @@ class _Definitions:
         return True
 
     def name(self, name: bytes, split: bytes) -> int:
-        """Assign a number to a name; 0 if there is no room."""
+        """Define a name with its split; returns the name's number, or 0 if there is no room."""
         number = self._names + 1
         payload = layout.NAME_HEAD.pack(number, len(name), len(split)) + name + split
         if not self.within(layout.NAME, layout.NAME, payload, self._reserve):
@@ -177,7 +182,7 @@ class _Definitions:
 
 
 class JournalWriter:
-    """Writes one journal. Callers must hold a lock around each call."""
+    """Writes one journal. It has no lock itself: callers must hold one around each call."""
 
     def __init__(self, directory: Path, size: int, identity: Mapping[str, Any]) -> None:
         size -= size % 8
@@ -192,14 +197,16 @@ class JournalWriter:
             with off_standard_streams():
                 self._fd = files.create(hidden)
                 self._file = file_of(self._fd)
-                # Allocate all blocks now: a hole in a full tmpfs would be a SIGBUS later.
+                # Allocate all blocks now: otherwise, if the tmpfs is full later, a write to a new
+                # block would end the training by SIGBUS.
                 os.posix_fallocate(self._fd, 0, size)
-                # `mmap` duplicates the descriptor, so `close` has two descriptors to close.
+                # `mmap` duplicates the descriptor, so `close` has to close two descriptors.
                 self.mapped = mmap.mmap(self._fd, size)
-            # The kernel drops this lock when the process dies; children do not inherit it.
+            # The lock shows that this process lives: the kernel drops it when the process dies, and
+            # children do not inherit it.
             files.lock(self._fd)
             self._start(size, identity)
-            # Read-only, so that no program truncates it by mistake.
+            # Make the file read-only, so that no program truncates it by mistake.
             os.fchmod(self._fd, 0o400)
             with files.own_directory(directory) as folder:
                 os.rename(hidden.name, self.path.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -239,7 +246,8 @@ class JournalWriter:
     # -- the ring
 
     def scalars(self, shape: Shape, time_ns: int, step: int, epoch: float, values: Any) -> None:
-        """Append one `log` call, and store a copy as the latest one with these names."""
+        """Append a record with the values of one `log` call. Also copy it into the area of latest
+        values, in place of the previous record with the same names."""
         size = shape.size
         position = self.position
         ring = self.ring_bytes
@@ -254,7 +262,8 @@ class JournalWriter:
         record = checksum(body, position).to_bytes(4, "little") + body
         start = self.ring_start + offset
         self.mapped[start : start + size] = record
-        # Advance the sequence number only now: if packing raises, no record counts as lost.
+        # Advance the sequence number only now: if packing raises, there is no record with this
+        # number, which readers would count as lost.
         self.number = number
         self.position = self.words[_RING_WORD] = position + size
         if shape.latest is not None:
@@ -264,7 +273,7 @@ class JournalWriter:
             self._first_latest(shape, position, record)
 
     def append(self, kind: int, payload: bytes) -> bool:
-        """Append a record of a kind that has no method of its own; False if it exceeds the ring."""
+        """Append a record of any kind but SCALARS; False if it is too large for the ring."""
         size = padded(RECORD.size + len(payload))
         if size > largest_record(self.ring_bytes):
             return False
@@ -280,7 +289,8 @@ class JournalWriter:
         return True
 
     def _pad(self, position: int, room: int) -> int:
-        # If not even the head of a record fits, writer and reader both continue at the next lap.
+        # Fill the rest of the ring with a PAD record. If not even its head fits, write none: the
+        # reader skips such a rest too.
         if room >= RECORD.size:
             at = self.ring_start + position % self.ring_bytes
             self.put(at, position, room, layout.PAD, b"", self.number)
@@ -311,12 +321,12 @@ class JournalWriter:
     # -- definitions
 
     def name(self, text: str, split: str = "") -> int:
-        """Assign a number to a name; 0 if there is no room."""
+        """Define a name with its split; returns the name's number, or 0 if there is no room."""
         return self.definitions.name(_cut(text, 60_000), _cut(split, 1000))
 
     def document(self, kind: int, content: Mapping[str, Any]) -> bool:
-        """Write an IDENTITY, which replaces the earlier one, or a CONFIG or FACTS document, which
-        extends the earlier ones."""
+        """Write a document: an IDENTITY, which replaces the earlier one, or a CONFIG or FACTS,
+        which adds to the earlier ones. Returns False if there is no room."""
         payload = _json(content)
         if kind in self.definitions.left:
             return self.definitions.within(kind, kind, payload)
@@ -327,52 +337,56 @@ class JournalWriter:
     def counter(
         self, metric: str, attributes: Mapping[str, str] | None = None, of_name: bool = False
     ) -> int:
-        """The slot of a new counter; -1 if none is left.
+        """Define a counter; returns its slot in the totals area, or -1 if no slot is left.
 
-        *of_name*: whether there is such a counter for each name of a value; these must not take the
-        reserved slots.
+        *of_name*: whether such a counter exists once per name of a value. There may be many of
+        them, so they must leave the reserved slots to other totals.
         """
         content = {"metric": metric, "attributes": dict(attributes or {})}
         return self.definitions.total(layout.COUNTER, 1, content, of_name)
 
     def histogram(self, metric: str, bounds: Sequence[float]) -> int:
-        """The slot of a new histogram: its sum, then a slot per bucket; -1 if none is left."""
+        """Define a histogram; returns its first slot, or -1 if too few slots are left.
+
+        The first slot has the sum, and the following ones have the count of each bucket.
+        """
         content = {"metric": metric, "attributes": {}, "bounds": list(bounds)}
         return self.definitions.total(layout.HISTOGRAM, len(bounds) + 2, content, False)
 
     def add(self, index: int, amount: float) -> None:
-        """Add to a total."""
+        """Add to the total in this slot; nothing if the slot is -1."""
         if index >= 0:
             self.totals[index] += amount
 
     def set(self, index: int, value: float) -> None:
-        """Overwrite a total, as for a timestamp."""
+        """Set the total in this slot, e.g. to a timestamp; nothing if the slot is -1."""
         if index >= 0:
             self.totals[index] = value
 
     # -- progress
 
-    # Each word is written by one aligned store, which is atomic: no lock or checksum is needed.
+    # Each word needs no lock and no checksum: it is written by one aligned store, which is atomic.
 
     def phase(self, code: int, name: int, since_ns: int) -> None:
-        """Write the phase and its start; *name*: the number of the user's name for it, else 0.
+        """Write the phase and its start. *name*: the number of the user's name for it, else 0.
 
-        The time counts from the creation of the journal, so that hooks, which write these words
-        themselves in every step, need a single addition.
+        The time counts from the creation of the journal. So hooks, which write these words
+        themselves in every step, can add code and time in a single addition.
         """
         self.words[layout.PHASE_NAME // 8] = name
         self.words[layout.PHASE // 8] = code << layout.CODE_SHIFT | since_ns
 
     def step(self, number: int) -> None:
-        """Write the last step; -1 if there is none yet."""
+        """Write the number of the last step; -1 if there was no step yet."""
         self.words[layout.STEP // 8] = number + 1
 
     def expect_ms(self, milliseconds: int) -> None:
-        """Write how long the user expects the phase to last; 0 if unknown."""
+        """Write how long the current phase should last, as the user expects; 0 if not given."""
         self.words[layout.EXPECT_MS // 8] = milliseconds
 
     def state(self, code: int, since_us: int) -> None:
-        """Write the state. Callers write phase and step first: readers wait for the first state."""
+        """Write the state. Before the first state, callers must write phase and step: readers take
+        these words as valid once there is a state."""
         self.words[layout.STATE // 8] = code << layout.CODE_SHIFT | since_us
 
     def reason(self, text: str) -> None:
@@ -384,18 +398,19 @@ class JournalWriter:
     # -- the end
 
     def overwrites_unread(self) -> bool:
-        """Whether new records overwrite records that no agent has read."""
+        """Whether the ring is so full that new records overwrite records that no agent has read."""
         if self.position <= self.ring_bytes:
             return False
         return self.position - self.agent_position() > self.ring_bytes
 
     def agent_position(self) -> int:
-        """The ring position up to which the agent has delivered records; 0 if it has not begun."""
+        """The ring position up to which an agent has delivered records; 0 if it stored none yet."""
         taken = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
         return 0 if taken is None else taken[0]
 
     def close(self) -> None:
-        """Close the file, which remains for the agent. A forked child does not call this."""
+        """Close the file, but leave it to the agent, which deletes it. Not to be called in a forked
+        child."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -403,12 +418,13 @@ class JournalWriter:
         totals.release()
         words, self.words = self.words, scratch_words()
         words.release()
-        # Python does not expose the map's own descriptor, only the size of the file behind it.
+        # Check that both descriptors still belong to the journal. Python does not expose the map's
+        # descriptor, so compare the size of the map with the size of the file behind it.
         if file_of(fd) == self._file and _still_has_its_file(self.mapped):
             self.mapped.close()
         else:
-            # Other code has closed our descriptors and may have reused their numbers. Unmapping
-            # would close one of them, so the map is leaked, even at exit.
+            # Other code has closed our descriptors, and their numbers may be in use again. To unmap
+            # would close such a descriptor of other code, so never unmap, not even at exit.
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mapped))
@@ -424,7 +440,7 @@ def _still_has_its_file(mapped: mmap.mmap) -> bool:
 
 
 def scratch_words() -> memoryview[int]:
-    """Memory that takes late writes after a journal is closed."""
+    """Memory into which late hooks write, without effect, after the journal was closed."""
     return memoryview(bytearray(layout.HEAD_BYTES)).cast("Q")
 
 
@@ -433,12 +449,12 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _cut(text: str, most_bytes: int) -> bytes:
-    # Cut between characters, as half a character would count as damage.
+    # Cut between two characters: half a character would be unreadable.
     encoded = text.encode("utf-8", "replace")
     return encoded[:most_bytes].decode("utf-8", "ignore").encode()
 
 
 def _start_ticks() -> int:
-    # Pid and start time identify a process; the pid alone may be reused.
+    # The start time is stored with the pid, since the pid alone may be reused by another process.
     stat = files.stat_fields(Path("/proc/self"))
     return int(stat[19]) if len(stat) > 19 else 0

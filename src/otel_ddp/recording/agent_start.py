@@ -14,22 +14,25 @@ from otel_ddp import errors, files
 from otel_ddp.journal.place import LOG_FORM, Place
 from otel_ddp.journal.writer import JournalWriter
 
-# How long a started agent may take to lock `agent.lock`; until then no process starts another one.
+# How long an agent may take from its start until it locks `agent.lock`. No process starts another
+# agent during this time.
 START_GRACE_S = 5.0
 # How often a rank checks that the agent is alive.
 CHECK_EVERY_NS = 4_000_000_000
 # How long a run waits at its end, at most, until the agent has read the last records.
 WAIT_FOR_AGENT_S = 0.25
 
-# Matches the executable names of CPython, PyPy, GraalPy and Pyston in any version.
+# Matches the names of executables that are Python (CPython, PyPy, GraalPy, Pyston, any version). No
+# other executable can run the agent.
 _PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
-# Internal environment variable of the agent and the processes that it starts; not a user setting.
+# This environment variable marks the agent and the processes that it starts, so that these start no
+# other agent. It is internal, not a setting for users.
 _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
 # The agent's log lies in shared memory. If it is larger than this, we truncate it before the next
 # agent starts.
 _LOG_BYTES = 256 * 1024
-# The directories for which this process has started an agent.
+# The journal directories for which this process has started an agent.
 _started: set[Path] = set()
 
 
@@ -48,7 +51,8 @@ def ensure_agent(place: Place) -> bool:
         return _start_once(place)
     except OSError as error:
         errors.reraise_foreign()
-        # The directory was removed or replaced during the run, or no process can be created.
+        # The journal directory was removed or replaced during the run, or no process can be
+        # created.
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         errors.warn_once("agent", "the node agent cannot be started (%s).", what)
         return False
@@ -97,10 +101,12 @@ def _start(place: Place) -> bool:
     # The shell exits at once, so init adopts and reaps the agent, which never becomes a zombie.
     # `cd /` keeps the agent from importing a local json.py, and from blocking an unmount.
     script = f"cd / && {command} &"
-    # If the shell opened the log, it would print errors on the training's terminal.
+    # Open the log here: if the shell did and failed, its error would appear on the training's
+    # terminal.
     log = files.open_own(place.agent_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        # Truncate the log here, as an agent that crashes at startup would never do so.
+        # The training process truncates the log, not the agent: an agent that crashes at startup,
+        # again and again, would never come to do so.
         if os.fstat(log).st_size > _LOG_BYTES:
             os.ftruncate(log, 0)
         # close_fds is essential: torch's FileStore holds a flock on a descriptor that exec would
@@ -123,9 +129,9 @@ def _start(place: Place) -> bool:
 def _no_python() -> str:
     """Why this program's executable cannot run an agent; empty if it can."""
     path = sys.executable or "sys.executable"
-    # The executable may be a symlink with any name, so check its target, too. PyInstaller and
-    # cx_Freeze set `sys.frozen`: the executable is then the training program, which would run a
-    # second time, whatever its arguments.
+    # Check the name of the executable and of the file that it links to, as a symlink may have any
+    # name. `sys.frozen` is set by PyInstaller and cx_Freeze: then the executable is the training
+    # program itself, which would run a second time, whatever its arguments.
     names = [os.path.basename(each) for each in (path, os.path.realpath(path))]
     is_python = any(map(_PYTHON.search, names)) and not getattr(sys, "frozen", False)
     return "" if is_python else f"{path} is no Python"
@@ -156,7 +162,7 @@ def _environment() -> dict[str, str]:
 
 
 def wait_for_agent(place: Place, journal: JournalWriter) -> bool:
-    """Wait briefly until the agent has read the last record; True if it has."""
+    """Wait up to WAIT_FOR_AGENT_S until the agent has read the last record; True if it has."""
     place.wake_agent()
     deadline = time.monotonic() + WAIT_FOR_AGENT_S
     while journal.agent_position() < journal.position:

@@ -45,7 +45,7 @@ class DeviceScalars:
         module: Callable[[torch.device], Any] = module_of,
         slab: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        # Number of copies that will never arrive.
+        # How many copies were given up, because their device failed or did not finish in time.
         self.lost = 0
         self._record = record
         self._module = module
@@ -65,15 +65,16 @@ class DeviceScalars:
         if tensor.is_complex():
             return values.COMPLEX
         if hasattr(tensor, "placements"):
-            # The DTensor is replicated (`no_scalar` refuses any other), so this is no collective.
+            # A replicated DTensor has the whole value on each rank, so this runs no collective.
+            # `no_scalar` has refused all others.
             tensor = tensor.to_local()
         module = self._module(tensor.device)
         if module is None:
             return f"a tensor on {tensor.device} cannot be copied without waiting for it"
         if captures(module):
             return "a graph is being captured; log outside of it"
-        # The lock excludes other threads that log. It is reentrant, so `_busy` excludes a signal
-        # handler that interrupts this thread.
+        # The lock keeps out other threads that log. But a signal handler that interrupts this
+        # thread gets through, as the lock is reentrant: `_busy` keeps it out.
         with self._lock:
             if self._busy:
                 return "a signal handler logged it during another log call"
@@ -90,11 +91,11 @@ class DeviceScalars:
     def _send(self, module: Any, number: int, tensor: torch.Tensor, when: When) -> str:
         if not self._free:
             return f"{_SLOTS} tensors are still on their way from the device"
-        # Leave inference mode: a slab that is created there cannot be written elsewhere.
+        # Leave inference mode: a slab created in it could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             if self._slab is None:
-                # Try this only once: each allocation calls the driver, and may synchronize the
-                # device.
+                # Try to allocate only once. Each try calls the driver, and may make the host wait
+                # for the device.
                 if self._has_tried:
                     return "page-locked memory is lacking; log its .item()"
                 self._has_tried = True
@@ -105,7 +106,8 @@ class DeviceScalars:
                 self._slab[slot].copy_(value, non_blocking=True)
                 known = self._events.get(tensor.device)
                 arrived = known.pop() if known else module.Event()
-                # The copy runs on the tensor's device, which may not be the current one.
+                # Record the event on the stream of the tensor's device, which runs the copy and may
+                # not be the current device.
                 arrived.record(module.current_stream(tensor.device))
             except BaseException:
                 self._free.append(slot)
@@ -128,7 +130,8 @@ class DeviceScalars:
         while self._copies:
             copy = self._copies[0]
             try:
-                # A query would invalidate a graph that is being captured.
+                # If a graph is being captured, do not query the event: that would invalidate the
+                # graph.
                 if captures(self._module(copy.device)) or not copy.arrived.query():
                     return
             except RuntimeError:
@@ -156,14 +159,15 @@ class DeviceScalars:
 
 
 def _page_locked() -> torch.Tensor:
-    # Called once per process. Only copies to page-locked memory are asynchronous. The device is
-    # explicit, as the user may have changed torch's default device.
+    # Only copies to page-locked memory are asynchronous. Name the device: the user may have changed
+    # torch's default device.
     return torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
 
 
 def captures(module: Any) -> bool:
     """Whether a graph is being captured on this kind of device, so that queries are forbidden."""
     asks = getattr(module, "is_current_stream_capturing", None)
-    # Without a driver, `is_current_stream_capturing` raises; fake tensors exist without a driver.
+    # Ask only if the device is initialized: `is_current_stream_capturing` raises if there is no
+    # driver, as on a machine where the device's tensors are fake tensors.
     begun = getattr(module, "is_initialized", None)
     return asks is not None and (begun is None or begun()) and bool(asks())

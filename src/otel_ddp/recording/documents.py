@@ -1,4 +1,4 @@
-"""Writes a process's documents (identity, facts, configuration) and the names of its values."""
+"""Writes documents about a process (identity, facts, configuration) and names of values."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ class Documents:
         self._facts: dict[str, Any] = {}
 
     def identity(self, content: Mapping[str, Any]) -> bool | None:
-        """Write the identity, unless it is unchanged; False if there is no room.
+        """Write the identity, if it has changed. True if it is written now or was before; False if
+        the journal has no room for it.
 
-        None if this call interrupts another write, or if the journal is closed.
+        None if nothing can be written: this call interrupts another write, or the journal is
+        closed.
         """
         written: bool | None = self._gate.write(partial(self._identify, content), None)
         return written
@@ -63,7 +65,8 @@ class Documents:
         known, none = self._config, object()
         new = {key: value for key, value in content.items() if known.get(key, none) != value}
         left, size = list(new), len(new)
-        # If a part does not fit, try half as many settings, so that as many as possible fit.
+        # If settings do not fit into the journal together, try half as many at a time, so that as
+        # many as possible get in.
         while left and size:
             part = {key: new[key] for key in left[:size]}
             if self._gate.write(partial(self._writer.document, layout.CONFIG, part), False):
@@ -81,7 +84,8 @@ class Documents:
             self._totals.refuse("value", "record", f"{shown} was not recorded: it is too large")
 
     def append_words(self, kind: int, before: int, words: Sequence[int]) -> None:
-        """Append words to a stream. *before*: how many words the stream has already."""
+        """Append words to a stream of the journal. *before*: the number of words that the stream
+        already has."""
         for at in range(0, len(words), _MOST_WORDS):
             # `array` is faster than `struct`, which parses a new format for each number of words.
             payload = array("Q", [before + at, *words[at : at + _MOST_WORDS]]).tobytes()
@@ -158,7 +162,7 @@ class Names:
         return self._texts.get(text, 0)
 
     def _new(self, key: tuple[str, str]) -> int:
-        # Another thread may have added the name meanwhile.
+        # Another thread may have added the name since `number` looked it up.
         known = self._numbers.get(key)
         if known is not None:
             return known

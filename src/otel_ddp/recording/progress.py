@@ -25,8 +25,9 @@ _NUMBER, _LOGGED = layout.STEP_NUMBER << _SHIFT, layout.STEP_LOGGED << _SHIFT
 _SKIPPED, _WORK = layout.STEP_SKIPPED << _SHIFT | 1, layout.STEP_WORK << _SHIFT
 _PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 
-# Flush interval. A flush costs as much as the hooks of three or four steps, but a killed rank loses
-# the words since its last flush. State, phase and step are written immediately.
+# How often pending words are flushed to the journal. A flush costs as much as the hooks of three or
+# four steps, but a killed rank loses the words since its last flush. State, phase and step are not
+# buffered: they are written at once.
 _FLUSH_EVERY_NS = 250_000_000
 # The longer flush interval, used if flushes take too much of the overhead budget.
 _FLUSH_RARELY_NS = 1_000_000_000
@@ -45,7 +46,8 @@ class DevicePosition(NamedTuple):
 class Phase:
     """A phase that can be entered and left.
 
-    Phases are compared by identity: several threads may leave phases of one name in any order.
+    Phases are compared by identity, not by name: two threads may each have entered a phase of the
+    same name, and leave it in any order.
     """
 
     __slots__ = ("base", "code", "expect_ms", "name", "of_hooks", "word")
@@ -58,8 +60,8 @@ class Phase:
         self.of_hooks = False  # whether hooks enter and leave it, within one step
         self.expect_ms = expect_ms
         self.word = word  # the number of a name chosen by the user; 0 without one
-        # `base + clock()` is the journal's phase word for a phase that begins now: the code in the
-        # high byte, below it the time since the journal's creation.
+        # `base + clock()` is the phase word for a phase that begins now: its code in the high byte,
+        # and below it the nanoseconds since the journal was created.
         self.base = (code << _SHIFT) - origin_ns
 
 
@@ -77,13 +79,13 @@ class OpenPhases:
         self.clock = clock
         self.origin_ns = writer.created_monotonic_ns
         self.words = writer.words
-        # The outermost phase: index 0 for unmeasured steps, index 1 for measured steps.
+        # The outermost phase: `_bases[False]` in unmeasured steps, `_bases[True]` in measured ones.
         names = ("unmeasured", "other")
         self._bases = [Phase(name, PHASES[name], self.origin_ns) for name in names]
         self.opened = [self._bases[True]]
         self.pending: list[int] = []
-        # A `DeviceClock` of torch/, which this package does not import. It is notified of each
-        # phase change on the training thread.
+        # The `DeviceClock` of the training thread's device, if any. Its `mark` is called at each
+        # phase change. It is defined in torch/, which this package does not import.
         self.device_clock: Any = None
 
     def enter(self, phase: Phase) -> None:
@@ -92,30 +94,30 @@ class OpenPhases:
         self._change(phase)
 
     def leave(self, phase: Phase) -> None:
-        """Leave a phase and all phases inside it; do nothing if it is not open."""
+        """Leave a phase and all phases inside it. A phase that is not open is ignored."""
         opened = self.opened
         if phase in opened:
             del opened[opened.index(phase) :]
             self._change(opened[-1])
 
     def _change(self, phase: Phase) -> None:
-        """Attribute time to this phase from now on."""
+        """From now on, time counts for this phase."""
         self.words[PHASE_WORD] = word = phase.base + self.clock()
         self.pending.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(word)
 
     def measure(self, measured: bool) -> None:
-        """Set whether the following phases are measured."""
+        """Set whether steps are measured from now on. If not, their time counts as `unmeasured`."""
         self.opened[0] = self._bases[measured]
 
     def go_on_measured(self) -> None:
-        """Measure the rest of the current step."""
+        """Measure from now on, in the middle of an unmeasured step."""
         self.measure(True)
         self._change(self.opened[-1])
 
     def of_hooks(self, name: str, of_buffers: bool = False) -> Phase:
-        """A reusable phase, which hooks enter and leave in each step."""
+        """A phase that hooks enter and leave in each step. The same object is used every time."""
         phase = Phase(name, PHASES[name] | (layout.OF_BUFFERS if of_buffers else 0), self.origin_ns)
         phase.of_hooks = True
         return phase
@@ -125,12 +127,14 @@ class OpenPhases:
         return self.clock() - self.origin_ns
 
     def close(self) -> None:
-        """Discard later words, as the journal is about to close."""
+        """From now on, write phase words to memory outside of the journal, which is about to
+        close."""
         self.words = scratch_words()
 
 
 class DeviceTimes:
-    """Collects durations and phase words from the `DeviceClock`; the next flush writes them."""
+    """Collects what the `DeviceClock` measures (times by phase, and step words) for the next
+    flush."""
 
     def __init__(self, phases: OpenPhases) -> None:
         self.phases = phases
@@ -140,7 +144,7 @@ class DeviceTimes:
 
     @property
     def present_words(self) -> memoryview[int]:
-        """The words at the start of the journal, which include the current phase."""
+        """The journal's fixed words, which include the current phase."""
         return self.phases.words
 
     def add_device_time(self, code: int, seconds: float) -> None:
@@ -148,11 +152,12 @@ class DeviceTimes:
         self.by_phase[code] = self.by_phase.get(code, 0.0) + seconds
 
     def add_device_words(self, words: Sequence[int]) -> None:
-        """Add the step words of a step that the device has finished."""
+        """Add the words of a step that the device has finished."""
         self.words += words
 
     def flush(self, documents: Documents) -> dict[int, float]:
-        """Append the words to the ring; returns the device time by phase since the last call."""
+        """Append the words to the journal's ring. Returns the seconds that the device spent in each
+        phase since the last flush."""
         by_phase, self.by_phase = self.by_phase, {}
         # Copy the words first, as hooks may append more during the flush.
         words = self.words[:]
@@ -194,11 +199,12 @@ class Progress:
         self._flushed_words = 0
         self._flush_every_ns = _FLUSH_EVERY_NS
         self._device_timed = True
-        # When the next flush is due; checked at the end of each step.
+        # When the next flush is due. The end of each step checks this.
         self.flush_due_ns = 0
         self._account = TimeAccount()
         self._totals = StepTotals(recorder.totals, recorder.writer)
-        # Write the phase before the state: readers use the phase only once there is a state.
+        # Write a phase before the first state: readers do not look at the phase as long as there is
+        # no state.
         recorder.writer.phase(PHASES["other"], 0, self.phases.now_ns())
         self._set_state("starting")
 
@@ -207,8 +213,8 @@ class Progress:
     def begin(self, name: str, expect_s: float = 0.0) -> Phase:
         """Enter a phase, nested in the current one; `end` leaves it.
 
-        In a thread beside the training thread, the phase is only a span: it gets no time, as steps
-        continue meanwhile.
+        In a thread other than the training thread, no time is counted for the phase, as the steps
+        go on meanwhile. It is then only a span.
         """
         code, word = PHASES.get(name), 0
         if code is None:
@@ -224,13 +230,14 @@ class Progress:
         return phase
 
     def end(self, phase: Phase, took_s: float) -> None:
-        """Leave a phase: the innermost one, unless several threads have entered phases."""
+        """Leave this phase. It need not be the innermost one, if several threads have entered
+        phases."""
         with self.recorder.gate.lock:
             opened = self.phases.opened
             was_open = phase in opened
             if was_open:
                 self.go_on_uncounted()
-            # Change the list in place, as hooks hold references to it.
+            # Keep the list object, as hooks hold references to it, and change its items.
             opened[:] = [each for each in opened if each is not phase]
             if phase.name == "checkpoint":
                 totals = self.recorder.totals
@@ -240,12 +247,13 @@ class Progress:
                 self._write_phase()
 
     def _write_phase(self) -> None:
-        """Write the innermost phase, and flush."""
+        """Write the innermost open phase to the journal, and flush."""
         phases, writer = self.phases, self.recorder.writer
         innermost = phases.opened[-1]
         since = phases.clock()
-        # Each store writes a single word, so an interrupting signal handler does no harm. The lock
-        # keeps other threads from closing the journal meanwhile.
+        # A signal handler may interrupt this between any two stores. That does no harm, as each
+        # store writes one whole word. The caller's lock keeps other threads from closing the
+        # journal meanwhile.
         if self.recorder.gate.closed:
             return
         self._write_logged_step()
@@ -258,14 +266,15 @@ class Progress:
         self.flush()
 
     def _write_logged_step(self) -> None:
-        # Without hooks, the last logged step is the current one. Hooks write their own count.
+        # Without hooks, the step that the user logged last is the current one. Hooks write their
+        # own count instead.
         if not self.steps.began:
             self.recorder.writer.step(self.steps.last)
 
     # -- the state
 
     def mark_running(self) -> None:
-        """Set the state to running, at the first activity."""
+        """Set the state from `starting` to `running`, when the program first does something."""
         with self.recorder.gate.lock:
             if self._state == "starting" and not self._over:
                 self._set_state("running")
@@ -282,10 +291,11 @@ class Progress:
             self.counted.words, self.counted.store = self.phases.words, self._totals.store
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
-        """Whether this call interrupts a flush or a write; if so, *act* runs when that is complete.
+        """If a signal handler has interrupted a flush or a write: put off *act* until that is
+        complete, and return True.
 
-        The state is written immediately, as the signal handler that ends the run may end the
-        process.
+        The state is written at once, as the signal handler may end the process before *act* can
+        run.
         """
         with self.recorder.gate.lock:
             if self._flushing:
@@ -305,7 +315,7 @@ class Progress:
     # -- called by hooks, often and on the training thread: these methods must be short
 
     def begin_steps(self) -> None:
-        """The first step begins: from now on, time outside of phases counts for a step."""
+        """The first step begins. From now on, time outside of phases counts too, as `other`."""
         self.steps.begin_step()
         if not self.thread:
             self.thread = threading.get_ident()
@@ -315,10 +325,10 @@ class Progress:
     def step_finished(
         self, now: int, skipped: bool = False, phase: Phase | None = None, measures: bool = True
     ) -> bool:
-        """A step ends or was skipped; returns whether a flush is due.
+        """A step has ended or was skipped. Returns whether a flush is due.
 
-        *phase*: the innermost phase, if it ends together with the step. *measures*: whether the
-        next step is measured.
+        *phase*: the innermost phase, if the step's end also ends it. *measures*: whether the next
+        step is measured.
         """
         steps, phases = self.steps, self.phases
         if not steps.began:
@@ -329,8 +339,8 @@ class Progress:
         if phase is not None and opened[-1] is phase:
             opened.pop()
         if len(opened) > 1:
-            # Ctrl-C in a hook, or several training threads, can leave phases of hooks open: drop
-            # these phases.
+            # Close phases that hooks have entered and not left: that happens if Ctrl-C interrupts a
+            # hook, or if several threads train.
             opened[:] = [each for each in opened if not each.of_hooks]
         word = opened[-1].base + now
         if phase is not None:
@@ -351,7 +361,7 @@ class Progress:
         return now >= self.flush_due_ns or len(pending) > _MOST_WORDS
 
     def _end_step(self, now: int, skipped: bool = False) -> None:
-        """Assign a number to the step that ends, and append the words for its end."""
+        """Assign a number to the step that ends, and buffer the words that describe its end."""
         steps, work, phases = self.steps, self.work, self.phases
         write = phases.pending.append
         logged = steps.last
@@ -365,7 +375,8 @@ class Progress:
             write(_LOGGED | number)
         done = work.tokens or work.samples
         if done != work.written:
-            # `done` decreases when it changes from samples to the first tokens.
+            # The work is counted in tokens once there are any, before that in samples. When it
+            # changes to tokens, `done` may become smaller.
             write(_WORK | max(0, done - work.written))
             work.written = done
         if skipped:
@@ -373,7 +384,8 @@ class Progress:
         write(_ENDED + now - phases.origin_ns)
 
     def count_missed(self, steps: int) -> None:
-        """Count earlier steps that were detected only now; their time counts for this step."""
+        """Count *steps* steps that ended before, but were noticed only now. Their time stays part
+        of the current step."""
         self.steps.count += steps
         self.steps.logged_number += steps
         self._totals.steps += steps
@@ -385,10 +397,11 @@ class Progress:
         longest_ns: int,
         add_work: Callable[[], None],
     ) -> None:
-        """After the end of a step: count up to *steps* next steps without measuring them.
+        """From the end of a step on, count up to *steps* further steps without measuring them.
 
-        *optimizer*: a weak reference to the optimizer whose steps count. A step longer than
-        *longest_ns* is not counted. *add_work* adds the work of one counted step.
+        *optimizer*: a weak reference to the optimizer whose calls end the steps. Counting ends at a
+        step that takes longer than *longest_ns*. *add_work* is called for each counted step to add
+        its work.
         """
         counted, totals = self.counted, self._totals
         if totals.place < 0:
@@ -400,11 +413,12 @@ class Progress:
         counted.begin(steps, optimizer, longest_ns)
 
     def settle(self) -> None:
-        """Append the words of steps that were only counted so far. May be called in any thread."""
+        """Buffer the words of steps that have been counted but not yet described. Any thread may
+        call this."""
         counted = self.counted
         with self.recorder.gate.lock:
-            # CPython does not interrupt a statement without calls, so neither a signal handler nor
-            # another thread can add an end between the two assignments.
+            # No end of a step can get lost between these two assignments: CPython runs signal
+            # handlers and switches threads only at calls and loops, and this statement has none.
             ends, counted.ends = counted.ends, []
             for now in ends:
                 self._add_work()
@@ -413,12 +427,14 @@ class Progress:
             self._totals.steps += len(ends)
 
     def go_on_uncounted(self) -> None:
-        """Stop counting without measuring, as the next step may differ from the previous ones."""
+        """Go on without the shortcut that counts steps without measuring them: the next step may
+        differ from the previous ones."""
         self.counted.stop()
         self.settle()
 
     def _time_device(self, word: int, measures: bool) -> None:
-        """Start or stop timing on the device at the end of a step. *word*: its phase word."""
+        """At the end of a step: start or stop timing on the device, if *measures* has changed.
+        *word*: the phase word of this moment."""
         clock = self.phases.device_clock
         if clock is not None and measures is not self._device_timed:
             if measures:
@@ -452,13 +468,14 @@ class Progress:
         """Flush if a flush is due or many words are pending; works even if no step ever ends."""
         phases = self.phases
         if len(phases.pending) > _MOST_WORDS or phases.clock() >= self.flush_due_ns:
-            # A process that only evaluates counts as running, too.
+            # A process that only evaluates makes no steps, but it is running too.
             self.mark_running()
             self.flush()
             self.check_agent_if_due()
 
     def check_agent_if_due(self) -> None:
-        """Check the agent every few seconds, like `log`, which a program may never call."""
+        """Check every few seconds that the agent is alive. `log` does this too, but a program may
+        never call it."""
         now = time.time_ns()
         if now > self.recorder.gate.check_due_ns:
             self.recorder.check_agent(now)
@@ -466,7 +483,8 @@ class Progress:
     def flush(self) -> None:
         """Add the pending words to the totals, and append them to the ring."""
         with self.recorder.gate.lock:
-            # The words of a signal handler that interrupts a flush wait for the next flush.
+            # If a signal handler has interrupted a flush, its words stay pending until the next
+            # flush.
             if self._flushing or self._over or self.recorder.gate.closed:
                 return
             self._flushing = True
@@ -484,14 +502,16 @@ class Progress:
         now = phases.clock()
         self.flush_due_ns = now + self._flush_every_ns
         pending = phases.pending
-        # Copy a fixed number of words, as hooks may append more while another thread flushes.
+        # Take only the words that are there now: hooks on the training thread may append more while
+        # another thread flushes.
         count = len(pending)
         words = pending[:count]
         del pending[:count]
         totals, account = self._totals, self._account
         totals.took(account.add(words, now - phases.origin_ns))
         by_phase, on_device = account.taken(), self.device_times.flush(recorder.documents)
-        # The device's clock does not divide unmeasured steps into phases.
+        # Drop the device's unmeasured time. Instead, the times of measured steps are scaled up to
+        # all steps (`more`).
         on_device.pop(_UNMEASURED, None)
         more = account.whole_of_measured
         totals.add_phases(by_phase, {code: each_s * more for code, each_s in on_device.items()})

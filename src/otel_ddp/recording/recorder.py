@@ -22,8 +22,8 @@ from otel_ddp.vocabulary import catalog
 _IN_MARK = layout.IN_MARK // 8
 _NO_EPOCH = float("nan")
 _LARGEST_STEP = 2**63
-# A value with one of these names is also the epoch of all values in the call. Hugging Face's
-# Trainer logs the second one.
+# A value with one of these names is also used as the epoch of all values in the same call. Hugging
+# Face's Trainer logs the second name.
 _EPOCHS = frozenset({"epoch", "train/epoch"})
 _T = TypeVar("_T")
 
@@ -34,21 +34,22 @@ class Recorder:
     def __init__(
         self, writer: JournalWriter, check_agent: Callable[[int], None] = lambda now: None
     ) -> None:
-        """*check_agent* is called with the time, every few seconds of logging."""
+        """*check_agent* is called with the time in nanoseconds, every few seconds while values are
+        logged."""
         self.writer = writer
         self.gate = Gate()
         self.totals = Totals(self.gate, writer)
         self.documents = Documents(self.gate, writer, self.totals)
         self.steps = StepNumbers()
         self.names = Names(self.gate, writer, self.totals)
-        # Id, trace and parent of the span of the whole run.
+        # The id, trace and parent id of the span that covers the whole run.
         self.run_span: Mapping[str, str] = {"id": "", "trace": "", "parent": ""}
         self.check_agent = check_agent
         self.on_value: Callable[[], None] = lambda: None
         self._shapes = Shapes()
         # Created at the first device tensor, when torch is certainly imported.
         self.device_scalars: Any = None
-        # In a forked child: the function that is called instead of `log`.
+        # In a forked child, calls of `log` are passed on to this function.
         self._successor: Callable[..., None] | None = None
         # The hot path: a closure, which is faster than a method.
         self.log = quick_log(
@@ -56,9 +57,10 @@ class Recorder:
         )
 
     def disown(self, successor: Callable[..., None]) -> None:
-        """In a forked child: stop writing to the parent's journal.
+        """In a forked child: stop writing to the journal, which belongs to the parent.
 
-        The child may hold a reference to `log`: its calls go to the successor.
+        The child's code may still hold a reference to `log`. Its calls are passed on to
+        *successor*.
         """
         self.gate.closed = True
         self._successor = successor
@@ -73,7 +75,8 @@ class Recorder:
     # -- values
 
     def log_beside(self, metrics: Any, step: Any, epoch: Any, split: Any) -> None:
-        """Record values that the user logs to a tracker, whose steps need not be training steps."""
+        """Record values that the user logs to a tracker. Its step numbers may count something other
+        than training steps, so they do not set the training step."""
         self._log_slowly(metrics, step, epoch, split, time_ns(), leads=False)
 
     @errors.contained()
@@ -99,7 +102,8 @@ class Recorder:
         epochs = (pair for pair in pairs if type(pair[0]) is str and pair[0].lower() in _EPOCHS)
         epoch_name, epoch_value = next(epochs, ("", None))
         if epoch is None and epoch_name:
-            # The loop below refuses an epoch that is not a number, so do not warn here as well.
+            # If the epoch is not a number, the loop below warns about it, as it is one of the
+            # values. So do not warn here.
             found = errors.attempt(partial(values.number, epoch_value), _NO_EPOCH)
             clean_epoch = found if found - found == 0.0 else None
         logged = clean_step = self._clean("step", step, _whole_number)
@@ -181,8 +185,8 @@ class Recorder:
             from otel_ddp.recording.device_scalars import DeviceScalars
 
             self.device_scalars = DeviceScalars(self._copy_arrived)
-        # Starting a copy blocks while the device's launch queue is full; IN_MARK lets the agent
-        # recognize this.
+        # While the device's launch queue is full, starting a copy blocks. IN_MARK tells the agent
+        # that this rank may be blocked here.
         words = self.writer.words
         words[_IN_MARK] = 1
         try:
@@ -252,7 +256,7 @@ _PLAIN = frozenset({float, int, bool})
 
 # The most names in all cached sets together, which bounds the memory if every call has new names.
 _MOST_SHAPED_NAMES = 200_000
-# The fixed memory cost of a set, expressed as a number of names.
+# Each set costs memory in addition to that of its names: as much as this many names.
 _NAMES_OF_SET = 40
 
 
@@ -262,7 +266,7 @@ _NAMES_OF_SET = 40
 # This is a plain tuple, as unpacking a NamedTuple is slower.
 KnownNames = tuple[list[str], str | None, Shape, bool, bool, str]
 
-# Compares unequal to any split.
+# No split of a call equals this object, so `_NO_NAMES` never matches a call.
 _NO_SPLIT: Any = object()
 _NO_NAMES: KnownNames = ([], _NO_SPLIT, Shape([]), False, False, "")
 
@@ -271,7 +275,8 @@ class Shapes:
     """Caches the record layout of each set of names that was logged."""
 
     def __init__(self) -> None:
-        # `known` maps split and names to a prepared set; `last` is the set of the last call.
+        # `known` has by split and names how to write this set of names; `last` is the set that was
+        # logged last.
         self.known: dict[tuple[str | None, ...], KnownNames] = {}
         self.last = _NO_NAMES
         self._by_ids: dict[tuple[int, ...], Shape] = {}
@@ -291,7 +296,8 @@ class Shapes:
         return shape
 
     def _make_room(self, more: int) -> None:
-        # If names change in every call, clear the cache instead of letting it grow.
+        # Clear the cache if it is full. Otherwise a program that logs new names in every call would
+        # let it grow without limit.
         if self._names >= _MOST_SHAPED_NAMES:
             self._by_ids.clear()
             self.known.clear()
@@ -307,7 +313,8 @@ class Shapes:
         trains: bool,
         epoch_name: str,
     ) -> None:
-        """Let the hot path write this set of names, if it would write the same as the slow path."""
+        """Let the hot path write this set of names from now on, if it would write what the slow
+        path does."""
         is_plain = split is None or (type(split) is str and 0 < len(split) <= values.LONGEST_NAME)
         if type(metrics) is not dict or not is_plain:
             return
@@ -328,8 +335,8 @@ class Shapes:
 def _without_tensors(given: Iterable[Any]) -> list[float]:
     """The numbers, with scalar CPU tensors replaced by their values."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    # Leave out subclasses of Tensor, whose `item` may run user code, and device tensors, whose
-    # `item` would synchronize. `item` raises for a tensor of several elements.
+    # Convert neither subclasses of Tensor, whose `item` may run user code, nor device tensors,
+    # whose `item` would wait for the device. `item` raises if a tensor has several elements.
     numbers = [each.item() if type(each) is tensor and each.is_cpu else each for each in given]
     if not _PLAIN.issuperset(map(type, numbers)):
         raise TypeError("a value that only the slow path can convert")
@@ -352,8 +359,8 @@ def quick_log(
     """
     gate_write, known, write = gate.write, shapes.known, writer.scalars
     clock, any_error, no_epoch = time_ns, errors.ANY_ERROR, _NO_EPOCH
-    # `float.conjugate` raises for anything but a float. Without it, `sum` would synchronize device
-    # tensors, and warn about overflows of NumPy scalars.
+    # `float.conjugate` raises for anything but a float, which sends the call to the slow path.
+    # Adding up other values could wait for a device, or warn about an overflow (NumPy).
     as_float = float.conjugate
 
     def log(metrics: Any, *, step: Any = None, epoch: Any = None, split: Any = None) -> None:
@@ -393,7 +400,7 @@ def quick_log(
                 return None
             if step is not None and trains:
                 steps.train(step)
-        # Usually a KeyError, for names that are logged for the first time.
+        # Usually a KeyError from `known`: these names are logged for the first time.
         except any_error:
             errors.reraise_foreign()
             return slowly(metrics, step, epoch, split, now)

@@ -1,4 +1,4 @@
-"""Finds secrets in users' texts and settings by name and form, so that none gets into the journal.
+"""Finds secrets in users' texts and settings by name and form, to keep them out of the journal.
 
 SECURITY.md describes which secrets are found, and which are not.
 """
@@ -11,26 +11,28 @@ from functools import cache, lru_cache
 from typing import Any
 
 HIDDEN = "[hidden]"
-# Compiled at first use, which many runs never need.
+# Compiles patterns at first use: many runs never need them.
 _compiled = cache(re.compile)
 
 _OPENS = (
     r"api|access|secret|private|ssh|auth|account|encryption|signing|license|hub|hf|huggingface"
     r"|openai|anthropic|wandb|swanlab|neptune|comet|mlflow|clearml|kaggle|aws|azure|gcp"
 )
-# Matched against names without their separators: passWord, aws_access_key_id.
+# Matches secret names. Separators are removed from a name first: passWord, aws_access_key_id.
 _SECRET = (
     rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
     rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
-# Names of webhook addresses and exporter headers: anyone who has such a value can send data there.
+# Matches names of webhook addresses and of exporter headers. These are secret too, as anyone who
+# has such a value can send data there.
 _SENDS = r"webhook|apprise|otelddpnotify|otelexporterotlp\w*headers"
 # A name with one of these words hides its value, and all values nested below it.
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
-# Unquoted values of these names extend to the end of the line (`Authorization: Bearer x`).
+# After one of these names, an unquoted value extends to the end of the line. An example is
+# `Authorization: Bearer x`.
 _LINES = _HEADERS | {"headers", "notify"}
-# A name that ends with one of these words and `pass` is a password: db_pass.
+# A name that ends with one of these words followed by `pass` is a password: db_pass.
 _ACCOUNTS = frozenset({"db", "smtp", "user", "mail", "email", "mysql", "postgres", "redis", "ftp"})
 # `pad.token` and similar are special tokens of a tokenizer, not secrets.
 _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
@@ -39,15 +41,15 @@ _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
 _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
-# At least 20 characters with letters and digits, and at most one separator: a random token. Column
-# names have more separators.
+# Matches a random token: at least 20 characters, with letters and digits, and at most one
+# separator. A name of a column in a table would have more separators.
 _RANDOM = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
 # At most this many characters of a name, or of a value, are examined to decide if it is secret.
 _LONGEST = 200
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether this setting must not be recorded."""
+    """Whether this setting is a secret, which must not be recorded."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, str) and not value):
         return False
     hides = _hides(name[:_LONGEST])
@@ -57,7 +59,8 @@ def is_secret(name: str, value: Any) -> bool:
 # Cached, as a text usually repeats a few names.
 @lru_cache(maxsize=512)
 def _hides(name: str) -> bool | Callable[[Any], bool]:
-    """True if this name hides every value, False if none; else a function that tests a value."""
+    """True if the value of this name is always secret, False if never; else a function that tells
+    it from the value."""
     words = [_words(part) for part in name.split(".")]
     last = words[-1]
     if not last or last[0] in _COUNTS or last[-1] in _COUNTS | _PLACES:
@@ -70,7 +73,8 @@ def _hides(name: str) -> bool | Callable[[Any], bool]:
     if word == "pwd":
         return lambda value: isinstance(value, str) and not value.startswith("/")
     plainly = (word == "pass" and (not before or before[-1] in _ACCOUNTS)) or (
-        # X-Token is a header with a secret; pad.token belongs to a tokenizer's vocabulary.
+        # `X-Token` is a header with a secret. But `pad.token` names a token of a tokenizer's
+        # vocabulary.
         word == "token"
         and before in ([], ["x"])
         and _OF_VOCABULARY.isdisjoint(words[-2] if len(words) > 1 else ())
@@ -92,8 +96,8 @@ def _says_so(words: list[str]) -> bool:
     return bool(_compiled(_SECRET).search("".join(words)))
 
 
-# Matches a name in a text, up to its value. Texts are arbitrary, so the search must take linear
-# time: a match can begin at few places, and no repetition is nested in another.
+# Matches a name in a text, up to where its value begins. The text may be anything, so the search
+# must take linear time: few places can begin a match, and no repetition is nested in another.
 _NAMED = r"""(?x)
     (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
     (?:
@@ -121,10 +125,10 @@ _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", 
 
 # A character of a URL.
 _REST = r"[^\s\"'<>]"
-# How the secret in the path of a webhook begins: for Feishu and Teams, Discord, Mattermost.
+# How the secret part of a webhook's path begins: at Feishu and Teams, Discord, Mattermost.
 _IN_PATH = r"[0-9a-f]{8}-[0-9a-f]{4}-|\d{17}|(?=[a-z]{0,15}\d)[a-z0-9]{16}"
-# Secrets that are recognized by their form alone. For each: a substring, searched first as that is
-# cheap; the pattern; and the replacement.
+# Secrets that are recognized by their form, whatever their name. Each entry has a substring of it,
+# which is searched first, as that is cheap; the pattern; and the replacement.
 _FORMS = (
     # User and password in a URL, or in an option of curl.
     ("@", r"//[^\s/\"'<>]*@", "//"),
@@ -134,7 +138,7 @@ _FORMS = (
         r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+",
         rf"\1{HIDDEN}",
     ),
-    # The URL of a webhook, or only its path, as in error messages of urllib3.
+    # The URL of a webhook; or only its path, which is all that error messages of urllib3 show.
     (
         "://",
         rf"(?i)(https?://(?:hooks\.|{_REST}{{0,200}}?webhook)[^\s/?\"'<>]{{0,100}}[/?]){_REST}+",
@@ -171,10 +175,12 @@ def without_secrets(text: str) -> str:
     kept: list[str] = []
     end = 0
     for named in _compiled(_NAMED).finditer(text):
-        # Skip a name inside a hidden value, and a name that hides no value.
+        # Skip this name if it lies inside a value that is already hidden, or if its value is never
+        # secret.
         if named.start() < end or not _hides(named["name"][-_LONGEST:]):
             continue
-        # The start of a value is enough to decide; only a secret is matched to its end.
+        # To decide whether a value is secret, its first _LONGEST characters suffice. Only a secret
+        # is matched to its end.
         value = _compiled(_VALUE).match(text, named.end(), named.end() + _LONGEST)
         if value and _is_named_secret(text, named, value):
             at = value.start(value.lastgroup or 0)
@@ -187,7 +193,7 @@ def without_secrets(text: str) -> str:
 
 
 def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> bool:
-    """Whether the name before this value hides it."""
+    """Whether this value is secret because of the name before it."""
     name, sign, plain = named["name"][-_LONGEST:], named["sign"], value["plain"]
     found = value[value.lastgroup or 0]
     if found.startswith(HIDDEN[:-1]) or (plain and plain.lower() in _NO_VALUES):
@@ -195,15 +201,15 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
     if sign is None:
         return not found.startswith("-") and is_secret(name, found)
     if sign == ",":
-        # After a comma, only ["--token", "x"] and ("token", "x") pair a name with a value; other
-        # lists are just lists of words.
+        # A comma separates a name from its value only in ["--token", "x"] and ("token", "x").
+        # Elsewhere it separates words of a list.
         opened = named["option"] or text.endswith(_TUPLES, 0, named.start())
         return bool(opened) and plain is None and is_secret(name, found)
     if not is_secret(name, int(found) if plain and plain.isdecimal() else found):
         return False
     if sign == ":" and plain and not named["quote"]:
-        # In prose a colon may follow any word, so the value is hidden only if its name is clear, or
-        # if it looks random.
+        # In prose, a colon may follow any word. So hide the value only if the word is clearly a
+        # secret's name, or if the value looks random.
         words = _words(name)
         is_made = len(plain) >= 8 and plain.isalnum() and not (plain.isalpha() or plain.isdecimal())
         return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or is_made

@@ -1,4 +1,4 @@
-"""Records spans, events, exceptions and artifacts, each within the span that is open around it."""
+"""Records spans, events, exceptions and artifacts, each within the span that is then open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from otel_ddp.vocabulary import catalog
 
 DIRECTIONS = ("output", "input")
 _LONGEST_URI = 4000
-# With these limits, the metadata of an artifact fits in one record of the smallest ring.
+# Limits of an artifact's metadata, so that it fits into one record of the smallest ring.
 _MOST_METADATA, _LONGEST_METADATA = 32, 200
 
 
@@ -40,7 +40,7 @@ class SpanContext(NamedTuple):
 
 def _read_current() -> SpanContext | None:
     context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
-    # An unsampled span is never exported, so its children would lack a parent.
+    # An unsampled span is never exported. A child of it would lack its parent, so ignore it.
     if not (context.is_valid and context.trace_flags.sampled):
         return None
     return SpanContext(f"{context.trace_id:032x}", f"{context.span_id:016x}")
@@ -52,12 +52,13 @@ def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
     if found is None:
         return None
     _, trace_id, span_id, flags = found.split("-")[:4]
-    # An unsampled span is never exported, so it is no use as a parent.
+    # An unsampled span is never exported, so it cannot serve as a parent.
     return SpanContext(trace_id, span_id) if int(flags, 16) & 1 else None
 
 
 def _attached(ours: SpanContext) -> Callable[[], None]:
-    """Make this span the parent of the user's next spans; returns a function that undoes this."""
+    """Make our span the parent of the spans that the user opens next. Returns a function that
+    undoes this."""
     trace: Any = sys.modules["opentelemetry.trace"]
     context: Any = sys.modules["opentelemetry.context"]
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -77,7 +78,7 @@ class _Open(NamedTuple):
     span_id: str
     trace: str
     of_user: SpanContext | None
-    """The user's span that encloses ours; any other user's span is inside ours."""
+    """The user's span around ours. Any other current span of the user is inside ours."""
 
 
 _NONE = _Open(b"", "", "", None)
@@ -85,7 +86,8 @@ _open_here: contextvars.ContextVar[_Open] = contextvars.ContextVar("otel_ddp_spa
 
 
 def _users_span() -> SpanContext | None:
-    """The user's current span; None if OpenTelemetry's current span is our own innermost one."""
+    """The user's current span; None if there is none, or if it is our own innermost span, attached
+    by us."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     found = errors.attempt(_read_current, None)
@@ -94,7 +96,8 @@ def _users_span() -> SpanContext | None:
 
 
 def run_facts(env: Mapping[str, str]) -> dict[str, str]:
-    """The ids of the run's span in this process; the agent exports that span when the run ends."""
+    """The ids of the span that covers the run in this process. The agent exports this span at the
+    end."""
     around = _users_span() or _of_environment(env)
     trace_id = os.urandom(16).hex() if around is None else around.trace_id
     return {
@@ -105,12 +108,14 @@ def run_facts(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def moment(recorder: Recorder) -> dict[str, Any]:
-    """The innermost open span, ours or the user's; its trace; and the step.
+    """Where an event belongs that happens now: the innermost open span (ours or the user's), its
+    trace, and the step.
 
-    Outside of spans the trace is the step's, and before the first step the run's.
+    Outside of spans, the trace is that of the step, and before the first step that of the run.
     """
     found = _open_here.get()
-    # A span of a run that has ended does not contain spans of the next run.
+    # Ignore a span that was opened in an earlier run of this process and is still open: it does not
+    # contain spans of this run.
     ours = found if found.journal == recorder.writer.journal_id else _NONE
     span_id, trace = ours.span_id, ours.trace
     of_user = _users_span()
@@ -123,13 +128,16 @@ def moment(recorder: Recorder) -> dict[str, Any]:
 
 
 class OpenSpan:
-    """A span from its start to its end; it may be a phase as well."""
+    """A span of the user from its start to its end. It may be a phase as well."""
 
     def __init__(
         self, progress: Progress, name: Any, run: str, *, phase: bool, expect_s: Any
     ) -> None:
-        """*run*: the run's name if it is final and this process exports spans; then the user's
-        spans become children of ours. Raises `Refused` for an invalid name."""
+        """*run*: the run's name, if it is final and this process exports spans: then the user's
+        OpenTelemetry spans become children of this span; else empty.
+
+        Raises `Refused` for an invalid name.
+        """
         self.progress, recorder = progress, progress.recorder
         self._name = values.text(name, values.LONGEST_NAME)
         self._phase: Phase | None = None
@@ -144,7 +152,8 @@ class OpenSpan:
         if run and "opentelemetry.trace" in sys.modules:
             ours = SpanContext(layout.trace_id(run, trace).hex(), self._span_id)
             self._detach = errors.attempt(lambda: _attached(ours), None)
-        # If our span is not attached, the user's current span is still the one that encloses ours.
+        # Remember the user's current span, which encloses ours. If ours could not be attached, that
+        # span stays current, and must not be taken for one inside ours.
         here = _Open(recorder.writer.journal_id, self._span_id, trace, beside)
         self._token = _open_here.set(here)
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
@@ -152,9 +161,11 @@ class OpenSpan:
     def leave(
         self, attributes: Mapping[str, Any], raised: BaseException | None, here: bool
     ) -> None:
-        """End the span, and record it if it was entered *here*, in this process."""
+        """End the span. *here*: whether this process has opened it; otherwise it is not
+        recorded."""
         took_s = time.perf_counter() - self._began
-        # `reset` raises ValueError if the span is in a generator that is closed in another context.
+        # `reset` raises ValueError if the span was opened in a generator that is now closed in
+        # another context.
         with contextlib.suppress(ValueError):
             _open_here.reset(self._token)
             if self._detach is not None:
@@ -216,8 +227,8 @@ def record_alert(recorder: Recorder, title: Any, text: Any, level: Any) -> None:
 
 # -- the exception that ends a run
 
-# In characters of JSON, which escapes non-Latin scripts: each record must fit into the smallest
-# journal.
+# Limits in characters of JSON, which are more than those of the text (JSON escapes other scripts),
+# so that each record fits into the smallest journal.
 _LONGEST_TRACE, _LONGEST_MESSAGE = 8000, 1000
 # A traceback with more frames comes from endless recursion.
 _MOST_FRAMES = 40
@@ -297,6 +308,6 @@ def _uri(path: Any) -> str:
 
 
 def _last_part(uri: str) -> str:
-    # A percent-encoded path contains no question mark, so this removes only a query.
+    # This removes only a query: a question mark in a path would be percent-encoded.
     address = uri.partition("?")[0]
     return unquote(address.rstrip("/").rpartition("/")[2]) or address

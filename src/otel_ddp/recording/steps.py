@@ -44,15 +44,17 @@ class CountedSteps:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        # How many more steps to count, and a weak reference to their optimizer. Its id would not
-        # do, as Python reuses the ids of dead objects.
+        # How many more steps to count; and a weak reference to the optimizer whose calls end them.
+        # Its id would not do, as Python gives the ids of dead objects to new ones.
         self._left = 0
         self._optimizer: Callable[[], Any] = _none
-        # A step longer than `_longest_ns` is not counted: the current one must end by `_until_ns`.
+        # Counting ends at a step longer than `_longest_ns`: so the current step must end by
+        # `_until_ns`.
         self._longest_ns = self._until_ns = 0
-        # The end times of the steps that `settle` has not written yet.
+        # When each counted step ended, for those that `settle` has not written yet.
         self.ends: list[int] = []
-        # Nanoseconds that counting took in the last step of the group; 0 until then.
+        # How long counting took in the last of the steps that `begin` asked for; 0 as long as it
+        # goes on.
         self.took_ns = 0
         self.base = self.step = self.total = self.place = 0
         self.words = scratch_words()
@@ -64,10 +66,10 @@ class CountedSteps:
         return self._until_ns - self._longest_ns
 
     def begin(self, steps: int, optimizer: Callable[[], Any], longest_ns: int) -> None:
-        """Count the next *steps* steps; called at the end of a step."""
+        """Start to count the next *steps* steps. Called at the end of a step."""
         self._left, self._longest_ns, self.took_ns = steps, longest_ns, 0
         self._until_ns = self._clock() + longest_ns
-        # Set this last, as it enables counting.
+        # Set this last: `counts` counts a step as soon as the optimizer is known.
         self._optimizer = optimizer
 
     def stop(self) -> None:
@@ -95,11 +97,14 @@ class CountedSteps:
 
 
 class StepNumbers:
-    """The step numbers of a process. Plain attributes, for the hot paths of hooks and `log`."""
+    """The step numbers of a process: the hooks' count, and the numbers that the user logs.
+
+    The attributes are plain, as they are used on the hot paths of hooks and `log`.
+    """
 
     def __init__(self) -> None:
-        # `last`: the last training step that was logged, or implied by `log` calls without a step.
-        # `implied`: the last implied one. Both count from 0; -1 means none.
+        # `last`: the last training step that was logged, or implied by a `log` call without a step.
+        # `implied`: the last one that was implied. Both count from 0; -1 means none.
         self.last = self.implied = -1
         # Whether hooks count the steps.
         self.began = False
@@ -108,17 +113,19 @@ class StepNumbers:
         # epoch.
         self.model_called = False
         self.work = Work()
-        # `count`: the number of steps, the same on all ranks. `logged_number`: the user's number of
-        # the last step, which may differ, and is known only on ranks that log.
+        # `count`: how many steps the hooks have counted, the same on all ranks. `logged_number`:
+        # the number under which the user logs the last step, which may differ, and is known only on
+        # ranks that log.
         self.count = self.logged_number = 0
         # The value of `last` when hooks detected the first step.
         self.before_first = -1
-        # The values of `last` when the previous step ended, and when the current step began.
+        # What `last` was when the previous step ended, and when the current step began.
         self.logged_before = self._before_step = -1
-        # The last step number given to values of an evaluation before any training.
+        # Values that an evaluation before any training logs without a step get their own numbers;
+        # this is the last of these.
         self._evaluations = -1
-        # Set in unmeasured steps, which have no hooks on the model: settles the counted steps, and
-        # updates `model_called`.
+        # Set only in unmeasured steps, in which the model has no hooks: a function that settles the
+        # counted steps, and updates `model_called`.
         self.catch_up: Callable[[], None] | None = None
         # The counter of unmeasured steps, if there are hooks.
         self.counted: CountedSteps | None = None
@@ -126,7 +133,8 @@ class StepNumbers:
     # -- for logged values
 
     def next(self, trains: bool) -> int:
-        """The step of a `log` call without one: the hooks' step, or a new one for each call."""
+        """The step of a `log` call without a step: the hooks' step; without hooks, each call for
+        training is a new step."""
         if self.began:
             return self.of_values(trains)
         if trains:
@@ -139,11 +147,11 @@ class StepNumbers:
 
     @property
     def have_ended(self) -> bool:
-        """Whether a step has ended, by the hooks' count if there are hooks."""
+        """Whether any step has ended, as hooks count them; without hooks, as the user logs them."""
         return self.count > 0 if self.began else self.last >= 0
 
     def train(self, step: int) -> None:
-        """A training value was logged with this step."""
+        """Note that a training value was logged with this step."""
         if self.catch_up is not None:
             self.catch_up()
         # Ignore a lower number, which may be an epoch.
@@ -152,25 +160,27 @@ class StepNumbers:
             self.counted.step = self.next_logged()
 
     def of_values(self, trains: bool) -> int:
-        """The hooks' step of a value that is logged now without a step."""
+        """The step, as hooks count, of a value that is logged now without a step."""
         if self.catch_up is not None:
             self.catch_up()
         if not self.count and self.work.micro_batches > _MOST_ACCUMULATED:
-            # The loop updates weights without an optimizer, so each backward pass is a step.
+            # No optimizer has been called for so long that the loop must update the weights without
+            # one. So each backward pass counts as a step.
             return self.work.micro_batches
         if trains and self.model_called:
             return self.next_logged()
         return self.logged_number if self.last == self.logged_before else self.last
 
     def trace_and_step(self) -> tuple[str, int | None]:
-        """Trace and step of an event that happens now; empty before the first step.
+        """The trace and the step of an event that happens now; empty before the first step.
 
-        Between two steps, the step is the one that has ended, as for values, because people save
-        and evaluate after a step. The trace is that of the next step, whose duration includes the
-        time between the steps.
+        After a step has ended, the step is still that one, as people save and evaluate after a
+        step. The trace is that of the next step, whose duration includes the time between the
+        steps.
         """
         if self.began:
-            # Hooks count the same steps on all ranks, no matter which ranks log.
+            # Make the trace from the hooks' count, which is the same on all ranks, even on those
+            # that do not log.
             step = self.of_values(True)
             return layout.trace_of_step(self.count + 1), step
         return (layout.trace_of_step(self.last), self.last) if self.last >= 0 else ("", None)
@@ -183,7 +193,8 @@ class StepNumbers:
         if not self.began:
             self.began = True
             if self.last == self.implied:
-                # The user has logged no step numbers: hooks' steps replace the implied ones.
+                # The user has logged without step numbers so far. From here on, the hooks' count
+                # takes the place of the numbers that were implied.
                 self.last = self.logged_before = -1
             self.before_first = self.last
         self._before_step = self.last
@@ -193,12 +204,13 @@ class StepNumbers:
         logged = self.last
         if logged == self.logged_before:
             return self.logged_number + 1
-        # A value logged within a step belongs to that step; a value logged between two steps
-        # belongs to the earlier one.
+        # A value logged within a step belongs to that step, a value logged between two steps to the
+        # earlier one. In that case, the next step gets the next number.
         return logged if self.in_step and logged != self._before_step else logged + 1
 
     def resume_from(self, done: int) -> None:
-        """Continue after *done* steps of earlier processes; a logged number takes precedence."""
+        """Continue the numbers after *done* steps of earlier processes, unless the user has logged
+        a number."""
         if not self.count and self.last < 0:
             self.logged_number = max(self.logged_number, done)
 
@@ -222,7 +234,8 @@ class Work:
         self.hook_ns = 0
         self.flops = 0.0
         self.flops_method = ""
-        # Garbage collection time, and tokens or samples, that were already written as step words.
+        # How much of the garbage collection time, and of the tokens or samples, has been written as
+        # step words.
         self.gc_written_ns = self.written = 0
 
     def amounts(self) -> Amounts:

@@ -18,7 +18,8 @@ _MOST_WARNINGS = 50
 
 
 class Totals:
-    """Allocates each total in the journal when it is first used."""
+    """Writes totals (counters, gauges, histograms) to the journal. Each gets its slot when it is
+    first used."""
 
     def __init__(self, gate: Gate, writer: JournalWriter) -> None:
         self._gate, self._writer = gate, writer
@@ -26,7 +27,7 @@ class Totals:
         self._warned: set[str] = set()
 
     def refuse(self, why: str, place: str, text: str, amount: float = 1.0) -> None:
-        """Count a value that was not recorded; log *text* once per *place*."""
+        """Count a value that was not recorded. Logs *text*, but only once for each *place*."""
         self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
         if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(place)
@@ -37,7 +38,8 @@ class Totals:
         self._gate.write(lambda: self._writer.add(self._place(metric, attributes), amount), None)
 
     def place(self, metric: catalog.Metric, **attributes: str) -> int:
-        """The slot of a total, or the first one of a histogram; -1: no room."""
+        """The journal slot of a total; for a histogram the first of its slots. -1 if there is no
+        room."""
         return self._gate.write(partial(self._place, metric, attributes), -1)
 
     def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:
@@ -85,7 +87,7 @@ class StepTotals:
     def __init__(self, totals: Totals, writer: JournalWriter) -> None:
         self._of_process, self._writer = totals, writer
         self.store = writer.totals
-        # The number of steps, and the slot of that total in the journal; -1 before it has one.
+        # The number of steps; and its slot in the journal, -1 as long as it has none.
         self.steps, self.place = 0, -1
         self._flops = 0.0
 
@@ -131,7 +133,8 @@ class StepTotals:
             (catalog.OTEL_DDP_HOOK_TIME, work.hook_ns / 1e9),
         ):
             place = self._of_process.place(metric) if value else -1
-            # Never decrease a total: a step may have ended while another thread flushes.
+            # The training thread may have stored a higher number of steps while another thread
+            # flushes. So never store a lower value.
             if place >= 0 and value > self.store[place]:
                 self.store[place] = value
         if self.steps:
@@ -142,16 +145,16 @@ class StepTotals:
             self._flops = work.flops
 
     def close(self) -> None:
-        """Discard later stores, as the journal is about to close."""
-        # As large as the writer's totals, so that every slot stays valid.
+        """From now on, store totals in memory outside of the journal, which is about to close."""
+        # That memory has as many slots as the journal, so that all slot numbers stay valid.
         self.store = memoryview(bytearray(8 * len(self._writer.totals))).cast("d")
 
 
 # -- time by phase
 
 _OTHER, _UNMEASURED = PHASES["other"], PHASES["unmeasured"]
-# When the remembered time by phase exceeds this, it is halved: recent steps dominate the shares by
-# which unmeasured time is divided into phases.
+# Unmeasured time is divided into phases as recent measured time was. When the remembered time
+# exceeds this, it is halved, so that recent steps count more than old ones.
 _REMEMBERED_NS = 60 * 10**9
 _OF_STEPS = frozenset(PHASES[word] for word in (*WORK_PHASES, "comm_wait"))
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
@@ -159,8 +162,8 @@ _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
 # so they are skipped first.
 _CALLS = layout.STEP_CALL << _SHIFT
 
-# Flag of phases with a user's name. Their time counts even before the first step, unlike time
-# outside of phases.
+# This bit marks phases that a user has named. Their time counts even before the first step, while
+# time outside of phases does not.
 NAMED = 0x40
 
 
@@ -168,13 +171,14 @@ class TimeAccount:
     """Adds up time by phase. Not thread-safe."""
 
     def __init__(self) -> None:
-        # The current phase, and the moment up to which time has been attributed to phases.
+        # The current phase; and the time up to which everything has been added to some phase.
         self._code, self._charged_ns = _OTHER, 0
         self._steps_began = False
-        # When the current step began, and whether it is skipped.
+        # When the current step began; and whether it was skipped, so its duration does not count.
         self._step_ns, self._skipped = 0, False
         self._by_phase: defaultdict[int, int] = defaultdict(int)
-        # Exponentially decayed time: by phase in measured steps, and in total in unmeasured steps.
+        # Recent time, older time counting less (see _REMEMBERED_NS): by phase in measured steps,
+        # and the sum over unmeasured steps.
         self._shares: defaultdict[int, float] = defaultdict(float)
         self._beside_ns = 0.0
 
@@ -198,7 +202,8 @@ class TimeAccount:
                     charged_ns = until_ns
                 code = kind
             elif kind == layout.STEPS_BEGAN:
-                # Before the first step, time outside of phases is not counted: start at the step.
+                # Time outside of phases does not count before the first step, so count from the
+                # step's beginning.
                 if code == _OTHER:
                     charged_ns = max(charged_ns, word & _VALUE)
                 began = True
@@ -218,12 +223,13 @@ class TimeAccount:
         return durations
 
     def taken(self) -> Mapping[int, float]:
-        """The time in each phase since the last call, by code.
+        """The time in each phase since the last call, in nanoseconds, by phase code.
 
-        Unmeasured time is divided into phases in the proportions of measured steps, so that the sum
-        of all phases is exact.
+        The time of unmeasured steps is divided among the phases as in measured steps. So the sum
+        over all phases is exact, while each phase is an estimate.
         """
-        # Reset the sums first: then a signal handler that interrupts this counts no time twice.
+        # Take the sums and reset them in one statement: then a signal handler that interrupts this
+        # counts no time twice.
         by_phase, self._by_phase = self._by_phase, defaultdict(int)
         unmeasured_ns = by_phase.pop(_UNMEASURED, 0)
         of_steps = {
@@ -250,6 +256,6 @@ class TimeAccount:
 
     @property
     def whole_of_measured(self) -> float:
-        """Recent duration of all steps, divided by the duration of measured steps."""
+        """How much longer all recent steps took than the measured ones among them, as a factor."""
         measured_ns = sum(self._shares.values())
         return 1.0 + self._beside_ns / measured_ns if measured_ns else 1.0

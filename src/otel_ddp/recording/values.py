@@ -26,28 +26,32 @@ _SPLITS = {
     "testing": "test",
 }
 _KNOWN_SPLITS = ("train", "val", "test")
-# In characters; longer names are shortened and get a digest.
+# In characters. Longer names are cut, and get a digest of the whole name to stay distinct.
 LONGEST_NAME = 200
-# Limits of a configuration. The journal has room for fewer settings if they are long.
+# The most settings in a configuration, and the longest text of one. If settings are long, the
+# journal may have room for fewer.
 MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000
 COMPLEX = "a complex number has no place on a curve; log its parts"
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
-# The address of an object. It is removed, since it would differ in each launch of a configuration.
+# Matches the memory address of an object. It is removed, as it would make the same configuration
+# look different in each run.
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
 
 
 class Refused(Exception):
-    """A value or name that cannot be recorded; the text completes "... was not recorded: "."""
+    """A value or name that cannot be recorded. The text gives the reason, and completes "... was
+    not recorded: "."""
 
 
 def number(value: Any) -> float:
-    """One number as a float. A device tensor is refused, as reading it would synchronize."""
+    """One number as a float. A device tensor is refused, as reading it would wait for the
+    device."""
     kind = type(value)
     if kind is float or kind is bool:
         return float(value)
-    # Any other value may run user code, which may raise anything.
+    # Converting any other value may run user code, which may raise anything.
     found = errors.attempt(lambda: _number(value), None)
     if found is None:
         raise Refused(f"a number was expected, got {shown(value)}")
@@ -57,7 +61,8 @@ def number(value: Any) -> float:
 
 
 def _number(value: Any) -> float | str | None:
-    """A float; a text that explains why there is none; or None for anything but a number."""
+    """The value as a float; or a text on why it cannot be one; or None if it is nothing like a
+    number."""
     if is_device_tensor(value):
         return f"a number was expected, got {shown(value)}"
     if _is_array(value):
@@ -99,7 +104,8 @@ def is_device_tensor(value: Any) -> bool:
 
 
 def is_spread(tensor: Any) -> bool:
-    """Whether reading this tensor needs a collective, as for a sharded DTensor."""
+    """Whether the tensor is spread over ranks (a sharded DTensor), so that reading it needs a
+    collective."""
     placements = getattr(tensor, "placements", None)
     return placements is not None and not all(each.is_replicate() for each in placements)
 
@@ -110,7 +116,7 @@ def text(name: Any, longest: int) -> str:
     if isinstance(name, str):
         clean = str.__str__(name)  # a subclass may return another text
     elif isinstance(name, (int, float)):
-        # An int with thousands of digits raises in str().
+        # str() of an int with thousands of digits raises.
         clean = errors.attempt(lambda: str(name), "")
     if not clean:
         raise Refused(f"a name must be text, got {shown(name)}")
@@ -128,7 +134,8 @@ def one_line(words: str, longest: int) -> str:
 
 
 def split_of(name: str, split: str | None) -> str:
-    """The split of a value: *split* if given, else a prefix of its name, else `train`."""
+    """The split of a value: *split* if given, else the one with which its name begins, else
+    `train`."""
     if split is not None:
         return known_split(split) or split
     return split_in(name) or "train"
@@ -164,10 +171,12 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
     while stack and len(found) < most:
         prefix, value, depth = stack.pop()
-        # Read only the first items of a huge mapping. A user's mapping may raise anything.
+        # Read only the first *most* items, as a mapping may be huge. If it is a user's own class,
+        # reading may raise anything.
         look = partial(_inside, value, most)
         inner = errors.attempt(look, None) if depth < 16 else None
-        # Record a nested empty mapping like a value, as it has no items.
+        # Record an empty mapping as a value of its own. It has no items that would show that it was
+        # there.
         if inner is None or (not inner and prefix):
             if prefix:
                 found[prefix] = _unless_secret(prefix, value, longest)
@@ -185,7 +194,7 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
         return list(islice(value.items(), most))
     if isinstance(value, type):
         return None
-    # argparse.Namespace, dataclasses and similar.
+    # Treat argparse.Namespace, dataclasses and similar objects like mappings.
     if hasattr(value, "__dataclass_fields__"):
         fields = islice(value.__dataclass_fields__, most)
         return [(name, errors.attempt(partial(getattr, value, name), None)) for name in fields]
@@ -195,7 +204,7 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def _unless_secret(name: str, value: Any, longest: int) -> Any:
-    # A user's subclass of str may raise: then hide the value.
+    # If the check raises, as it may for a user's own subclass of str, hide the value.
     secret = errors.attempt(lambda: is_secret(name, value), True)
     return HIDDEN if secret else plain(value, longest)
 
@@ -218,7 +227,8 @@ def _plain(value: Any, longest: int) -> Any:
         # JSON has no infinity and no NaN.
         return float(value) if isfinite(value) else str(float(value))
     if isinstance(value, str):
-        # Shorten the text only after hiding secrets, as half a secret would not be recognized.
+        # Hide secrets first and shorten the text then: a secret cut in half would not be
+        # recognized.
         return _short(without_secrets(str.__str__(value[: 4 * longest])), longest)
     return without_secrets(_words(value, longest))
 
@@ -239,7 +249,7 @@ def _short(words: str, longest: int) -> str:
 
 
 class _Shown(reprlib.Repr):
-    """A repr of bounded cost that never synchronizes a device."""
+    """Makes a short text of any value without reading all of it, and never waits for a device."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -260,7 +270,7 @@ class _Shown(reprlib.Repr):
 
 def shown(value: Any, longest: int = 60) -> str:
     """A value in a few characters, for a warning."""
-    # A repr is user code, and may raise anything.
+    # `repr` may run user code, which may raise anything.
     words = errors.attempt(lambda: _Shown(longest).repr(value), f"<{type(value).__name__}>")
     return _short(words, longest)
 

@@ -70,7 +70,8 @@ def journal_is_full(agent: str) -> None:
 
 
 def exports_are_unknown(choice: Choice) -> None:
-    """Warn that the strategy needs a rank that is not known, so series stay on the node."""
+    """Warn that the strategy needs this process's rank, which is unknown: series stay on the
+    node."""
     what = "LOCAL_RANK" if choice.text == "node" else "RANK"
     warn_once(
         "strategy",
@@ -100,7 +101,7 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
 
 # -- the address of a run's page, printed once at its start
 
-# Limit of a text: a pipe with free space accepts this much at once, and a longer text could block.
+# Limit of a text: a pipe with room takes this much at once, while a longer text could block.
 _MOST_BYTES = 4096
 
 

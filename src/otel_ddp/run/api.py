@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # Arguments of `instrument` that concern measuring, not the run.
 _NOT_OF_RUN = ("model", "optimizer", "step_optimizer", "scaler", "flops_per_sample", "mirror")
-# Arguments of `init` that `instrument` leaves to the launcher.
+# Arguments of `init` that `instrument` does not have: the launcher gives their values.
 _NOT_OF_INSTRUMENT = dict.fromkeys(("node", "global_rank", "local_rank", "world_size"))
 
 

@@ -18,14 +18,14 @@ from otel_ddp.recording import values
 _current: Any = None
 # A run that came into this process by pickle or fork and is not used yet.
 _inherited: Any = None
-# Further open runs of this process, for example of a pool's worker in a sweep.
+# Open runs of this process besides the current one, for example in a sweep with a pool's worker.
 _beside: list[Any] = []
 _opening = threading.RLock()
 _watched: set[int] = set()
 
 
 def opening() -> threading.RLock:
-    """The lock that is held while a run is opened. Don't keep it: a forked child has a new one."""
+    """The lock held while a run is opened. Get it anew at each use: a forked child has another."""
     return _opening
 
 
@@ -45,9 +45,9 @@ def had_one() -> bool:
 
 
 def attach(unpickled: Any) -> Any:
-    """Replace an unpickled run by the run of this process; if it has none, use the unpickled one.
+    """Replace an unpickled run by the run of this process; if it has none, use the unpickled run.
 
-    It opens at its first use.
+    The unpickled run opens at its first use.
     """
     global _inherited
     with _opening:
@@ -101,8 +101,8 @@ def adopt(run: Any) -> None:
     atexit.register(_at_exit, pid, bootstrap)
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        # Also register with multiprocessing: its forked children skip atexit, and its finalizers
-        # know the exception that ends the child.
+        # Also register with multiprocessing: its forked children skip atexit, and when its
+        # finalizers run, the exception that ends the child is still known.
         from multiprocessing.util import Finalize
 
         Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
@@ -118,9 +118,10 @@ def release(run: Any) -> None:
 
 
 def _bootstrap() -> FrameType | None:
-    """The frame of multiprocessing that runs this child; it has a local variable `exitcode`.
+    """The frame of multiprocessing that runs this child; None outside of such a child.
 
-    From Python 3.13 on, finalizers need this code, as the exception is handled before them.
+    Its local variable `exitcode` tells how the child ends. From Python 3.13 on, finalizers need it,
+    as the child has handled the exception before they run.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (
@@ -171,7 +172,7 @@ def _after_fork() -> None:
     for run in _beside:
         run.enter_fork()
     _beside.clear()
-    # A thread of the parent may have held the lock, and does not exist here to release it.
+    # A thread of the parent may have held this lock, and no such thread exists here to release it.
     _opening = threading.RLock()
     candidate = _inherited if _current is None else _current
     _current = None
@@ -200,14 +201,14 @@ class Ending:
 
     def run(self, is_over: Callable[[], bool], actions: Callable[[], list[Action]]) -> None:
         """Run the actions, unless the run has ended."""
-        # With a timeout, as the other thread may wait for a lock that this thread holds.
+        # Use a timeout: the thread that holds the lock may wait for a lock that this thread holds.
         if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
             if is_over():
                 return
-            # Actions are left only if this is a signal handler that has interrupted another call of
-            # this method: run the remaining ones.
+            # If actions are left, a signal handler has interrupted another call of this method and
+            # calls it again: run the remaining actions.
             if not self._actions:
                 self._actions += actions()
             _do_all(self._actions)
@@ -219,7 +220,7 @@ def _do_all(actions: list[Action]) -> None:
     """Run all actions, and remove each one that is done.
 
     If a signal handler raises during an action, this action is repeated, and the exception is
-    raised again after the last action. The handler may also run the remaining actions itself.
+    raised again after the last one. If a handler calls this itself, it runs the remaining actions.
     """
     try:
         while actions:

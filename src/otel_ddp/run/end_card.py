@@ -1,6 +1,6 @@
 """Prints the result of a run on stderr of its first rank, without waiting for anything.
 
-The rank reads its own journal, and the last status that the agent has written.
+The rank reads its own journal, and the last status that the node's agent has written.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ def directions(best: Any) -> dict[str, str]:
 
 
 class LeadSearch:
-    """Looks for the agent that leads the run, in the process group's store."""
+    """Looks up which agent leads the run (judges all its ranks), in the process group's store."""
 
     def __init__(self, conf: Settings | None = None) -> None:
-        # Whether the lead is still to be looked up, as the process group may have new information.
+        # Whether to look up the lead again, as the store may have another answer later.
         self.is_sought = conf is not None and conf.lead != "off"
         self._found: Lead | None = None
         self._has_answer = False
@@ -72,11 +72,11 @@ class LeadSearch:
     def is_due(self, *, has_synced: bool) -> bool:
         """Whether to ask the store now. *has_synced*: a step has ended, so all ranks have begun
         one."""
-        # After the first answer wait for that step, as rank 0 may publish its addresses until then.
+        # Ask again only after that step: rank 0 may not have published its addresses before.
         return self.is_sought and (has_synced or not self._has_answer)
 
     def take(self, group: GroupFacts, *, has_synced: bool) -> None:
-        """Note the answer of the process group's store."""
+        """Take over the lead from an answer of the process group's store."""
         self._found = group.lead or self._found
         # Other ranks ask again after the first step: rank 0 may publish its addresses last, but
         # does so before its first step ends.
@@ -97,7 +97,7 @@ def in_data_worker() -> bool:
 def job_facts(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The job and the container of this program, from environment variables.
 
-    No other variable is recorded here.
+    No other environment variables are recorded here.
     """
     found = {name: env.get(variable, "") for name, variable in _JOB.items()}
     images = (env.get(variable, "") for variable in _IMAGES)
@@ -108,12 +108,12 @@ def job_facts(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 def program_facts() -> dict[str, Any]:
     """Facts about this program, and the process that started it."""
     script = sys.argv[0] if sys.argv else ""
-    # Contained, as the working directory may be gone. With `-c` and in an interactive Python there
-    # is no script.
+    # Catch errors, as the working directory may be gone. With `-c` and in an interactive Python
+    # there is no script.
     folder = errors.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
     folder = folder if script and script != "-c" else ""
     found: dict[str, Any] = {
-        # Includes the script's directory, as several runs may have a `train.py`.
+        # With the script's directory, as several runs may have a `train.py`.
         "script": os.path.join(os.path.basename(folder), os.path.basename(script)),
         "git_sha": revision(script) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -133,7 +133,8 @@ def program_facts() -> dict[str, Any]:
 
 # -- tasks of process pools: a worker runs one task after another
 
-# Module and name of the function in which workers wait for tasks -> its variables with the task.
+# Module and name of the function in which a pool's workers wait for tasks -> the names of its
+# variables that hold the task.
 _LOOPS = {
     ("multiprocessing.pool", "worker"): ("job", "i"),
     ("concurrent.futures.process", "_process_worker"): ("call_item",),
@@ -141,7 +142,7 @@ _LOOPS = {
 
 
 class Task(NamedTuple):
-    """Identifies a task of a pool, and the place in it that calls us."""
+    """Identifies a task of a pool, and the point in it from which our code was called."""
 
     number: tuple[object, ...]
     """The pool's number of the task. One task may contain several calls of the user's function."""
@@ -177,7 +178,7 @@ def current_task() -> Task | None:
 
 def _find_task() -> tuple[FrameType | None, list[tuple[CodeType, int]]]:
     calls: list[tuple[CodeType, int]] = []
-    # Only on the main thread: thread pools use the same functions, but are not separate processes.
+    # Look only on the main thread: thread pools use the same functions, but in one process.
     is_beside = threading.current_thread() is not threading.main_thread()
     if is_beside or launchers.multiprocessing_parent() is None:
         return None, calls

@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 # Arguments of `init` that a second call may extend.
 _ADDED_LATER = ("config", "best")
-# For this long after the start, check for the agent's address at the shorter interval: an agent
-# that was just started has none yet.
+# For this long after the start, look for the agent's address at the second, shorter interval: an
+# agent that was just started has none yet.
 _AGENT_STARTS_NS, _ASK_AGAIN_NS = 15_000_000_000, 500_000_000
 
 
@@ -58,7 +58,7 @@ class Records:
         self.recorder = recorder
         self.progress = Progress(recorder)
         self.place = place.Place(recorder.writer.path.parent)
-        # Whether series leave the node; None: the rank is not known yet.
+        # Whether this process's series are exported from the node; None: its rank is not known yet.
         self.exported = exported
         # Whether the journal has the final identity.
         self.settled = process.settled
@@ -73,7 +73,8 @@ class Run:
         self._origin = origin
         self._identity: Identity | None = None
         self._choice = Choice("all")
-        # False at first, also in a child: a run that came by pickle or fork opens at its first use.
+        # False at first, also in a child process: a run that came by pickle or fork opens at first
+        # use.
         self._opened = False
         self._records: Records | None = None
         self._ending = Ending()
@@ -170,7 +171,8 @@ class Run:
         if records.said_where or not is_wanted or not self._speaks_for_all():
             return False
         if text := announcements.where_to_look(records.place, self.run):
-            # Set before printing, so that a signal handler that interrupts this prints it no more.
+            # Set this before printing: a signal handler that interrupts the printing must not
+            # repeat it.
             records.said_where = True
             announcements.say(text)
         return not records.said_where
@@ -194,7 +196,7 @@ class Run:
 
     @property
     def opened(self) -> bool:
-        """Whether this run was opened, or has ended without being opened."""
+        """Whether this run was opened, or has ended without ever being opened."""
         return self._opened
 
     @property
@@ -244,10 +246,10 @@ class Run:
         if records is None:
             return
         if records.settled:
-            # Further calls of `log` go directly to the recorder.
+            # Shadow this method, so that further calls of `log` go directly to the recorder.
             vars(self)["log"] = records.recorder.log
         elif records.exported is None:
-            # Warn now: the rank is unknown, and may never be known.
+            # Warn at this first value, as the rank is unknown and may stay so.
             announcements.exports_are_unknown(self._choice)
         records.recorder.log(metrics, step=step, epoch=epoch, split=split)
 
@@ -326,8 +328,8 @@ class Run:
         records = self._ready()
         if records is None:
             return None
-        # Without the run's name, this span does not become the parent of the user's OpenTelemetry
-        # spans: it is not exported, so their traces would lack it.
+        # Pass the run's name only if spans are exported: otherwise this span would become the
+        # parent of the user's OpenTelemetry spans, but would be missing in their traces.
         run = self.identity.run if records.settled and records.exported else ""
         try:
             return spans.OpenSpan(records.progress, name, run, phase=phase, expect_s=expect_s)
@@ -344,7 +346,7 @@ class Run:
     ) -> None:
         if entered is not None:
             records = self._records
-            # After a fork inside the span, only the parent process records it.
+            # If the process has forked inside the span, only the parent process records the span.
             is_here = records is not None and records.progress is entered.progress
             entered.leave(attributes, raised, is_here)
 
@@ -375,7 +377,7 @@ class Run:
     def ended_by(self, error: BaseException) -> None:
         """Record the exception that ends this run, with its stack trace."""
         records = self._records
-        # Not for SystemExit: a program that calls sys.exit has printed the reason itself.
+        # Leave SystemExit out: a program that calls sys.exit has printed the reason itself.
         if records is not None and not isinstance(error, SystemExit):
             spans.record_exception(records.recorder, error)
 
@@ -454,7 +456,8 @@ class Run:
 
     @errors.contained(default=True)
     def _settle_by_hooks(self) -> bool:
-        """Read rank, run and lead during training; True once they are final."""
+        """Read rank, run name and lead from a hook during training; True once all three are
+        final."""
         records = self._records
         if records is None:
             return True
@@ -464,7 +467,7 @@ class Run:
         return is_known and (not self._lead.is_sought or records.recorder.steps.have_ended)
 
     def _look_again(self, records: Records) -> None:
-        """Read from the process group what is not final yet: rank, run and lead."""
+        """Ask the process group for what is not final yet: rank, run name and lead."""
         if not records.settled or self.identity.may_have_others:
             self._settle(records)
         is_due = self._lead.is_due(has_synced=records.recorder.steps.have_ended)
@@ -473,7 +476,7 @@ class Run:
 
     @errors.contained()
     def _settle(self, records: Records) -> None:
-        """Ask the process group for this rank and run, if it exists by now."""
+        """Ask the process group for this process's rank and run, if the group exists by now."""
         if not self.identity.settled or self.identity.may_have_others:
             process = self._ask_group(self.identity)
             if process == self._identity:
@@ -489,7 +492,8 @@ class Run:
             self._log_by_run()
         records.exported = self._choice.exports(process)
         written = records.recorder.documents.identity(self._identity_record(records.exported))
-        # Not written, as a signal handler has interrupted another write: the next call writes it.
+        # A signal handler has interrupted another write, so nothing was written: the next call
+        # will.
         if written is None:
             return
         records.settled = self.identity.settled
@@ -567,15 +571,16 @@ class Run:
         if reason:
             actions.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
-        # Progress before the end record, so that a reader of the latter finds the final progress.
+        # Write the progress before the end record, so that a reader of the latter finds final
+        # progress.
         actions += [
             partial(progress.end_run, state),
             partial(recorder.documents.append, layout.END, content),
             partial(self._wait_for_agent, records),
         ]
         if records.conf.say != "nothing" and self._speaks_for_all():
-            # Before `recorder.close`: while our lock is held, the agent does not delete the
-            # journal, from which the card is made.
+            # Show the card before `recorder.close`: while our lock is held, the agent does not
+            # delete the journal, which the card is made from.
             actions.append(partial(self._show_card, records, state))
         release = partial(current_run.release, self)
         return [*actions, recorder.close, records.place.wake_agent, release, self.go_silent]
@@ -590,7 +595,7 @@ class Run:
         if base := addresses.page(records.place):
             look.append(addresses.page_of_run(base, self.run))
         if conf.agent != "off":
-            # Commands, too, as the agent and its address are gone some minutes after the run.
+            # Print commands, too, as the agent and its address are gone some minutes after the run.
             look += [f"otel-ddp open {name}", f"otel-ddp report {name}"]
         journal = records.recorder.writer.path
         end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
@@ -627,7 +632,7 @@ class Run:
     # -- a second `init`, which may rename a run that was opened automatically
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
-        """A second `init` adds configuration and directions, and warns of other new arguments."""
+        """A second `init` may add to `config` and `best`; warn of other arguments that differ."""
         if self.was_automatic:
             self._take_names(arguments)
         process = self.identity
@@ -688,9 +693,9 @@ class Run:
             return False
         if task.number != before.number:
             return True
-        # A second call from the same place is either a loop in one call of the user's function, or
-        # the next of several calls in one task. Only the latter gets another run; its arguments
-        # differ. Contained, as comparing users' values may raise.
+        # A second call from the same line is made either by a loop within one call of the user's
+        # function, or by the next of several calls in one task. Only the latter gets another run.
+        # Its arguments differ. Catch errors, as comparing users' values may raise.
         same = errors.attempt(lambda: bool(arguments == self._origin.arguments), False)
         return task.calls == before.calls and not same
 
@@ -721,7 +726,8 @@ class Run:
         return (_attach, ({k: v for k, v in arguments.items() if not callable(v)},))
 
     def _for_a_child(self) -> dict[str, Any]:
-        """The arguments with which a child process joins this run: no ranks and configuration."""
+        """The arguments with which a child process joins this run: without ranks and
+        configuration."""
         stays = ("config", "global_rank", "local_rank", "world_size")
         own = self._origin.arguments.items()
         arguments = {key: value for key, value in own if key not in stays}
@@ -736,7 +742,8 @@ def silent() -> Run:
 
 
 def _attach(arguments: dict[str, Any]) -> Run:
-    """Unpickle a run: returns this process's run, or if it has none, one that joins the pickled."""
+    """Unpickle a run: return this process's run or, if it has none, one that joins the pickled
+    run."""
     attached: Run = current_run.attach(Run(Origin(arguments, joins=True)))
     return attached
 

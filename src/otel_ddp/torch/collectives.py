@@ -22,8 +22,8 @@ from otel_ddp.torch.hooks.called import Called
 from otel_ddp.torch.process_group import is_up
 
 _MOST_GROUPS = 256
-# Most collectives reported per process group. That is enough: two ranks are never this far apart in
-# a group while one of them waits for the other.
+# Most collectives reported per process group. In a hang, two ranks of a group are fewer collectives
+# apart than this, so their lists overlap and can be compared.
 _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
 
@@ -72,7 +72,7 @@ def groups(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
         statuses = dump.get("pg_status")
         if isinstance(statuses, dict):
             _add_statuses(backend, statuses, found)
-            # If `pg_config` is empty, the recorder is switched off.
+            # An empty `pg_config`: the recorder is off, so it can't tell sends from collectives.
             if backend == "gloo" and dump.get("pg_config"):
                 _add_sends(dump, statuses, found)
     return found
@@ -88,7 +88,8 @@ def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, 
         if not number.isdigit() or int(number) >= len(mine) or not isinstance(status, dict):
             continue
         group = mine[int(number)]
-        # Destroyed groups shift these numbers: ignore a status whose count does not match.
+        # After a group is destroyed, these numbers no longer fit the list: ignore a status whose
+        # number of started collectives differs from the group's own.
         if _number(status.get("last_enqueued_collective")) == group["enqueued"]:
             group["completed"] = _number(status.get("last_completed_collective"))
 
@@ -96,7 +97,8 @@ def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, 
 def _add_sends(dump: dict[str, Any], statuses: dict[str, Any], found: list[dict[str, Any]]) -> None:
     """Count a Gloo group's sends and receives.
 
-    Its status counts them as collectives, its flight recorder does not: so subtract.
+    The group's own count includes them, the collectives in the flight recorder do not: the
+    difference is the number of sends and receives.
     """
     collectives: dict[str, int] = {}
     for entry in _collectives_of(dump):
@@ -110,7 +112,7 @@ def _add_sends(dump: dict[str, Any], statuses: dict[str, Any], found: list[dict[
         if group["name"] in collectives:
             group["sends"] = group["enqueued"] - collectives[group["name"]]
         elif str(at) not in statuses:
-            # No status: the group has never had a collective.
+            # A group without a status has had no collective: it has started only sends.
             group["sends"] = group["enqueued"]
 
 
@@ -176,8 +178,8 @@ def _number(text: Any) -> int | None:
 # The phases in which DDP starts collectives: for gradients in backward, for buffers in comm_wait.
 _GRADIENTS = "backward"
 _OF_DDP = (_GRADIENTS, "comm_wait")
-# Reported like a phase: the step has sends or receives. NCCL's groups do not count them, so their
-# calls are wrapped.
+# The name by which sends and receives are reported, as if it were a phase. NCCL's groups do not
+# count them, so torch's `send` and `recv` are wrapped.
 SENDS = "sends"
 
 
@@ -185,7 +187,7 @@ class OwnCollectives:
     """Finds the phases in which the program has collectives besides DDP's.
 
     Compares the process groups' counts at each change of phase, on the training thread and in few
-    steps. It needs neither a collective nor torch's flight recorder.
+    steps. This starts no collective and needs no flight recorder.
     """
 
     def __init__(self) -> None:
@@ -195,8 +197,8 @@ class OwnCollectives:
         self._steps_with: Counter[str] = Counter()
         self._phases: set[str] = set()
         self._own: set[str] = set()
-        # Id of a process group -> most gradient collectives that DDP starts in it per step; None if
-        # unknown.
+        # Id of a process group -> how many collectives DDP starts in it for the gradients of one
+        # step, at most; None if unknown.
         self._of_ddp: dict[int, int | None] = {}
         # Id of a process group -> collectives in this step's backward.
         self._in_backward: Counter[int] = Counter()
@@ -208,9 +210,10 @@ class OwnCollectives:
         self._thread = 0
 
     def begin(self, models: list[nn.Module], numbered: bool = True) -> None:
-        """A step begins in which collectives are counted.
+        """Begin a step in which collectives are counted.
 
-        *numbered*: whether to compare the groups' counts; otherwise only sends are noticed.
+        *numbered*: whether to compare the groups' counts at changes of phase; if not, only sends
+        and receives are noticed here.
         """
         self._of_ddp = {}
         self._numbered = numbered
@@ -258,8 +261,9 @@ class OwnCollectives:
         """The phases in which most counted steps had collectives besides DDP's, and SENDS if most
         steps had sends.
 
-        Hysteresis: a phase is added at half of the steps and removed below a quarter, as each
-        change restarts the agent's comparison of ranks. *unseen*: further such phases of this step.
+        Hysteresis: a phase is added above half of the steps and removed below a quarter, as each
+        change restarts the agent's comparison of ranks. *unseen*: phases of this step with waits
+        for collectives, found without the groups' counts.
         """
         self.take_off()
         self._phases.update(unseen)

@@ -1,4 +1,4 @@
-"""Times phases on the device: records events between phases, and reads those that it has passed."""
+"""Times phases on the device: records events between phases, and reads the events it has passed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import DevicePosition, DeviceTimes
 from otel_ddp.vocabulary.words import PHASE_CODE
 
-# Limits of unresolved steps and marks. A host that reads its loss every 100 or 200 steps runs so
-# many steps ahead of its device, mostly with ten marks a step. With FSDP, waits need five marks for
-# each layer and micro-batch.
+# Most steps and marks that may wait for the device to pass them. A host that reads its loss only
+# every 100 or 200 steps runs that many steps ahead of its device. A step mostly has ten marks; with
+# FSDP, waits add five marks for each layer and micro-batch.
 _MOST_STEPS = 256
 _MOST_MARKS = 16_384
 # The device keeps pace with the host if it reaches a mark within this time after the host recorded
@@ -47,7 +47,7 @@ class _Mark:
 
 
 class _Marks(list[_Mark]):
-    """The marks of a step, which ends at the last one; if `number` is 0, of a part of a step."""
+    """The marks of one step, the last at its end; if `number` is 0, they are a part of a step."""
 
     __slots__ = ("number", "passed")
 
@@ -64,8 +64,8 @@ class _DeviceTime:
         self._times, self._pool = times, pool
         # The last resolved mark; the phase that began there ends at the next mark.
         self.since: _Mark | None = None
-        # When the device reached this mark by its own clock, and the least offset of this clock
-        # behind the host's.
+        # When the device reached this mark, on the device's clock; and by how much the host's clock
+        # is ahead of the device's, at least.
         self._reached_ns = self._offset_ns = 0
         # The journal words of the step that is being resolved; None until a first step ends.
         self._words: list[int] | None = None
@@ -89,7 +89,7 @@ class _DeviceTime:
             recorded_ns = word & _VALUE
             not_before_ns = recorded_ns
             if mark.not_before_ns:
-                # Use the later time, at which a query found the mark pending.
+                # A query found the mark pending later than it was recorded: use that time.
                 not_before_ns, mark.not_before_ns = mark.not_before_ns, 0
             if since is None:
                 # At the first mark, set the device's time to the host's.
@@ -110,8 +110,8 @@ class _DeviceTime:
                 pool.append(since)
                 since = mark
             else:
-                # This mark is on another stream, which reached it before the last one: only replace
-                # the phase, which is the newer one.
+                # This mark is on another stream, which reached it before the last mark. So no time
+                # has passed: only replace the phase by this mark's phase, which is newer.
                 since.word = word
                 pool.append(mark)
             if words is not None:
@@ -132,7 +132,7 @@ class _DeviceTime:
             if self.since is not None:
                 words.append(self.since.word & ~_VALUE | reached_ns)
         else:
-            # The last word begins the first phase of the next step.
+            # The last word begins the next step: put it after the words that end this one.
             following = words.pop()
             words.append(_NUMBER | number)
             words.append(_LAG | max(reached_ns + self._offset_ns - recorded_ns, 0))
@@ -181,10 +181,10 @@ class DeviceClock:
             except IndexError:
                 mark = _Mark(self._module.Event(enable_timing=True))
             mark.word = word
-            # With an index, as this thread's current device may be another one.
+            # Pass the device's index, as another device may be the current one of this thread.
             self.stream = stream = self._stream(self._index)
-            # Recording blocks if the launch queue is full. Torch holds the GIL then, so no other
-            # thread could report it: this flag in shared memory shows it.
+            # Recording blocks while the launch queue is full. Torch holds the GIL then, so no
+            # thread of ours could report it. The agent reads this flag from shared memory instead.
             words = self._times.present_words
             words[_IN_MARK] = 1
             try:
@@ -213,13 +213,13 @@ class DeviceClock:
             self._fail()
 
     def pause(self) -> None:
-        """A step ends, and the next ones are not measured: set no marks until `resume`."""
+        """Set no marks until `resume`: a step has ended, and the next ones are not measured."""
         self._paused = True
 
     def resume(self, number: int, word: int) -> None:
-        """Unmeasured step *number* ends at this word's time, and the next step is measured.
+        """Set marks again: unmeasured step *number* ends at the time in *word*.
 
-        The device's lag behind the host at this time is recorded for the unmeasured step.
+        How far the device lags behind the host at this time is recorded for step *number*.
         """
         self._paused = False
         self.mark(word)
@@ -266,7 +266,7 @@ class DeviceClock:
         self.close()
 
     def _close_step(self, number: int) -> None:
-        """Close the marks so far. *number*: the step's, or 0 if they are only a part of a step."""
+        """Close the open marks. *number*: the step that they end, or 0 if they don't end a step."""
         marks, self._open = self._open, _Marks()
         if self._discards:
             self._discards = False
@@ -284,7 +284,7 @@ class DeviceClock:
             self._time.begin_anew()
 
     def _resolve(self, now_ns: int) -> None:
-        # A query during a capture would invalidate the graph.
+        # Stop at a capture of a CUDA graph: a query during the capture would invalidate the graph.
         while self._closed and not self._capturing():
             marks = self._closed[0]
             # Query every mark, not only the last one: with several streams, the device may pass a
@@ -301,7 +301,7 @@ class DeviceClock:
             try:
                 self._time.passed(marks)
             except BaseException:
-                # After any exception, also of a signal handler, the rest of these marks is lost.
+                # After any exception, even one of a signal handler, these marks are lost.
                 self._time.begin_anew()
                 raise
             if marks.number:

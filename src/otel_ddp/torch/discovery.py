@@ -1,7 +1,8 @@
 """Finds the models that a program trains, if it does not pass them to `instrument`.
 
-`_Announced` waits for the first training call of a model, compilation or backward, and opens the
-run. `_Search` finds each model of a run, and searches again when another optimizer appears.
+`_Announced` waits for the first sign of training (a model's call, a compilation or a backward), and
+opens the run. `_Search` finds each model of a run, and searches again when another optimizer
+appears.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from otel_ddp.torch.inspection import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.steps.open_step import outside_of_backward
 from otel_ddp.torch.steps.stepper import Stepper
 
-# A search ends after this many optimizer steps. Not after one: a GAN's critic may make several
-# steps before the generator is called.
+# A search ends after this many optimizer steps. One step would be too few: a GAN's critic may make
+# several steps before the generator is first called.
 _STEPS = 10
-# After this many fruitless searches in a row, a new optimizer starts no further search: a program
-# may create an optimizer in each step. After twice as many, no optimizer starts a search.
+# After this many searches in a row that found no model, a newly created optimizer starts no further
+# search, as a program may create an optimizer in each step. After twice as many, nothing does.
 _MOST_FRUITLESS = 4
-# A compilation outside of modules counts as this many fruitless searches: each change of our hook
-# makes Dynamo recompile, and Dynamo stops compiling a function after eight recompilations.
+# A compilation outside of any module counts as this many searches without a model, so the search
+# ends soon: each switch of our hook makes Dynamo recompile, which it does at most eight times.
 _COMPILED_FRUITLESS = 2
 # A search also ends after this many module calls, as a program may make no steps (inference).
 _CALLS = 5000
@@ -52,7 +53,7 @@ def look(begin: Callable[[], None]) -> None:
     _search = _Announced(begin)
     # Dynamo is imported by now: creating an optimizer imports it.
     runtime.listen(_before_compile, _nothing)
-    # Last: from now on any thread may call a module.
+    # These hooks go on last, as any thread may call a module from now on.
     model_hooks.set_global_hook(before_any)
     model_hooks.put_on_all()
 
@@ -69,7 +70,7 @@ def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
 
 
 def begin_with_next_optimizer(begin: Callable[[], None]) -> None:
-    """During a search, call *begin* as soon as another optimizer is created."""
+    """If this process searches for models, call *begin* as soon as another optimizer is created."""
     if isinstance(_search, _Search):
         _search.next_begins = begin
 
@@ -127,8 +128,8 @@ class _Announced:
 class _Search:
     """Searches for models at first, and again when another optimizer is created or steps.
 
-    The hook on all modules is off while any thread is in a module: inner modules are not
-    candidates. So the hook costs them nothing and does not disturb their compilation.
+    The hook on all modules is off while any thread is inside a module, as modules called by another
+    module are no candidates. So the hook neither slows them down nor disturbs their compilation.
     """
 
     def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
@@ -138,8 +139,8 @@ class _Search:
         self._steps_left = self._calls_left = 0
         self._unknown_steps = self._fruitless = 0
         self._optimizer_made = Called(Optimizer, "__init__", self._optimizer_came)
-        # If set, a new optimizer calls this instead of starting a search: in a pool's worker, it
-        # belongs to the next task, which is another run.
+        # If set, the creation of an optimizer calls this instead of starting a search: in a pool's
+        # worker, the optimizer belongs to the next task, which is another run.
         self.next_begins: Callable[[], None] | None = None
         # The thread that is inside an outermost call, or 0. The hook is off until this call ends,
         # so calls in other threads are not seen.
@@ -181,18 +182,18 @@ class _Search:
         if self.next_begins is not None:
             self.next_begins()
         elif stepper.alive and not stepper.searching and self._fruitless < _MOST_FRUITLESS:
-            # The next model is about to be called, as in a cross-validation.
+            # A new optimizer announces a new model, which is called next, as in a cross-validation.
             stepper.model_comes()
             self.begin()
 
     def between_calls(self) -> None:
-        """Put the hook on, unless another thread is in a module. This thread is in none."""
+        """Put the hook on, unless another thread is in a module (the current one is not)."""
         if not self.stepper.searching:
             return
         runtime.attach(self.stepper)
-        # Look at the other thread's stack: after Ctrl-C or sys.exit in a forward, torch calls no
-        # hook that resets `_calling_thread`. No local variable holds the frames: they include this
-        # one, which would make a reference cycle.
+        # Look at the other thread's stack rather than only at `_calling_thread`: after Ctrl-C or
+        # sys.exit in a forward, torch calls no hook that resets it. Keep the frames in no local
+        # variable: they include this function's frame, which would make a reference cycle.
         inside = self._calling_thread
         if not (inside and times_called(sys._current_frames().get(inside), CALL_MODULE)):
             self._calling_thread = 0
@@ -201,15 +202,15 @@ class _Search:
     # -- calls
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A module is called, apparently not by another module."""
+        """A module is called, and the hook is on, so probably no other module calls it."""
         self._calls_left -= 1
         if self._calls_left < 0:
             self.pause()
             return
-        # This thread may have called an outer module while the hook was off.
+        # An outer module may be calling this one, if its call began while the hook was off.
         if not is_outermost(module):
-            # If a call of this module is a whole step, watch its inner modules instead; the module
-            # itself only describes the run.
+            # If a call of this module is a whole training step, do not watch it but the modules
+            # inside it. The module itself is only used to describe the run.
             if models.makes_steps(module) and model_hooks.add_around(module):
                 optimizer_hooks.forget_others()
                 self._report(module)
@@ -218,17 +219,18 @@ class _Search:
         model_hooks.take_off_all()
         runtime.attach(self.stepper)
         self._unhook()
-        # The hook runs in this very call: torch looks up a module's forward hooks after forward.
+        # This hook already runs at the end of the current call: torch looks up a module's forward
+        # hooks only after the forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._hooked_module = ref(module)
         if trains(module) and self._is_outside_watched() and self._adopt(module):
-            # Torch has already collected the pre-hooks of this call, so call our new one directly.
+            # Torch has already collected the pre-hooks of this call, so it won't call our new one.
             model_hooks.before_forward(module, args, _kwargs_of(module))
 
     def ended(self, module: nn.Module) -> None:
         """A module with our hook, or a copy of one, has returned or raised."""
-        # After an exception torch iterates over the hooks themselves, which must not change then;
-        # otherwise over a copy.
+        # Do not remove the hook after an exception: torch then iterates over the dictionary of
+        # hooks itself, which must not change meanwhile. Otherwise it iterates over a copy.
         if sys.exc_info()[1] is None:
             model_hooks.take_off(module, _after_any)
         if self._hooked_module() is module and self._calling_thread == get_ident():
@@ -243,7 +245,8 @@ class _Search:
     def _is_outside_watched(self) -> bool:
         """Whether the called module is certainly not a part of a watched model.
 
-        Activation checkpointing calls parts during backward, DataParallel replicas in threads.
+        Parts of models are also called without the whole model: by activation checkpointing during
+        backward, and by DataParallel, which calls replicas in other threads.
         """
         return outside_of_backward() and not self.stepper.calls.forward_in_another_thread()
 
@@ -264,9 +267,9 @@ class _Search:
     # -- compilation
 
     def compiling(self) -> None:
-        """A compilation begins: take the hook off, as the graph has a guard on global hooks.
+        """A compilation begins: take the hook off, as its graph gets a guard on global hooks.
 
-        It stays off until a step ends: the compilation may be in the middle of a call.
+        The hook stays off until a step ends, as the compilation may be in the middle of a call.
         """
         if not model_hooks.take_off_all():
             return
@@ -284,7 +287,7 @@ class _Search:
     # -- optimizers
 
     def model_stepped(self) -> None:
-        """The optimizer of a watched model has stepped."""
+        """The optimizer of a watched model has made a step."""
         self._steps_left -= 1
         if self._steps_left <= 0:
             self._fruitless = 0 if self._reported else self._fruitless + 1
@@ -292,15 +295,15 @@ class _Search:
         self.between_calls()
 
     def unknown_optimizer_came(self) -> None:
-        """An optimizer of no watched model begins a step: a trainer may have built a new model."""
+        """An optimizer that trains no watched model begins a step: there may be a new model."""
         if not self.stepper.searching:
             self.begin()
 
     def unknown_optimizer_stepped(self) -> None:
-        """An optimizer of no watched model has stepped."""
+        """An optimizer that trains no watched model has made a step."""
         if not self.stepper.end.has_model:
             self._unknown_steps += 1
-            # Search again: `_CALLS` calls without a step may have ended the search.
+            # Search again: after `_CALLS` module calls without a step, a search ends.
             if not self.stepper.searching and self._unknown_steps < _STEPS_WITHOUT_MODEL:
                 self.begin()
             if self._unknown_steps == _STEPS_WITHOUT_MODEL:
@@ -325,7 +328,7 @@ def _nothing(*_: Any) -> None:
 
 
 def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
-    """The hook on all modules, while a model is searched for and none is being called."""
+    """The hook on all modules, which is on while models are searched for and none is called."""
     if is_compiling():
         return
     if (search := _active()) is None:
@@ -375,15 +378,15 @@ def outermost_called() -> nn.Module | None:
 def _called_in_step() -> list[Any]:
     """The modules that this thread is calling, innermost first.
 
-    Modules whose call is a whole step are left out: a wrapper, and the module inside it.
+    If a wrapper's call is a whole step, the wrapper and the module inside it are left out.
     """
     called = [each.get("self") for each in module_calls(sys._getframe())]
     whole_steps = []
     while called and models.makes_steps(called[-1]):
         whole_steps.append(called.pop())
     if whole_steps and called:
-        # The module inside is called for `training_step`, which calls its `forward` again: a hook
-        # on this module could not distinguish the two calls.
+        # The wrapper calls the module inside to run `training_step`, which calls the module's
+        # `forward` again: a hook on this module could not distinguish the two calls.
         whole_steps.append(called.pop())
     return [each for each in called if all(each is not one for one in whole_steps)]
 
@@ -398,11 +401,11 @@ def trains(module: nn.Module) -> bool:
 
 
 def _may_train(module: nn.Module) -> bool:
-    # Not on the meta device: trainers call a copy of the model there to count FLOPs.
+    # Ignore parameters on the meta device: trainers call a copy of the model there to count FLOPs.
     return any(each.requires_grad and not each.is_meta for each in module.parameters())
 
 
 def _kwargs_of(module: nn.Module) -> Mapping[str, Any] | None:
-    """The keyword arguments of a module's call, from the stack: torch passes global hooks none."""
+    """The keyword arguments of a module's call, from the stack: global hooks don't get them."""
     calls = module_calls(sys._getframe())
     return next((call.get("kwargs") for call in calls if call.get("self") is module), None)

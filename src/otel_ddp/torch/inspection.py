@@ -64,7 +64,7 @@ def of_tensor(tensor: Any, name: str) -> Any:
 # wrapped these functions.
 _AUTOGRAD = vars(torch.autograd)
 _BACKWARD, _GRAD = "backward", "grad"
-# The code through which torch calls every module. Private.
+# The code through which torch calls every module; private in torch.
 CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
 
@@ -86,7 +86,7 @@ def times_called(frame: FrameType | None, code: Any) -> int:
 def roots_of_backward(frame: FrameType | None) -> tuple[Any, ...] | None:
     """The roots of the outermost backward on the stack; None for `torch.autograd.grad`.
 
-    Backwards nested inside it are those of reentrant checkpointing.
+    Backwards inside the outermost one are ignored: reentrant checkpointing starts those.
     """
     begun = [
         each

@@ -30,9 +30,9 @@ class _Measuring:
         self.readings = Readings(self.stepper)
         self.window = ProfileWindow(progress, self.stepper.sampled)
         self.stepper.switch_hooks = self._switch
-        # Evaluations are measured also within unmeasured steps.
+        # Wrapped in unmeasured steps, too: evaluations inside of those are measured.
         self.evaluates = Called(nn.Module, "eval", self._evaluates)
-        # All functions of `os` that replace the program call `execv` or `execve`.
+        # Each function of `os` that replaces the program, such as `execlp`, calls one of these two.
         self.replaces = [Called(os, each, _replaced, before=True) for each in ("execv", "execve")]
 
     def _switch(self, on: bool) -> None:
@@ -53,7 +53,7 @@ _current: _Measuring | None = None
 @errors.contained()
 def _replaced(*_: Any) -> None:
     """Another program is about to replace this one: flush, or unwritten records are lost."""
-    # Not in a forked child, where `_current` is None: it shares the journal with its parent.
+    # A forked child, where `_current` is None, must not flush: the journal is its parent's.
     if (current := _current) is not None:
         current.stepper.progress.flush()
 
@@ -64,10 +64,10 @@ def start(
     found: Callable[[nn.Module], None],
     **options: Any,
 ) -> None:
-    """Measure the steps of this model, or of discovered models if it is None.
+    """Measure the steps of this model, or of discovered models if *model* is None.
 
-    *found* gets the first discovered model. If steps never call *model* itself, models are
-    discovered, too: the program may call methods of *model*, or a module inside it.
+    *found* gets the first discovered model. Models are also discovered if the steps never call
+    *model*, as the program may call methods of *model* or a module inside it.
     """
     # For an unwrapped LightningModule, discover the modules inside it: Lightning calls its
     # `training_step`, for which no hook runs.
@@ -80,7 +80,7 @@ def start(
     # These hooks go on last, as a step may begin at any moment from now on.
     model_hooks.attach(model, stepper)
     stepper.end.model_came()
-    # Search if steps do not call this model: the program may call its methods, or a module inside.
+    # Search for models if the steps never call this one, but its methods or a module inside it.
     stepper.model_not_called = partial(discovery.attach, stepper, found)
     model_hooks.watch_compiled_in_place()
 
@@ -88,7 +88,7 @@ def start(
 def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     """Put on all hooks except those on models, and return the stepper."""
     global _current
-    # Training has been announced, or its first step begins: stop waiting for it.
+    # Training begins or is about to begin: stop waiting for it.
     ignore_training()
     for name in ("optimizer", "step_optimizer"):
         options[name] = _of_torch(name, options.get(name))
@@ -159,7 +159,7 @@ def _take_off() -> None:
 
 
 def _after_fork() -> None:
-    # In the child: write nothing to the journal, which is the parent's but is mapped here, too.
+    # A forked child writes nothing to the journal: it is the parent's, but is mapped here, too.
     global _current
     current, _current = _current, None
     if current is not None:

@@ -1,4 +1,4 @@
-"""Reads ranks from torch.distributed; ranks agree on run name and lead through its store."""
+"""Reads ranks from torch.distributed; its store lets ranks agree on the run's name and lead."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def backend() -> str:
     return str(sys.modules["torch.distributed"].get_backend())
 
 
-# In a forked child: the parent's process group, inherited but not to be used. Weak, as the child
-# may destroy it.
+# In a forked child: the parent's process group, which the child inherits but must not use. A weak
+# reference, as the child may destroy the group.
 _parents_group: weakref.ref[Any] | None = None
 
 
@@ -61,8 +61,9 @@ if hasattr(os, "register_at_fork"):
 def facts(process: Identity, *, seeks_lead: bool = False) -> GroupFacts | None:
     """Ranks and host of the default process group; None without one.
 
-    If the run's name is negotiable, ranks agree on it through the group's store: the first proposal
-    counts for all ranks. *seeks_lead*: also agree on the lead, if ranks may be on other nodes.
+    If the user has not named the run, ranks agree on a name through the group's store: the first
+    proposal counts. *seeks_lead*: if ranks may be on other nodes, also agree on the lead, i.e. the
+    agent that judges the run.
     """
     if not is_up():
         return None
@@ -98,9 +99,10 @@ def _store(module: Any) -> Any:
         errors.reraise_foreign()
         return None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's agent keeps one store across restarts of its workers, with a key prefix per
-        # attempt. Without the prefix, the run's name is kept across restarts. In other stores the
-        # prefix stays, as several launches may share one store with different prefixes.
+        # torchrun's agent keeps one store across restarts of its workers, and gives each attempt
+        # its own key prefix. Drop the prefix, so that the run keeps its name across restarts. In
+        # other stores it stays, as several launches may share one store with different prefixes.
+        # prefixes.
         store = _bare(store)
     return store
 
@@ -151,23 +153,23 @@ def _within_limit(
 
 
 def _run(store: Any, ours: str) -> str | None:
-    """The run's name in the store; puts *ours* there if there was none."""
-    # A key for each launch: two torchruns with different ids may share a rendezvous store.
+    """The run's name in the store; stores *ours* if there is none yet."""
+    # Each launch has its own key, as two torchruns with different ids may share a rendezvous store.
     elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     key = f"{RUN_KEY}/{elastic_id}" if elastic_id else RUN_KEY
     return _put(store, key, "", ours) or None
 
 
 def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
-    """The lead of this run: the proposal of the rank that comes first, with rank 0's addresses.
+    """The lead of this run: the first rank's proposal, completed by the addresses of rank 0's node.
 
-    Only rank 0 knows its addresses, and it may come last. Until it comes, the other ranks use the
+    Only rank 0 knows these addresses, and it may come last. Until then, the other ranks use the
     store's host as a guess, or the addresses of the previous attempt.
     """
-    # A key for each run, as ranks may have several runs in sequence. It has no restart count, which
-    # may differ between nodes: torchrun counts restarts on each node separately.
+    # Each run has its own key, as ranks may have several runs in sequence. The key has no restart
+    # count, which may differ between nodes: torchrun counts restarts on each node separately.
     of_run = (os.environ.get("TORCHELASTIC_RUN_ID", ""), process.group, process.run)
-    # Names may contain slashes.
+    # Quote the names, as they may contain the separator.
     key = "/".join((LEAD_KEY, *(quote(each, safe="") for each in of_run)))
     is_first = process.global_rank == 0
     guess = store_host or os.environ.get("MASTER_ADDR", "")
@@ -175,8 +177,9 @@ def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
     stored = _put(store, key, "", ours.as_text())
     found = lead.parse_text(stored)
     if is_first and (found is None or found.hosts != ours.hosts):
-        # Either another rank was first, without addresses: add ours. Or rank 0 was on another node
-        # in the previous attempt: replace the proposal, as the agent there leads no more.
+        # Either another rank came first, without addresses: add ours to its proposal. Or the stored
+        # addresses are of an earlier attempt with rank 0 on another node, which is no longer the
+        # lead: replace the proposal.
         if found is not None and not found.hosts:
             ours = found._replace(hosts=ours.hosts)
         found = lead.parse_text(_put(store, key, stored, ours.as_text()))

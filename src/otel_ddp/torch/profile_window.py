@@ -25,9 +25,9 @@ from otel_ddp.torch.steps.budget import SampledSteps
 # Every use of torch's profiler calls one of these functions, including emit_nvtx.
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 
-# An annotation's record has a pointer to the profile in which it began, and writes through it when
-# the annotation ends. Torch only checks whether any profile is on, so an annotation that ends
-# during another profile writes to freed memory. Freeing a record also ends it, so records of
+# An annotation's record points to the profile in which it began, and writes to it when the
+# annotation ends. Torch only checks whether any profile is on. So an annotation that ends during a
+# later profile writes to freed memory. Freeing a record also ends its annotation, so records of
 # annotations that outlive their profile are kept forever.
 _never_ended: list[Any] = []
 
@@ -42,8 +42,8 @@ class OpenAnnotations:
     def watch(self, give_way: Callable[..., None]) -> None:
         """Track all annotations from now on.
 
-        *give_way*: called before the program uses the profiler itself, which would raise during our
-        profile.
+        *give_way*: called before the program uses torch's profiler itself, which would raise while
+        ours is on.
         """
         opened = self._open
 
@@ -74,8 +74,8 @@ class OpenAnnotations:
 
 # Free disk space needed before a window begins, as its trace is a large text file.
 _LEAST_ROOM = 512 * 1024 * 1024
-# Steps between two windows; and steps without a profile by the program before a window begins, so
-# that annotations of its last profile have ended.
+# At least this many steps lie between two windows; and at least this many in which the program does
+# not use the profiler lie before a window, so that annotations of its last profile have ended.
 _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
 # Starting, stopping and writing a profile may take this long without being reported as a hang.
 _EXPECT_S = 120.0
@@ -131,9 +131,9 @@ class ProfileWindow:
         self._request: Request | None = None
         self._profiler: Any = None
         self._thread = 0
-        # Steps since the request in which the program did not use the profiler.
+        # How many steps since the request ended without the program using the profiler.
         self._quiet = 0
-        # Whether we created the trace file.
+        # Whether we created the trace file, so that we remove it after a failure.
         self._made = False
         # The last step of the previous window.
         self._last_step = -_STEPS_BETWEEN
@@ -145,7 +145,7 @@ class ProfileWindow:
     # -- on the answering thread
 
     def ask(self, line: bytes) -> None:
-        """Store a request, unless another one is pending: the answer has its number."""
+        """Store a request, or ignore it if another one is pending."""
         content, before = json.loads(line), self._request
         waits = before is not None and (
             self._profiler is not None or time.time_ns() < before.until_ns
@@ -209,7 +209,7 @@ class ProfileWindow:
         self._made = True
         profiler = torch.profiler.profile(activities=activities())
         self._thread, self._first, self._done = threading.get_ident(), 0, 0
-        # Assigned before the start: from now on `_close` must stop the profiler.
+        # Assign this before the start, which may fail halfway: `_close` then stops the profiler.
         self._profiler = profiler
         self._progress.mark_profiled()
         with _in_phase(self._progress):
@@ -242,7 +242,7 @@ class ProfileWindow:
             self._stop().export_chrome_trace(str(request.trace))
         # Set the mode again, as torch may have replaced the file that we created.
         os.chmod(request.trace, 0o600)
-        # Mark the current step, too, as it includes the writing of the trace.
+        # Mark the current step as profiled, too: writing the trace takes part of its time.
         self._progress.mark_profiled()
         self._write("written", request)
         self._forget()
@@ -282,7 +282,8 @@ class ProfileWindow:
                     raise _Refused("the training ended before that many steps")
                 self._save(request)
         else:
-            # Only the thread that started the profiler can stop it, and it ends no more steps.
+            # Only the thread that started the profiler could stop it, but it will end no more
+            # steps.
             self._annotations.leave()
             self._write("refused", request, "the training ended in another thread")
 
@@ -290,7 +291,7 @@ class ProfileWindow:
         """In a forked child: restore torch's functions, and record nothing."""
         self._annotations.leave()
         if self._profiler is not None:
-            # In the child, only the forking thread lives on, and nothing would stop its profile.
+            # Only the forking thread lives on in the child: nothing there would stop the profile.
             torch.autograd._enable_record_function(False)
 
     # -- the program's own profiler

@@ -27,8 +27,8 @@ from otel_ddp.torch.inspection import outward
 _MOST_THREADS = _MOST_FRAMES = 64
 _LONGEST_TEXT = 300
 _END_S = 0.5
-# These signals are not blocked: only a fault in the thread itself raises them, and the kernel kills
-# a process that has blocked such a signal.
+# Our thread does not block these signals: only a fault in the thread itself raises them, and the
+# kernel kills a process that has blocked such a signal.
 _FAULTS = {
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 }
@@ -53,7 +53,7 @@ class _StackAnswers:
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._stopped = False
-        # Held while a request is answered: the exit of the process waits for this lock.
+        # Held while a request is answered. At the exit, the process waits for this lock.
         self._answering = threading.Lock()
         files.make_fifo(self._ask)
         # Open for writing as well: without a writer, a read would return at once (end of file).
@@ -87,12 +87,12 @@ class _StackAnswers:
             os.set_blocking(self._fd, False)
             os.write(self._fd, b"\n")
             return
-        # The program has closed our descriptor, but the thread still waits in its read: write
-        # through the path.
+        # The program has closed our descriptor, but the thread still waits in its read. Wake it by
+        # writing to the fifo through its path.
         files.write_to_fifo(self._ask, "\n")
 
     def leave_to_exit(self) -> None:
-        """The interpreter exits: the thread must not run Python code any more, but may block."""
+        """The interpreter exits: let the thread finish its answer, and then run no Python code."""
         self._stopped = True
         self._answering.acquire(timeout=_END_S)
 
@@ -123,7 +123,7 @@ class _StackAnswers:
 
     @errors.contained()
     def _reply(self, asked: bytes) -> None:
-        # Answer all pending requests at once, with the highest number and the fullest content.
+        # One answer serves all pending requests: it has the highest number and the fullest content.
         words = []
         for line in asked.splitlines():
             first, _, rest = line.partition(b" ")
@@ -161,7 +161,7 @@ def start(
     device_position: Callable[[], DevicePosition | None],
     profile: Callable[[bytes], None] = lambda question: None,
 ) -> None:
-    """Answer requests through a fifo beside this journal; stop doing so beside an earlier one."""
+    """Answer requests through a fifo beside this journal, and no longer beside an earlier one."""
     global _current
     if _current is not None and _current.journal != journal_path:
         stop()
@@ -190,7 +190,7 @@ def _threads(own: int, training: int) -> list[dict[str, Any]]:
     known = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()
-    # Remove our own frame, which refers to this dictionary: the reference cycle would keep all
+    # Remove our own frame. It refers to this dictionary, so this reference cycle would keep all
     # frames alive until a garbage collection.
     frames.pop(own, None)
     found = []
@@ -212,7 +212,7 @@ def _threads(own: int, training: int) -> list[dict[str, Any]]:
 def _stack(innermost: FrameType) -> list[tuple[str, int | None, str]]:
     """File, line and function of each frame, the innermost first."""
     frames = [(each.f_code, each.f_lineno) for each in outward(innermost)[:_MOST_FRAMES]]
-    # Of a long path keep the end, which says more than its beginning.
+    # Cut a long path at its beginning, as its end says more.
     return [
         (code.co_filename[-_LONGEST_TEXT:], line, code.co_name[:_LONGEST_TEXT])
         for code, line in frames

@@ -1,4 +1,4 @@
-"""Every metric as data: OpenTelemetry name, kind, unit, sentence, attributes, Prometheus name."""
+"""The catalogue of all metrics: names in OpenTelemetry and Prometheus, kind, unit, attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from otel_ddp.vocabulary import words
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 
-# All labels that a series of each kind may have; docs/metrics.md says when one is absent.
+# The labels that a series may have, by what it is about: a rank, a run, a node or a GPU.
+# docs/metrics.md says when a label is absent.
 LABELS: Mapping[LabelSet, tuple[str, ...]] = {
     "rank": words.RANK_LABELS,
     "run": words.RANK_LABELS,
@@ -30,7 +31,7 @@ class Kind(str, Enum):
 
 
 class Metric(NamedTuple):
-    """One metric, as users, exporters and the documentation see it."""
+    """One metric, with all that exporters and the documentation need to know about it."""
 
     name: str
     kind: Kind
@@ -43,9 +44,9 @@ class Metric(NamedTuple):
     prometheus: str
 
 
-# The word for each unit in Prometheus' metric names; an {annotation} has none. The rules below are
-# the default strategy of github.com/prometheus/otlptranslator, which the collector and Prometheus'
-# OTLP receiver use.
+# The word that a unit adds to a metric's name in Prometheus; a unit in braces, like `{step}`, adds
+# none. These rules are the default of github.com/prometheus/otlptranslator, which the OpenTelemetry
+# collector and Prometheus' OTLP receiver use.
 _UNITS = {
     "": "",
     "1": "",
@@ -64,34 +65,37 @@ def prometheus_name(name: str, kind: Kind, unit: str) -> str:
     tokens = re.split(r"[._]+", name)
     main, _, per = unit.partition("/")
     for suffix in ("" if main.startswith("{") else _UNITS[main], _PER_UNITS[per]):
-        # A unit that is already a word of the name is not added.
+        # Don't add a word that the name contains already.
         if suffix and suffix not in tokens:
             tokens.append(suffix)
 
     if kind is Kind.COUNTER:
         tokens = [token for token in tokens if token != "total"] + ["total"]
-    # Up-down counters get no `ratio`, although they arrive as gauges.
+    # Up-down counters get no `ratio`, although Prometheus shows them as gauges.
     if kind is Kind.GAUGE and unit == "1":
         tokens = [token for token in tokens if token != "ratio"] + ["ratio"]
     return "_".join(tokens)
 
 
-# Limits of the configuration in labels of training.run.info. Prometheus has none, but compatible
-# stores do: 200 characters are at most 800 bytes, below the lowest limit of 1,024.
+# Limits for the run's configuration, which is exported as labels of training.run.info. Prometheus
+# limits neither their number nor their length, but compatible stores do. The lowest such limit is
+# 1,024 bytes for a label; 200 characters are at most 800 bytes.
 MOST_CONFIG_LABELS = 100
 LONGEST_LABEL = 200
-# The event at the end of each phase `checkpoint`.
+# The name of the event that is recorded at the end of each `checkpoint` phase.
 CHECKPOINT_EVENT = "training.checkpoint"
-# The event of each call of `run.alert`.
+# The name of the event that each call of `run.alert` records.
 ALERT_EVENT = "training.alert"
 
 
 def prometheus_label(attribute: str) -> str:
     """Return the label name under which Prometheus knows an OpenTelemetry attribute."""
-    # Unlike in metric names, Prometheus' OTLP receiver keeps consecutive underscores.
+    # Keep consecutive underscores, as Prometheus' OTLP receiver does in labels, but not in names of
+    # metrics.
     label = re.sub(r"[^A-Za-z0-9_]", "_", attribute)
     if not label.strip("_"):
-        # Prometheus' OTLP receiver rejects a point with such a name; a scrape needs a valid one.
+        # Prometheus' OTLP receiver rejects a point with such an attribute. But the answer to a
+        # scrape needs a valid name, so use this one.
         return "key_"
     if label[0].isdigit():
         return f"key_{label}"
@@ -100,7 +104,7 @@ def prometheus_label(attribute: str) -> str:
     return label
 
 
-# A metric that lacks only its description: the call with the description adds it to the catalogue.
+# A metric without its description. Calling it with the description adds it to the catalogue.
 _Described = Callable[[str], Metric]
 
 
@@ -149,8 +153,8 @@ def _codes(codes: Mapping[str, int]) -> str:
 
 _declared: list[Metric] = []
 
-# Bucket bounds in seconds: for steps of toy models to large ones, and for checkpoints from a small
-# file to a slow store.
+# Histogram bounds in seconds. They suit steps of toy models and of large ones, and checkpoints to a
+# local file and to a slow store.
 _STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _CHECKPOINT_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
 
@@ -321,7 +325,7 @@ TRAINING_NONFINITE = _learning.counter("training.nonfinite", "{value}")(
 
 # --- Summary -----------------------------------------------------------------------------------
 
-# Whether the lowest or the highest logged value is the best, as a user may set it.
+# What a user may set for a logged value: the lowest is the best, the highest is the best, or none.
 BEST = ("min", "max", "none")
 
 _summary = Section("Summary", "run", ("name", "split", "direction"))
@@ -335,7 +339,8 @@ TRAINING_SCALAR_BEST_STEP = _summary.gauge("training.scalar.best.step", "{step}"
 
 # --- Artifacts ---------------------------------------------------------------------------------
 
-# The event of each call of `run.artifact`; a second one follows when the file has been read.
+# The name of the event that each call of `run.artifact` records. After the agent has read the file,
+# it reports a second event of this name.
 ARTIFACT_EVENT = "training.artifact"
 
 _artifacts = Section("Artifacts", "rank", ("name", "type", "direction", "digest", "uri"))

@@ -1,4 +1,4 @@
-"""The public words and their codes: phases, states, kinds of verdicts, causes of time, labels."""
+"""Words that users see, and their codes: phases, states, verdicts, causes of time, labels."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Literal, NamedTuple, get_args
 
 
 class Phase(NamedTuple):
-    """A phase of a process."""
+    """A phase of the training, such as `forward`: what a process is doing."""
 
     word: str
     code: int
-    """Public: Grafana maps it to the word. Journals store it in the bits of PHASE_CODE."""
+    """Must not change: Grafana dashboards map it to the word, and journals contain it."""
     kind: Literal["work", "compute", "wait", "unusual", "unmeasured"]
-    """`compute` is work of a device. Steps with an `unusual` phase are not compared."""
+    """`compute`: work of a device. `unusual`: steps with such a phase are not compared."""
     colour: str
-    """In Grafana and on the page. Waiting is grey, so if one rank hangs, all others turn grey."""
+    """Used in Grafana and on the page. Waiting is grey: if one rank hangs, the others are grey."""
     shown: str = ""
-    """The name in tables and sentences, if the word is not clear."""
+    """The name in tables and sentences, if the word alone is not clear; else empty."""
 
 
 _PHASES = (
@@ -33,7 +33,7 @@ _PHASES = (
     Phase("unmeasured", 9, "unmeasured", "#D8D8D8", "steps that were not measured"),
     Phase("graph", 10, "compute", "#3D71D9", "replaying a CUDA graph"),
 )
-# What to look at if a rank is late, by phase.
+# Advice for users if a rank is late, by the phase in which it is late.
 ADVICE: Mapping[str, str] = {
     "other": "Look at what this rank alone does between the phases: copies, losses, logging.",
     "data": "Look at this rank's data loader and storage.",
@@ -44,67 +44,69 @@ ADVICE: Mapping[str, str] = {
 }
 PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
 PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
-# Mask of the phase in a journal's 64-bit word; the bits above it have details of the phase.
+# The bits of the phase in the one-byte code of a journal's word. The bits above are flags: one says
+# that a wait is for buffers.
 PHASE_CODE = 0x3F
 _OF_CODE = {each.code: each.word for each in _PHASES}
 
-# The phases in which ranks work, in the order of tables.
+# The phases in which a rank works and does not wait for other ranks, in the order of tables.
 WORK_PHASES = ("data", "forward", "backward", "optimizer", "graph", "other")
-# Python's garbage collection. It is no phase, because it occurs in any phase.
+# The word for time in Python's garbage collection. It is no phase, because it occurs in any phase.
 GARBAGE = "garbage"
 COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")
 UNUSUAL_PHASES = tuple(each.word for each in _PHASES if each.kind == "unusual")
-# The time of unmeasured steps is estimated from the phases of measured ones.
+# The code of steps whose phases were not measured. Their time is divided among the phases in the
+# proportions of measured steps.
 UNMEASURED = PHASES["unmeasured"]
 MEASURED_PHASES = tuple(word for word, code in PHASES.items() if code != UNMEASURED)
 
 
 def phase_word(code: int) -> str:
-    """The phase of a code; `other` for an unknown one."""
+    """The word for a phase's code; `other` if the code is unknown."""
     return _OF_CODE.get(code, "other")
 
 
 def shown_phase(word: str) -> str:
-    """A phase as shown to users; other words unchanged."""
+    """The name of a phase in tables and sentences. A word that is no phase stays unchanged."""
     found = PHASE.get(word)
     return found.shown or word if found else word
 
 
 STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
 ENDED_STATES = ("finished", "failed", "killed")
-# The state shown for a process on a silent node, since the process may have ended.
+# Shown as the state of a process whose node no longer reports: it is unknown whether it still runs.
 NOT_HEARD = "not heard"
 _STATE_OF_CODE = {code: word for word, code in STATES.items()}
 
 
 def state_word(code: int) -> str:
-    """The state of a code; `running` for an unknown one."""
+    """The word for a state's code; `running` if the code is unknown."""
     return _STATE_OF_CODE.get(code, "running")
 
 
-# Kinds of verdicts, the worst first. A harmless one is information.
+# The kinds of verdicts, the worst first.
 Kind = Literal[
     "death",  # a process was killed or failed
-    "silence",  # a node is silent, and the ranks of other nodes wait for it
-    "stall",  # no rank moves any more
+    "silence",  # a node's agent no longer reports, and the ranks on other nodes wait
+    "stall",  # the run hangs: no rank makes progress
     "nonfinite",  # a logged value became NaN or infinite
-    "straggler",  # one rank keeps the others waiting
+    "straggler",  # one rank or node is slow, and keeps the others waiting
     "imbalance",  # one rank has more to do than the others
     "recurring",  # one rank stalls at regular intervals
-    "bound",  # what limits the speed of the run
+    "bound",  # no problem: says what limits the speed of the run
 ]
 VERDICTS: tuple[Kind, ...] = get_args(Kind)
 HARMLESS_VERDICTS = frozenset({"bound"})
-# The key in a verdict's evidence that marks a verdict on a death as withdrawn.
+# A key in the evidence of a verdict on a death. If it is set, the verdict is withdrawn.
 TAKEN_BACK = "taken_back"
 
 
 def is_taken_back(evidence: Any) -> bool:
-    """Whether this is the evidence of a withdrawn verdict."""
+    """Whether the verdict with this evidence was withdrawn."""
     return isinstance(evidence, Mapping) and bool(evidence.get(TAKEN_BACK))
 
 
-# What a run's time is spent on: causes in the order of display, with descriptions.
+# What a run spends its time on: the causes in the order of display, each with a description.
 TIME_CAUSES: Mapping[str, str] = {
     "productive": "steps that moved the run on",
     "start": "starting, until the first step has ended; compiling",
@@ -119,7 +121,7 @@ TIME_CAUSES: Mapping[str, str] = {
     "end": "after the last step",
     "unknown": "not known",
 }
-# Colours in Grafana and on the page. Causes that are phases have the phase's colour.
+# The colours of these causes in Grafana and on the page. A cause that is a phase has its colour.
 TIME_COLOURS: Mapping[str, str] = {
     "productive": "#73BF69",
     "start": "#5794F2",
@@ -135,9 +137,9 @@ TIME_COLOURS: Mapping[str, str] = {
     "unknown": "#B5BAC0",
 }
 
-# The labels of a process; a verdict on a run or node has fewer.
+# Labels as pairs of a name and a value. A process has all RANK_LABELS, a run or a node fewer.
 Labels = tuple[tuple[str, str], ...]
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
-# Without `job_type`: the processes of a run may have different roles.
+# The labels of a run do not include `job_type`, since processes of one run may have different ones.
 RUN_LABELS = ("group", "run")
 NODE_LABELS = (*RUN_LABELS, "node")

@@ -1,11 +1,11 @@
-"""Sends the requests of a queue: each lane in order, independently of the others.
+"""Sends queued requests over several lanes, such as one for metrics and one for traces.
 
-Only the oldest request of a lane is in flight. Each lane has a thread, because it may have its own
-receiver: a trace backend that is down delays no metrics. A request that is accepted at once never
-touches the disk; if a lane has to wait, its requests are in files.
+Each lane sends its requests in order, one at a time. It has its own thread, because it may have its
+own receiver: a trace backend that is down delays no metrics. A request that is accepted at once
+never touches the disk. Once a lane has to wait, its requests are written to files.
 
-The log has a line when a lane begins to fail, when it recovers, and when data is lost; each cause
-every five minutes at most.
+A line is logged when a lane begins to fail, when it recovers, and when data is lost, but for each
+cause at most every five minutes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from otel_ddp.agent.kept_thread import KeptThread
 log = logging.getLogger("otel_ddp.agent")
 
 LOG_EVERY_S = 300.0
-# Limit of the pause that a receiver asks for.
+# The longest pause that a receiver can demand with Retry-After.
 _RETRY_AFTER_LIMIT_S = 60.0
-# A request that may itself cause the receiver's errors is dropped after this time, so that later
-# ones are sent.
+# The receiver's errors may be caused by the request that is being sent. Then it is dropped after
+# this time, so that it does not block the requests behind it.
 _PATIENCE_S = 900.0
 
 
@@ -41,17 +41,17 @@ class Outcome:
     kind: Literal["delivered", "retry", "refused"]
     """`retry`: the attempt may be repeated. `refused`: the receiver rejects the content."""
     why: str = ""
-    """One short line, without any credentials."""
+    """The reason in one short line, without credentials."""
     retry_after_s: float = 0.0
     """The pause that the receiver asks for."""
     doubtful: bool = False
-    """For `retry`: whether the cause may be this request."""
+    """For `retry`: whether the content of this request may be what causes the error."""
     rejected: int = 0
     """Points, spans or records that the collector dropped from an accepted request."""
 
 
 Send = Callable[[str, bytes], Outcome]
-"""Makes one attempt for a lane; raises nothing."""
+"""Tries once to send a body on a lane. Raises nothing."""
 
 
 class Backoff:
@@ -72,7 +72,8 @@ class Backoff:
         """The number of failed attempts since the last success."""
 
     def fail(self, asked_s: float = 0.0) -> None:
-        """Start the next, longer pause. *asked_s*: the shortest pause, if the receiver sets one."""
+        """Start the next pause, longer than the last. *asked_s*: the receiver's shortest pause, or
+        0."""
         pause_s = min(self._shortest_s * 2.0 ** min(self.failures, 30), self._longest_s)
         self.failures += 1
         pause_s = max(pause_s * (0.5 + self._jitter()), asked_s * (1.0 + 0.5 * self._jitter()))
@@ -95,7 +96,7 @@ class _Lane:
     thread: KeptThread
     backoff: Backoff
     doubted: Request | None = None
-    """The request that may cause the receiver's errors, if the last outcome was doubtful."""
+    """The request that may cause the receiver's errors, after a doubtful outcome."""
     doubted_since: float = 0.0
     trouble: str = ""
     """Why the last attempt failed; empty after a success."""
@@ -104,7 +105,7 @@ class _Lane:
 
 
 class Delivery:
-    """Sends in its threads if the caller runs them, otherwise when `send_next` is called."""
+    """Sends a queue's requests: in threads, or in the caller's thread by `send_next`."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Delivery:
         jitter: Callable[[], float] = random.random,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """*names*: the name of each lane in the log."""
+        """*names*: for each lane, the name that the log shows."""
         self.queue = queue
         self._send = send
         self._clock = clock
@@ -134,30 +135,32 @@ class Delivery:
             )
             for name in queue.lanes
         }
-        # When each lane, and the losses of each cause, were last logged.
+        # When a line about each lane, or about losses of each cause, was last logged.
         self._logged_at: dict[str, float] = {}
         self._stopping = False
 
     # -- called by the agent
 
     def threads(self) -> list[KeptThread]:
-        """One thread per lane, which the caller may keep running."""
+        """One thread per lane. The caller starts them, and restarts a thread that ended."""
         return [each.thread for each in self._lanes.values()]
 
     def put(self, requests: Iterable[Request]) -> None:
-        """Queue requests one by one: the first ones are sent while the next one is rendered."""
+        """Queue requests one by one, so that the first is sent while the second is rendered."""
         for request in requests:
             with self.lock:
                 self.queue.add(request)
                 oldest = self.queue.oldest(request.lane)
-                # A request behind others on disk has to wait anyway: on disk, it survives a crash.
+                # If older requests of the lane wait on disk, this one has to wait too. Write it to
+                # disk as well, so that it survives a crash.
                 if (oldest and oldest.number) or not self._lanes[request.lane].thread.is_alive():
                     self.queue.write(request.lane)
                 self._log_losses()
                 self.lock.notify_all()
 
     def is_under_way(self) -> bool:
-        """Whether a request that is in memory only may be accepted in a moment."""
+        """Whether a request that is only in memory may soon be accepted: its lane has no
+        failures."""
         with self.lock:
             newest = [
                 self.queue.newest(lane.name)
@@ -167,13 +170,14 @@ class Delivery:
             return any(request and not request.number for request in newest)
 
     def secure(self, timeout_s: float) -> None:
-        """Wait for *timeout_s* at most, then write the requests that are not accepted to disk."""
+        """Wait for deliveries for at most *timeout_s*, then write the remaining requests to
+        disk."""
         with self.lock:
             if not self.lock.wait_for(lambda: not self.is_under_way(), timeout_s):
                 self._write_all()
 
     def stop(self, flush_s: float, join_s: float) -> None:
-        """Send for *flush_s* at most, write the rest to disk, and end the threads."""
+        """Send for at most *flush_s*, write the remaining requests to disk, and end the threads."""
         with self.lock:
             for lane in self._lanes.values():
                 # This is the last chance to send, so skip the backoff.
@@ -193,14 +197,15 @@ class Delivery:
             self.queue.write(lane)
 
     def _is_idle(self) -> bool:
-        """Whether each lane is empty or has to wait."""
+        """Whether nothing more will be sent now: each lane is empty, failing or without a
+        thread."""
         return not any(
             self.queue.oldest(lane.name) and not lane.backoff.failures and lane.thread.is_alive()
             for lane in self._lanes.values()
         )
 
     def failures(self, lane: str) -> int:
-        """The failed attempts since the last success."""
+        """The number of the lane's failed attempts since its last success."""
         return self._lanes[lane].backoff.failures
 
     def troubles(self) -> dict[str, str]:
@@ -221,7 +226,8 @@ class Delivery:
             with self.lock:
                 if self._stopping:
                     return
-                # Check again under the lock, since a request may have been added meanwhile.
+                # A request may have been added since `send_next` returned, so check again under the
+                # lock.
                 if wait_s != 0.0 and (wait_s := self._due_in_s(lane)) != 0.0:
                     self.lock.wait(wait_s)
 
@@ -250,7 +256,8 @@ class Delivery:
         return lane.backoff.wait_s() if self.queue.oldest(lane.name) else None
 
     def _read(self, lane: _Lane, request: Request) -> bytes | None:
-        """The body of a request; None if its file is gone, or not readable now."""
+        """Read the body of a request; None if its file is gone or damaged, or cannot be read
+        now."""
         try:
             body = request.read()
         except FileNotFoundError:
@@ -258,7 +265,8 @@ class Delivery:
             self.queue.remove(request, "spool_error")
             return None
         except OSError as error:
-            # No descriptor is free, or a file server does not answer: retry later.
+            # For example, no file descriptor is free, or a file server does not answer: retry
+            # later.
             why = f"{request.path} cannot be read: {error.strerror or error}"
             self._postpone(lane, Outcome("retry", why))
             return None
@@ -271,10 +279,11 @@ class Delivery:
         if outcome.kind == "retry":
             self._postpone(lane, outcome)
             return
-        # The receiver has answered, so the next request may follow at once.
+        # The receiver has accepted or refused the request, so send the next one without a pause.
         lane.backoff.succeed()
         self.attempts[outcome.kind] += 1
-        # Count causes by the part before the first colon: the rest differs between answers.
+        # Group the losses by the text before the first colon, since the rest differs with each
+        # answer.
         cause = f"{lane.shown}: {outcome.why.split(': ')[0]}"
         self.queue.remove(request, outcome.kind, cause)
         self.queue.lose(outcome.rejected, "rejected", cause)
@@ -289,7 +298,7 @@ class Delivery:
         self._log_losses()
 
     def _decided(self, lane: _Lane, request: Request, outcome: Outcome) -> Outcome:
-        """Resolve a doubtful outcome: retry for `patience_s`, then treat it as refused."""
+        """Replace a doubtful outcome by `retry`, or by `refused` once `patience_s` has passed."""
         if not outcome.doubtful:
             lane.doubted = None
             return outcome
@@ -304,7 +313,7 @@ class Delivery:
         self.queue.write(lane.name)
         self.attempts["failed"] += 1
         self._fail(lane, outcome.why)
-        # Log after the write, so that the line says whether the requests are on disk.
+        # Log only now, after the write to disk: the line says how much waits on disk and in memory.
         if self._is_due(lane.name):
             lane.trouble_logged = True
             log.warning("%s: %s; %s.", lane.shown, outcome.why, self.queue.describe())
@@ -321,7 +330,8 @@ class Delivery:
                 del self.queue.unlogged[cause]
 
     def _is_due(self, line: str) -> bool:
-        """Whether this line may be logged again; starts its interval."""
+        """Whether a line for this lane or cause may be logged again; if so, restart its
+        interval."""
         now = self._clock()
         if line in self._logged_at and now - self._logged_at[line] < LOG_EVERY_S:
             return False

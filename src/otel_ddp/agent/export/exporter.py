@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from otel_ddp.agent.export.folder import Queue
     from otel_ddp.journal.parser import Document
 
-# Name prefix of the folders of offline agents; a digest follows.
+# An offline agent's folder has this prefix and a digest as its name.
 OFFLINE_PREFIX = "offline-"
-# After the end of a process, data that is not delivered within this time goes to disk.
+# After a process has ended, its data is written to disk if it is not delivered in this time.
 _SETTLE_S = 0.12
 
 
@@ -41,7 +41,7 @@ Marks = dict[Path, tuple[int, int, int]]
 
 
 class Exporter:
-    """One per agent. Inactive until `connect`."""
+    """Exports all data of an agent. Does nothing until `connect`."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Exporter:
         env: Mapping[str, str] = os.environ,
     ) -> None:
         """*marks*: returns the read offset of each journal. *commit*: stores the offsets up to
-        which records are delivered or on disk; the next agent continues there. *documents*:
-        takes spans and events."""
+        which records are delivered or on disk, so that the next agent continues there. *documents*:
+        returns the spans and events since its last call."""
         self._conf = conf
         self._place = place
         self._ledger = ledger
@@ -71,7 +71,7 @@ class Exporter:
         self._destination = ""
         self._render: Callable[[], Iterable[Request]] = list
         self._close_transport: Callable[[], object] = list
-        # The read offsets at the last export.
+        # The read offset of each journal at the last export.
         self._marks: Marks = {}
 
     @property
@@ -115,13 +115,14 @@ class Exporter:
 
     @errors.contained()
     def export(self) -> None:
-        """Queue all new data. Without a collector, the data's offsets can be committed at once."""
+        """Queue all new data. Without a collector nothing is queued, and all that was read can be
+        committed."""
         if self._delivery is None:
             if not self._signals:
                 self._marks = self._read_marks()
             return
-        # Requests of the last export that the receiver has not taken yet go to disk, as the
-        # receiver seems to be slow.
+        # If the receiver has not yet accepted the requests of the last export, it seems to be slow:
+        # write them to disk.
         self._delivery.secure(0.0)
         self.commit()
         marks = self._read_marks()
@@ -129,19 +130,21 @@ class Exporter:
         self._marks = marks
 
     def export_at_once(self) -> None:
-        """Export now, because an ended process waits; data that is not taken soon goes to disk."""
+        """Export now, since an ended process waits for it. What is not accepted soon goes to
+        disk."""
         self.export()
         if self._delivery is not None:
             self._delivery.secure(_SETTLE_S)
             self._commit_marks(self._marks)
 
     def commit(self) -> None:
-        """Commit the offsets of records that are delivered, on disk or dropped."""
+        """Commit the offsets of the last export once its records are delivered, on disk or
+        dropped."""
         if self._delivery is None or not self._delivery.is_under_way():
             self._commit_marks(self._marks)
 
     def busy(self) -> bool:
-        """Whether data is in memory only, so that the agent must not exit yet."""
+        """Whether some data is only in memory, so that the agent must not exit yet."""
         return self._delivery is not None and self._delivery.queue.memory_bytes > 0
 
     def threads(self) -> list[KeptThread]:
@@ -156,7 +159,7 @@ class Exporter:
             self.commit()
 
     def counts(self) -> list[tuple[catalog.Metric, int, Labels]]:
-        """The values of the delivery's own metrics; none without an export."""
+        """The values of the metrics about the export itself; an empty list without an export."""
         if self._delivery is None:
             return []
         with self._delivery.lock:
@@ -171,7 +174,7 @@ class Exporter:
         ]
 
     def describe(self) -> str:
-        """A sentence for `status`."""
+        """The state of the export, as a sentence that `status` shows."""
         queue = self._queue
         if self._delivery is None or queue is None:
             return f"{self._why_none()}: scrape only"

@@ -1,6 +1,6 @@
-"""A queue of requests: in memory at first, in files of a folder once they have to wait.
+"""A queue of requests. They are in memory at first, and in files once they have to wait.
 
-Each request on disk has a file. The names sort in the order of the requests:
+Each request on disk is one file. Sorted by name, the files are in the order of the requests:
 
     00000000000000000042-metrics-2000-1763820000.z
     00000000000000000043-metrics-300-1763820004-standing.z
@@ -9,12 +9,12 @@ A name contains the file's number, the lane, the number of points, and the secon
 point. A "standing" file has current values only. It is dropped first, because the next export sends
 current values again.
 
-Files are written aside and renamed, so a kill leaves a whole request or none. Without fsync, a
-request survives a killed process but not a power cut; the checksum reveals a torn file, which is
-counted as lost.
+A file is written under another name and then renamed, so an agent that is killed leaves a whole
+request or none. Without fsync, a request survives a killed process but not a power cut: then the
+checksum reveals a torn file, which is counted as lost.
 
 The lock file reserves a folder for one agent. An agent that finds it locked uses the next name,
-`-2` and so on. On a file system without locks, only the name separates agents.
+`-2` and so on. On a file system without locks, agents only avoid each other if their names differ.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from typing import Literal
 from otel_ddp import files, shown
 
 LOCK = "lock"
-# Block size of the disk. Sizes are rounded up to blocks, since a tiny file takes a whole block.
+# The usual block size of a disk. File sizes are rounded up to whole blocks, since a tiny file takes
+# a whole block.
 BLOCK_BYTES = 4096
 
 _MEMORY_LIMIT_BYTES = 32 << 20
 _NAME = re.compile(r"(\d{20})-([0-9a-z]+)-(\d+)-(\d+)(-standing)?\.z")
 # Why a request is removed. All reasons except `delivered` are losses.
 Why = Literal["delivered", "refused", "corrupt", "spool_error", "spool_full", "memory_full", "age"]
-# Log messages for losses that no answer of the receiver explains.
+# What the log says about losses that do not come from an answer of the receiver.
 _CAUSES = {
     "spool_full": "the queue on disk is full (its limit for OTLP is OTEL_DDP_SPOOL_BYTES), so the "
     "oldest data makes room for the newest",
@@ -49,7 +50,7 @@ _CAUSES = {
     "spool_error": "queued files are gone",
     "age": "data that was queued for too long is given up",
 }
-# Folders tried for one name. If all are locked, the locks of the file system do not work.
+# How many folder names are tried. If so many are locked, the file system's locks do not work.
 _MOST_OF_A_NAME = 64
 
 
@@ -68,8 +69,8 @@ class Request:
     """The content; empty once the request is in a file."""
     points: int
     irreplaceable: bool = True
-    """Whether the data is sent only once: logged values, spans, events. Requests with current
-    values are dropped first, as the next export replaces them."""
+    """Whether the data is sent only once, such as logged values, spans and events. Requests without
+    such data are dropped first, as the next export sends their current values again."""
     oldest_s: int = 0
     """The time of the oldest point, in seconds; 0 if unknown."""
     number: int = 0
@@ -92,13 +93,13 @@ class Request:
 
 
 def list_requests(folder: Path) -> list[Request]:
-    """The requests in a folder, in order, without its lock. Raises OSError."""
+    """The requests in a folder, in order. Does not need the folder's lock. Raises OSError."""
     found = (_find(folder / name) for name in sorted(os.listdir(folder)))
     return [request for request in found if request is not None]
 
 
 def _find(path: Path) -> Request | None:
-    """Parse the name of a file; None if it is no request."""
+    """Make a request from the name of its file; None if the file is no request."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -124,7 +125,8 @@ def _size_on_disk(length: int) -> int:
 
 
 class Waiting:
-    """The requests of each lane, in order. Not thread-safe."""
+    """The waiting requests of each lane, in order. `Queue` also writes them to disk. Not
+    thread-safe."""
 
     def __init__(self, lanes: Collection[str]) -> None:
         # Requests by lane, in order. In each lane, the requests on disk are older than the requests
@@ -135,16 +137,16 @@ class Waiting:
         self.size_bytes = self.memory_bytes = 0
         """The size of all requests, on disk and in memory."""
         self.dropped: Counter[str] = Counter()
-        """Lost points by reason."""
+        """Lost points by reason, which is a label of the metric."""
         self.unlogged: Counter[str] = Counter()
-        """Lost points by cause, until a line of the log reports them."""
+        """Lost points by cause, the text of a log line, until that line is logged."""
 
     def oldest(self, lane: str) -> Request | None:
-        """The next request to send."""
+        """The lane's oldest request, which is sent next."""
         return next(iter(self.lanes[lane]), None)
 
     def newest(self, lane: str) -> Request | None:
-        """The last request that was added."""
+        """The lane's newest request."""
         return next(reversed(self.lanes[lane]), None)
 
     def add(self, request: Request) -> None:
@@ -154,10 +156,11 @@ class Waiting:
         self.memory_bytes += len(request.body)
 
     def write(self, lane: str) -> None:
-        """Write a lane's requests from memory to disk; if that fails, they stay in memory."""
+        """Write a lane's requests from memory to disk. Requests that cannot be written stay in
+        memory."""
 
     def remove(self, request: Request, why: Why, cause: str = "") -> None:
-        """Remove a request if it is still queued. *cause*: why it is lost, for the log."""
+        """Remove a request if it is still queued. *cause*: the reason of a loss, for the log."""
         if request in self.lanes[request.lane]:
             del self.lanes[request.lane][request]
             self.size_bytes -= request.size_bytes
@@ -195,18 +198,19 @@ class Queue(Waiting):
     ) -> None:
         super().__init__(lanes)
         self.folder = self._wanted = folder
-        """The folder in use, whose name may end in a number; fixed once the folder is claimed."""
+        """The folder in use. Its name may get a number until the folder is locked for us."""
         self._limit_bytes, self._memory_limit_bytes = limit_bytes, memory_limit_bytes
         self._lock_file: int | None = None
         self._next = 0
-        """The number of the next file; 0 until the folder is claimed and read."""
-        # The folder is created for the first request.
+        """The number of the next file; 0 until the folder is locked and its files are listed."""
+        # A missing folder is created when the first request is written.
         if os.path.lexists(folder):
             self._claim()
 
     def add(self, request: Request) -> None:
         super().add(request)
-        # If memory exceeds its limit, write requests to disk; if the disk fails, drop requests.
+        # If the requests in memory exceed their limit, write them to disk. If that fails, drop
+        # some.
         if self.memory_bytes > self._memory_limit_bytes:
             for lane in self.lanes:
                 self.write(lane)
@@ -244,10 +248,11 @@ class Queue(Waiting):
             files.remove(request.path)
 
     def _drop_one(self, why: Why, *, on_disk: bool) -> None:
-        """Drop the oldest request with current values, or else the oldest of all."""
+        """Drop the oldest request that has only current values, or else the oldest of all."""
         all_of_them = (each for lane in self.lanes.values() for each in lane)
         waiting = (each for each in all_of_them if bool(each.number) is on_disk)
-        # Requests in memory all have the number 0, so their times decide.
+        # Requests on disk are ordered by their numbers. All requests in memory have the number 0,
+        # so their times decide.
         first = min(waiting, key=lambda each: (each.irreplaceable, each.number, each.oldest_s))
         self.remove(first, why)
 
@@ -276,7 +281,8 @@ class Queue(Waiting):
     def _lock_folder(self) -> bool:
         """Lock the folder, unless we hold the lock; False if another agent does."""
         path = self.folder / LOCK
-        # Compare the file without opening it: closing another descriptor would release our lock.
+        # Compare the lock file without opening it: closing a second descriptor of a file would
+        # release our lock on it.
         if self._lock_file is not None:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.lstat(path), os.fstat(self._lock_file)):
@@ -288,17 +294,18 @@ class Queue(Waiting):
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(descriptor)
                 return False
-            # With other errors, the file system has no locks: go on without one.
+            # Any other error means that the file system has no locks: continue without one.
         if self._lock_file is not None:
             os.close(self._lock_file)
         self._lock_file = descriptor
         return True
 
     def _load(self) -> None:
-        """Read an earlier agent's requests on disk. Requests that were only in its memory are
-        rendered again from the journals."""
+        """List an earlier agent's requests on disk. Requests that were only in the memory of that
+        agent are lost, but their data is read again from the journals."""
         files.remove(*self.folder.glob("*.z.half"))
-        # Raises if the listing is incomplete: the number of a missing file would be used twice.
+        # Raises OSError if the folder cannot be listed: otherwise, file numbers could be used
+        # twice.
         found = list_requests(self.folder)
         in_memory = {name: list(lane) for name, lane in self.lanes.items()}
         for lane in self.lanes.values():

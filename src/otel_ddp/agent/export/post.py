@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 
 UNANSWERED = (OSError, HTTPException)
 _PORTS = {"http": 80, "https": 443}
-# Characters of a URL that are not percent-encoded; % stays, so nothing is encoded twice.
+# Characters that a URL may contain as they are. % is one of them, so nothing is encoded twice.
 _SAFE = "!#$%&'()*+,/:;=?@[]~"
 
 
@@ -38,7 +38,8 @@ class Route:
     """
 
     def __init__(self, url: str, timeout_s: float, tls: TlsFiles = _NO_FILES) -> None:
-        """Raises one of UNANSWERED if the URL is invalid or a TLS file cannot be loaded."""
+        """Raises one of the exceptions UNANSWERED if the URL is invalid or a TLS file does not
+        load."""
         there, self._headers = _address(url), dict[str, str]()
         host, port = str(there.hostname), there.port or _PORTS[there.scheme]
         proxy = _proxy(there)
@@ -50,7 +51,7 @@ class Route:
         if there.scheme == "https":
             context = ssl.create_default_context(cafile=tls.certificate or None)
             if tls.client_certificate:
-                # The empty password prevents a prompt if the key is encrypted.
+                # With an empty password, OpenSSL does not prompt for one if the key is encrypted.
                 context.load_cert_chain(tls.client_certificate, tls.client_key or None, "")
             self._connection: HTTPConnection = HTTPSConnection(
                 *by, timeout=timeout_s, context=context
@@ -66,10 +67,11 @@ class Route:
                 self._headers = headers
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> HTTPResponse:
-        """Raises an error of UNANSWERED, or ValueError for a header that cannot be sent."""
+        """Send a request. Raises one of UNANSWERED, or ValueError if a header cannot be sent."""
         connection = self._connection
         if connection.sock is not None:
-            # A connection that is readable without a request was closed by the server.
+            # There is something to read although no request is pending: the server has closed the
+            # connection.
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
             if poll.poll(0):
@@ -77,7 +79,7 @@ class Route:
         try:
             connection.request("POST", self._target, body, {**headers, **self._headers})
         except (BrokenPipeError, ConnectionResetError):
-            # The server may have answered before it stopped reading, so read the answer.
+            # The server may have answered before it stopped reading, so try to read an answer.
             if connection.sock is None:
                 raise
         return connection.getresponse()
@@ -90,7 +92,7 @@ def _address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            # A DNS look-up encodes names in the same way; for impossible names this raises.
+            # Raises UnicodeError for a host name that is no possible DNS name.
             parts.hostname.encode("idna")
             return parts
     except ValueError:
@@ -102,7 +104,7 @@ def _proxy(there: SplitResult) -> SplitResult | None:
     """The proxy that the `*_proxy` variables set for this address."""
     host, named = str(there.hostname), getproxies()
     url = named.get(there.scheme) or named.get("all")
-    # A cluster's proxy would connect to its own loopback address, not to ours.
+    # No proxy for a loopback address: it would connect to its own machine instead of ours.
     if not url or is_loopback(there.geturl()) or proxy_bypass(f"{host}:{there.port or ''}"):
         return None
     for each in named.get("no", "").split(","):
@@ -117,7 +119,8 @@ def _proxy(there: SplitResult) -> SplitResult | None:
 
 
 def explain(error: BaseException, where: str, timeout_s: float) -> str:
-    """Why a request was not answered, for users. Of the address it contains only *where*."""
+    """Explain to users why a request was not answered. Shows *where* instead of the full address,
+    which may contain a password."""
     if isinstance(error, InvalidURL):
         return f"{where} is no address to send to; http://host:4318 would be one"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -146,14 +149,15 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 def without_credentials(url: str, with_path: bool = False) -> str:
-    """The address without credentials, for people."""
+    """The address as shown to users, without credentials."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return "the endpoint"
     if not parts.netloc:
         return url.split("?")[0].rpartition("@")[2]
-    # Do not use the host of urlsplit, which ends at a slash in a password.
+    # The password may contain a slash, at which urlsplit would end the host. So take the host from
+    # behind the last "@".
     behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
     host = behind.partition("/")[0]
     return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
@@ -174,7 +178,7 @@ def take_user(url: str) -> tuple[str, str]:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is on this machine."""
+    """Whether an address is a loopback address, so that data does not leave this machine."""
     host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback

@@ -9,66 +9,69 @@ from typing import Any, NamedTuple
 from otel_ddp.diagnosis.steps import Step
 
 _MOST_ATTEMPTS = 100
-# Limits for each rank and clock: after a restart, steps are held until a rank logs the program's
-# step number. Beyond the limits the number counts as unknown.
+# After a restart, steps are held back until a rank logs the program's own step number, which tells
+# whether they are repeated. Limits of held steps and of their time, for each rank and clock: beyond
+# them, the program is assumed to log no numbers.
 _MOST_HELD, _HELD_NS = 500, 60 * 10**9
 
 
 class Placed(NamedTuple):
-    """A step with its place among those of all attempts."""
+    """A step, with its position among the steps of all attempts."""
 
     step: Step
     number: int
-    """Its place on the axis of steps. A repeated step has the place of its first execution."""
+    """The step's position in charts. A repeated step has the position of its first execution."""
     is_repeated: bool | None
     """Whether an earlier attempt has done the same step; None if unknown."""
 
 
 class _Numbers:
-    """Relates our numbers of one attempt's steps to the numbers that the program logs."""
+    """Relates the program's logged step numbers in one attempt to our numbers, which begin at 1."""
 
     def __init__(self) -> None:
         self.known_until = 0
-        """Our last step for which a rank has logged the program's own step number."""
+        """The last step, by our number, for which a rank has logged the program's own number."""
         self.is_silent = False
         """Whether the program seems to log no step numbers."""
         self.source = ""
-        """The rank whose logged numbers count: other ranks may begin at another number."""
+        """The rank whose logged numbers are used. Those of other ranks may differ."""
         self.shift: int | None = None
-        """The program's number minus ours, by the last logged one."""
+        """The program's number minus our number, for the last step with a logged number."""
         self.is_even = True
         """Whether the program counts steps as we do. Some count micro-batches or epochs."""
         self._moved = 0
 
     def add(self, number: int, logged: int) -> None:
-        """Note the program's number of a step."""
+        """Note that the program has logged the number *logged* for our step *number*."""
         shift = logged - number
-        # One change by 1 is allowed: before the first logged number, a resumed optimizer's count is
-        # used.
+        # One change by 1 is allowed: until the program logs a number, the step count of a resumed
+        # optimizer is used, which may be off by one.
         self._moved += 0 if self.shift is None else abs(shift - self.shift)
         self.is_even = self.is_even and self._moved < 2
         self.shift = shift
         self.known_until = max(self.known_until, number)
 
     def go_on(self, attempt: Mapping[str, Any]) -> None:
-        """Continue an attempt whose beginning an earlier agent has seen."""
+        """Continue with the numbers of an attempt that began under an earlier agent."""
         self.source = attempt.get("source", "")
         self.shift, self.is_even = attempt.get("shift"), attempt.get("is_even", True)
 
 
 class Attempts:
-    """The attempts of one run: its launches, and restarts by a launcher."""
+    """The attempts of one run. Each launch is an attempt, and each restart by a launcher."""
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
         """*kept*: the attempts as stored in the history."""
         self.entries: list[dict[str, Any]] = [dict(each) for each in kept]
-        """All attempts, as JSON."""
+        """All attempts in order, as stored in the history."""
         self._numbers = _Numbers()
-        # The rank whose numbers counted last, and the shift of the first attempt with a step.
+        # From earlier attempts: the rank whose logged numbers were used last, and the shift between
+        # the program's numbers and ours in the first attempt with a step.
         self._source = ""
         self._first_shift: int | None = None
         self._is_even = True
-        # The furthest step of earlier attempts, by the program's number and by place.
+        # The furthest step of earlier attempts: `_before` is its number in the program,
+        # `_last_place` is its position in charts.
         self._before, self._last_place = -1, 0
         self._held: dict[tuple[str, str], list[Step]] = {}
         for each in self.entries[:-1]:
@@ -77,10 +80,10 @@ class Attempts:
             self._numbers.go_on(self.entries[-1])
 
     def _remember(self, attempt: Mapping[str, Any]) -> None:
-        """Note the facts of an ended attempt with which later attempts are compared."""
+        """Remember what later attempts need to know about an ended attempt."""
         self._source = attempt.get("source", self._source)
         if self._first_shift is None and "last_place" in attempt:
-            # A program without numbers is assumed to count as we do.
+            # If the program logs no numbers, assume that it counts steps as we do.
             self._first_shift = attempt.get("shift", 0)
         self._is_even = self._is_even and attempt.get("is_even", True)
         self._before = max(self._before, attempt.get("last_step", -1))
@@ -118,23 +121,24 @@ class Attempts:
         self.entries[-1] |= {"ended_ns": ended_ns, "state": state}
 
     def go_on(self) -> None:
-        """Undo the end of the current attempt: one of its processes still runs."""
+        """Undo the end of the current attempt, since one of its processes still runs."""
         for key in ("ended_ns", "state"):
             self.entries[-1].pop(key, None)
 
     def reach(self, rank: str, step: int) -> None:
         """Note the last step of a process that has ended.
 
-        Its recorded steps may lack the last quarter of a second before a sudden end.
+        After a sudden end, the steps of its last quarter of a second may be missing in its journal.
         """
-        # The step of another rank is our number, not the program's.
+        # Only the rank whose logged numbers are used has recorded the program's number of the step.
+        # Any other rank has recorded our number, which is not comparable.
         if self._numbers.shift is None or rank == self._numbers.source:
             self.entries[-1]["last_step"] = max(self.entries[-1].get("last_step", -1), step)
 
     def explain(self, time_ns: int, why: str) -> None:
-        """Set why the attempt of that time ended.
+        """Set why the attempt that ran at *time_ns* ended.
 
-        The earliest reason counts, in its latest wording.
+        If there are several reasons, the earliest one is used, in its latest wording.
         """
         for each in reversed(self.entries):
             if each["began_ns"] < time_ns:
@@ -143,7 +147,7 @@ class Attempts:
                 return
 
     def take_back(self, time_ns: int) -> None:
-        """Withdraw the reason with this time."""
+        """Withdraw the reason that was set for this time."""
         for each in self.entries:
             if each.get("why_ns") == time_ns:
                 del each["why"], each["why_ns"]
@@ -151,7 +155,7 @@ class Attempts:
     # -- steps
 
     def place(self, rank: str, clock: str, steps: Iterable[Step]) -> list[Placed]:
-        """Add steps of a rank; returns those whose places are known by now."""
+        """Add steps of a rank. Returns all steps, also held ones, whose places are known by now."""
         numbers = self._numbers
         steps = [each for each in steps if each.number is not None]
         if self._counts_numbers_of(rank):
@@ -174,32 +178,34 @@ class Attempts:
         return [Placed(each, each.number + shift, None) for each in steps if each.number]
 
     def release(self, rank: str, clock: str) -> list[Placed]:
-        """Place the held steps without waiting for numbers."""
+        """Place the held steps of a rank without waiting longer for the program's numbers."""
         held = self._held.pop((rank, clock), ())
         if self._numbers.shift is None:
-            # The rank whose numbers count has ended, or logs none.
+            # No numbers are known: the rank whose numbers should be used has ended, or logs none.
+            # Use the numbers of this rank.
             self._note_numbers(rank, held)
         placed = [self._placed(each) for each in held]
         self._note(placed)
         return placed
 
     def held(self) -> dict[str, tuple[int, int]]:
-        """By rank: the beginning and the end of its held steps."""
+        """For each rank with held steps: when the first one began, and when the last one ended."""
         found = {rank: held for (rank, _), held in self._held.items() if held}
         return {rank: (held[0].began_ns, held[-1].ended_ns) for rank, held in found.items()}
 
     def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
-        """Note the program's numbers in steps of a rank."""
+        """Note the program's step numbers that a rank has logged during these steps."""
         for each in steps:
-            # Skip the first step: a program logs the number of a step only after that step.
+            # Skip the first step: a program logs a step's number after the step, so it cannot have
+            # logged one yet.
             if each.logged is not None and (each.number or 0) > 1:
                 self._numbers.source = rank
                 self._numbers.add(each.number or 0, each.logged)
 
     def _counts_numbers_of(self, rank: str) -> bool:
-        """Whether this rank's numbers count.
+        """Whether to use the step numbers that this rank logs.
 
-        Only those of one rank do, if possible the same rank as in the last attempt.
+        The numbers of only one rank are used, if possible of the same rank as in the last attempt.
         """
         numbers = self._numbers
         if numbers.source:
@@ -211,6 +217,7 @@ class Attempts:
         shift = numbers.shift
         if shift is None or not (numbers.is_even and self._is_even):
             # Without step numbers from the program, a restart from step 0 and a resume look alike.
+            # So it is unknown whether a step is repeated, except for steps beyond the furthest one.
             return Placed(step, ours, None if ours <= self._last_place else False)
         number = ours + shift
         return Placed(step, number - (self._first_shift or 0), number <= self._before)
@@ -232,7 +239,7 @@ class Attempts:
         new = [each.step.began_ns for each in placed if each.is_repeated is False]
         if new:
             entry["new_ns"] = min(new[0], entry.get("new_ns", new[0]))
-        # All ranks repeat the same steps: count them once.
+        # All ranks repeat the same steps, so do not add them up over the ranks.
         repeated = [each.step.number or 0 for each in placed if each.is_repeated]
         if repeated:
             entry["repeated_steps"] = max(entry.get("repeated_steps", 0), *repeated)

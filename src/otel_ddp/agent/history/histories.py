@@ -30,22 +30,23 @@ from otel_ddp.vocabulary.words import NODE_LABELS, RANK_LABELS, TIME_CAUSES, sta
 log = logging.getLogger("otel_ddp.agent")
 
 _WRITE_EVERY_S = 1.0
-# Duty cycle of writing, and the longest pause between writes, also after a failure. Each write
-# rewrites the last block of each curve, so for thousands of curves the pause sets the cost.
+# After each write the thread pauses, so that writing takes this share of its time. No pause is
+# longer than this many seconds, not even after a failure. Each write rewrites the last block of
+# each curve, so with thousands of curves the length of the pause determines the cost.
 _WRITING_SHARE, _WRITE_SELDOM_S = 0.005, 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0
-# A disk that has not answered for so long counts as hanging.
+# The disk counts as hanging if one operation takes longer than this.
 _HANGS_S = 4.0
 # Limit of records and steps that wait for a hanging disk; further ones are dropped.
 _MOST_QUEUED = 300_000
-# Limit of samples of another node that wait for the next update.
+# Limit of samples that another node has sent and that wait for the next update.
 _MOST_SAMPLES = 10_000
 
 
 class _Waiting:
-    """A queue from the agent's loop to the history thread."""
+    """Queues what the agent's loop hands over to the history thread: batches and snapshots."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class _Waiting:
         self._size = 0
         self._left_out_since_ns = 0
         self.added = 0
-        """The number of batches added so far."""
+        """The number of batches added so far, including dropped ones."""
 
     def add(self, batch: Batch) -> None:
         size = batch.news.size
@@ -73,7 +74,8 @@ class _Waiting:
                 self._states[key] = state if before is None else state.after(before)
 
     def take(self) -> tuple[list[Batch], dict[RunKey, State], int, int]:
-        """Take batches and states, with the time of the first dropped batch (or 0), and `added`."""
+        """Take all batches and snapshots, the time of the first dropped batch (or 0), and
+        `added`."""
         with self._lock:
             taken = self._batches, self._states, self._left_out_since_ns, self.added
             self._batches, self._states, self._left_out_since_ns = [], {}, 0
@@ -82,14 +84,14 @@ class _Waiting:
 
 
 class _Disk:
-    """Notes failures of the disk, and whether it hangs."""
+    """Runs disk operations. Remembers whether they fail or hang."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._problem = ""
         self._problem_since_ns = 0
-        # When the running operation began, by the monotonic and by the wall clock; None if there is
-        # none.
+        # When the current operation began, on the monotonic and on the wall clock; None if none is
+        # running.
         self._asked: tuple[float, int] | None = None
 
     def attempt(self, ask: Callable[[], None]) -> str:
@@ -104,12 +106,12 @@ class _Disk:
         return ""
 
     def hangs(self) -> bool:
-        """Whether an operation hangs."""
+        """Whether the current operation takes too long, so that the disk seems to hang."""
         asked = self._asked
         return asked is not None and time.monotonic() - asked[0] > _HANGS_S
 
     def problem(self) -> tuple[str, int]:
-        """Why and since when nothing is written; an empty text if writing works."""
+        """Why nothing is written, and since when; an empty text and 0 if writing works."""
         asked = self._asked
         if asked is not None and self.hangs():
             return "the disk does not answer", self._problem_since_ns or asked[1]
@@ -138,7 +140,7 @@ class Histories:
         self.disk = _Disk(self.directory)
         self._wake = threading.Event()
         self._stopping = False
-        # The open histories by run, with the time at which each was last fed.
+        # By run: the open history, and the monotonic time at which it was last fed.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
         self._clean_at = self._write_at = 0.0
         self._written = 0
@@ -177,12 +179,13 @@ class Histories:
         return {} if written is None and self.remark() else written
 
     def describe(self) -> dict[str, Any]:
-        """The directory, and the problem of its disk."""
+        """The directory of the histories, and why writing to it fails, for `status`."""
         problem, since_ns = self.disk.problem()
         return {"directory": str(self.directory), "problem": problem, "since_ns": since_ns}
 
     def times(self) -> dict[RunKey, TimeSnapshot]:
-        """The time of each run's ranks on this node, by cause, as last written."""
+        """For each run: the time that its ranks on this node have spent, by cause, as last
+        written."""
         found = {key: run.time.snapshot for key, (run, _) in [*self._runs.items()]}
         return {key: spent for key, spent in found.items() if spent is not None}
 
@@ -192,7 +195,7 @@ class Histories:
         return f"no history is kept: {problem}" if problem else ""
 
     def stop(self) -> None:
-        """Write the queue, for a few seconds at most."""
+        """Write what is queued, for a few seconds at most, and end the thread."""
         self._stopping = True
         self._wake.set()
         if self.thread.join(1.0 if self.remark() else _STOP_S):
@@ -243,7 +246,7 @@ class Histories:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
         if found is None:
-            # Read the file's offsets before anything is added.
+            # Open the file before adding anything: it tells which records it already has.
             self.disk.attempt(run.open)
         self._runs[key] = run, now
         return run
@@ -252,7 +255,7 @@ class Histories:
 # -- collecting
 
 
-# Sampled metrics that histories keep for the page; all others are on /metrics only.
+# Sampled metrics that histories store for the page. All others are on /metrics only.
 _METRICS = (
     catalog.HW_GPU_UTILIZATION,
     catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION,
@@ -276,21 +279,22 @@ _METRICS = (
 
 
 class _Run:
-    """The collector's state of one run."""
+    """What the collector knows about one run."""
 
     def __init__(self) -> None:
         self.job_type = ""
-        """`train` if a process has it, else the job type of the first process."""
+        """`train` if a process has this job type, else the job type of the first process."""
         self.led_by = ""
-        """The lead's node if another agent leads the run; else empty."""
+        """The lead's node, if an agent on another node leads (judges) the run; else empty."""
         self.samples: Sequence[Sample] = ()
         """The newest sample of each series."""
         self.nodes: dict[str, list[Sample]] = {}
-        """New samples of other nodes, if this agent leads the run."""
+        """If this agent leads the run: new samples from other nodes, by node."""
 
 
 class Collector:
-    """Collects records, states and samples for the histories, in the agent's loop."""
+    """Collects records, snapshots and samples in the agent's loop, and queues them to be
+    written."""
 
     def __init__(self, histories: Histories, ledger: Ledger, node: str) -> None:
         self._histories = histories
@@ -310,7 +314,7 @@ class Collector:
         return self._histories.positions(run)
 
     def readings(self, key: RunKey, lead: str) -> Sequence[Sample]:
-        """The samples of this node for the history that the lead writes, on node *lead*."""
+        """This node's samples for the history of a run that the agent on node *lead* writes."""
         run = self._runs[key]
         run.led_by = lead
         return run.samples
@@ -318,7 +322,7 @@ class Collector:
     # -- collecting
 
     def feed(self, processes: Iterable[Process]) -> None:
-        """Queue the records of the last poll, older processes first."""
+        """Queue the records that the last poll has read, those of older processes first."""
         for each in self._kept_here(processes):
             new = each.new if each.exported else each.new._replace(scalars=[])
             if any(new) or each.reader.bookmark() != each.mark_before:
@@ -331,8 +335,8 @@ class Collector:
     def _kept_here(self, processes: Iterable[Process]) -> list[Process]:
         """The processes whose history this agent writes, older ones first.
 
-        If a rank has a living process on this node, processes of the rank on other nodes are left
-        out: they are of an earlier attempt.
+        If a rank has a living process on this node, its processes on other nodes are left out, as
+        they are of an earlier attempt.
         """
         kept = [each for each in processes if each.labels and each.is_kept]
         kept.sort(key=lambda each: each.began_ns)
@@ -360,13 +364,15 @@ class Collector:
         is_shown = {each.labels for each in shown}
         for run, spent in self._histories.times().items():
             labels = tuple(zip(NODE_LABELS, (*run, self._node), strict=True))
-            # The final times of a run arrive after its journals are closed. Ignore them if the
-            # run's series were dropped meanwhile.
+            # The final times of a run are written after its journals are closed, so they are
+            # exported even if the run has no process here. But if the run's series were dropped in
+            # between, do not create them again.
             if run not in present and labels not in is_shown:
                 continue
             many = float(spent.attempts)
             self._ledger.put(catalog.OTEL_DDP_RUN_ATTEMPTS, labels, many, now_ns, spent.began_ns)
-            # Export causes at 0 too: Prometheus' increase() misses the first value of a series.
+            # Export a cause even while its time is 0: Prometheus' increase() misses the first value
+            # of a series that begins above 0.
             for cause in TIME_CAUSES:
                 where, spent_s = (*labels, ("cause", cause)), spent.seconds.get(cause, 0.0)
                 self._ledger.put(catalog.OTEL_DDP_RUN_TIME, where, spent_s, now_ns, spent.began_ns)
@@ -375,7 +381,8 @@ class Collector:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
         run, job_type = self._runs[key], labels["job_type"]
-        # The first process may be an evaluator, so `train` replaces its job type.
+        # The first process of a run may be an evaluator, so the job type `train` replaces its job
+        # type.
         run.job_type = job_type if job_type == "train" else run.job_type or job_type
         return key, rank_key(labels["rank"], job_type, run.job_type)
 
@@ -391,7 +398,7 @@ class Collector:
         about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": run.job_type}
         times: list[ProcessTime] = []
         since_ns: dict[str, int] = {}
-        # The newest process of a rank comes last, so it describes the rank.
+        # The processes are in order of their start, so a rank is described by its newest process.
         for each in processes:
             rank = self._key_and_rank(each)[1]
             described = each.describe().to_json()
@@ -403,7 +410,7 @@ class Collector:
         named = [(each, each["who"]) for each in verdicts]
         own = [each for each, who in named if (who.get("group"), who.get("run")) == key]
         alive = any(each.ended_at is None for each in processes)
-        # An ended run was last seen at its end, even if this agent started later.
+        # A run was last seen at its end, which may be before this agent was started.
         ended_ns = max(each.life.ended_ns for each in processes)
         about["seen_ns"] = time.time_ns() if alive else ended_ns
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
@@ -460,7 +467,7 @@ def _totals(feed: Process) -> dict[str, float]:
 
 
 def _samples(ledger: Ledger, node: str) -> Iterator[Sample]:
-    """The current samples. The caller holds the ledger's lock."""
+    """The current samples in the ledger. The caller holds the ledger's lock."""
     for metric, of_metric in ledger.of(_METRICS):
         kind = "counter" if metric.kind is Kind.COUNTER else "node"
         for series in of_metric:

@@ -24,7 +24,7 @@ log = logging.getLogger("otel_ddp.agent")
 
 _S = 1_000_000_000
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
-# Limit of rows that wait for a full or hanging disk; about 100 MB.
+# Limit of rows that wait in memory while the disk is full or hangs; they take about 100 MB.
 _MOST_WAITING = 200_000
 _MOST_SAMPLES = 100_000
 _MOST_GAPS = 100
@@ -34,7 +34,8 @@ _LONGEST_STEP_NS, _MOST_WORK = 1 << 50, 1 << 50
 
 
 class Sample(NamedTuple):
-    """One reading. A reading without a run is about the node, and belongs to each run on it."""
+    """One value of a sampled metric. If *run* is None, it is about the node, and is stored for each
+    run on the node."""
 
     run: RunKey | None
     key: SeriesKey
@@ -48,7 +49,7 @@ class Batch(NamedTuple):
     run: RunKey
     process: ProcessTime
     position: int
-    """The read offset of its journal."""
+    """Up to which offset the journal was read, including this batch."""
     names: Mapping[int, Name]
     news: News
     since: int = 0
@@ -65,7 +66,8 @@ class State(NamedTuple):
     processes: Sequence[ProcessTime] = ()
 
     def after(self, before: State) -> State:
-        """Merged with *before*, which may have ranks whose journals are closed by now."""
+        """This snapshot, completed by the older one *before*. The journals of some of its ranks may
+        be closed by now."""
         found = {(each.rank, each.began_ns): each for each in (*before.processes, *self.processes)}
         return self._replace(
             about={**before.about, **self.about},
@@ -82,9 +84,9 @@ class _Unwritten:
         self.rows: dict[SeriesKey, list[Row]] = {}
         self.events: list[Event] = []
         self.positions: dict[str, tuple[int, int, int]] = {}
-        """The read offset of each journal, and the last ends of steps by both clocks."""
+        """For each journal: the read offset, and the end of its last step on each clock."""
         self.named: dict[tuple[str, str], dict[int, tuple[SeriesKey, list[Row]]]] = {}
-        """By journal and rank: the series of each name, by the name's number."""
+        """By journal and rank: for the number of each logged name, its series and new rows."""
 
     @property
     def size(self) -> int:
@@ -92,11 +94,11 @@ class _Unwritten:
 
 
 def _journal_of(rank: Mapping[str, Any]) -> str:
-    """The journal's name as in ProcessTime, for ranks of other nodes."""
+    """The name of a remote rank's journal, as `ProcessTime` has it."""
     return f"{rank.get('node')}/{rank.get('journal')}"
 
 
-# Cached: the steps of one training are alike.
+# Cached, since the steps of a training mostly have the same phases.
 @lru_cache(256)
 def _is_unusual(codes: bytes) -> bool:
     return not _UNUSUAL.isdisjoint(code & PHASE_CODE for code in codes)
@@ -108,11 +110,11 @@ class KeptRun:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.written: Mapping[str, int] | None = None
-        """By journal: the offset up to which the file has its records. None before `open`."""
+        """For each journal, up to which offset the file has its records. None before `open`."""
         self._file: RunFile | None = None
         self._positions: dict[str, tuple[int, int, int]] = {}
-        # The first known beginning of each journal, and of the processes of each other node. Later
-        # reports differ, as the measured clock offset changes.
+        # The first known beginning of each journal, and the earliest beginning of a process on each
+        # other node. Later reports differ a little, as the measured clock offset changes.
         self._began: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._counts: dict[SeriesKey, int] = {}
@@ -132,7 +134,8 @@ class KeptRun:
         if self._file is not None:
             if self.path.exists():
                 return
-            # The content of a removed file is lost when the file is closed.
+            # Somebody has removed the file, but it is still open: copy its content to a new file,
+            # as it would be lost when the file is closed.
             self._file.put_back()
             self.close()
             log.warning("the history %s was removed, and is made again", self.path)
@@ -161,9 +164,9 @@ class KeptRun:
         self._began = (file.about("journals") or {}) | self._began
 
     def close(self) -> None:
-        """Close the file, so that it can be copied."""
+        """Close the file, so that it is complete and can be copied."""
         file, self._file = self._file, None
-        # The gaps are read again when the file is reopened.
+        # Forget the gaps, which are read again from the file when it is reopened.
         self._gaps = []
         if file is not None:
             file.close()
@@ -171,15 +174,18 @@ class KeptRun:
     # -- input
 
     def learn(self, state: State) -> None:
-        """Learn which processes have ended, before `feed` adds the steps of the next ones."""
+        """Learn which processes have ended. Call it before `feed` adds the steps of their
+        successors."""
         self.time.learn(self._with_beginnings(state).processes)
 
     def feed(self, batch: Batch) -> None:
-        """Add only records after the written offsets, as a new agent reads some records twice."""
+        """Add a batch. Skip records that the file already has: a restarted agent reads some
+        twice."""
         news, process = batch.news, batch.process
         rank, journal = process.rank, process.journal
         began_ns = self._began.setdefault(journal, process.began_ns)
-        # Convert to the first measured clock offset, which stored times use.
+        # The times of a remote process shift when the measured clock offset changes. Convert them
+        # to the first measured offset, which the stored times use.
         shift_ns = began_ns - process.began_ns
         self.time.begin(process._replace(began_ns=began_ns), trains=bool(news.steps))
         attempt, new = self.time.attempts.of(began_ns), self._new
@@ -201,7 +207,8 @@ class KeptRun:
             self._add_steps(rank, clock, self.time.feed(rank, clock, unread, attempt))
         for since_ns, until_ns in news.overwritten:
             why = f"records of rank {rank} were overwritten before they were read"
-            # The gap is the longest pause between steps, if there are steps.
+            # The missing records were most likely in the longest pause between the steps that were
+            # read, so take this pause as the gap. Without steps, take the whole interval.
             ends = [max(since_ns, host_ns), *(each.ended_ns for each in news.steps)]
             begins = [each.began_ns for each in news.steps] or [until_ns]
             pause = max(zip(ends, begins, strict=False), key=lambda each: each[1] - each[0])
@@ -213,7 +220,7 @@ class KeptRun:
         )
 
     def feed_state(self, state: State) -> None:
-        """Take over a snapshot of the run."""
+        """Use this snapshot of the run from now on, and add its new samples."""
         state = self._with_beginnings(state)
         for node, since_ns in state.about.get("nodes", {}).items():
             self._nodes[node] = min(since_ns, self._nodes.get(node, since_ns))
@@ -228,7 +235,7 @@ class KeptRun:
             self._new.rows.setdefault(sample.key, []).append(row)
 
     def _with_beginnings(self, state: State) -> State:
-        """The state with the first known beginning of each process."""
+        """The snapshot, with the beginning of each process as it was first measured."""
         began, ranks = self._began, dict(state.ranks)
         for rank, each in ranks.items():
             if "journal" in each:
@@ -241,7 +248,8 @@ class KeptRun:
         return state._replace(ranks=ranks, processes=processes)
 
     def _add_values(self, batch: Batch, records: Iterable[Scalars]) -> None:
-        # Hot path: runs for each value of each rank. Series are looked up once per name and write.
+        # Hot path: this runs for each value of each rank. So a series is looked up only once per
+        # name between two writes.
         new, names = self._new, batch.names
         rank = batch.process.rank
         known = new.named.setdefault((batch.process.journal, rank), {})
@@ -257,12 +265,13 @@ class KeptRun:
                 key, rows = series
                 step = record.step
                 if step is None:
-                    # Without a step, values of a name are numbered.
+                    # Values without a step get consecutive numbers instead.
                     step = self._counts[key] = self._count(key) + 1
                 rows.append(value_row(step, time_ns, value, epoch))
 
     def _count(self, key: SeriesKey) -> int:
-        """The number of the last value of a series, which an earlier agent may have written."""
+        """The number that the last value of a series has, which an earlier agent may have written;
+        -1 if it has no value."""
         found = self._counts.get(key)
         if found is None:
             found = -1 if self._file is None else self._file.last(key)
@@ -271,7 +280,8 @@ class KeptRun:
     def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
         rows: list[Row] = []
         for step, number, _ in steps:
-            # Another node may send any number, but sums have to fit into a column.
+            # A report of another node may contain any number. Skip huge ones, as their sums would
+            # not fit into a column.
             if not 0 < step.ended_ns - step.began_ns < _LONGEST_STEP_NS or step.work > _MOST_WORK:
                 continue
             _, codes, spans_ns = step.parts
@@ -302,7 +312,7 @@ class KeptRun:
     def write(self, now_ns: int) -> None:
         """Write everything that waits.
 
-        If that fails, drop rows above a limit; raises sqlite3.Error, OSError or Unusable.
+        If that fails and too many rows wait, drops them. Raises sqlite3.Error, OSError or Unusable.
         """
         try:
             self.open()
@@ -311,10 +321,11 @@ class KeptRun:
         except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
             if not self.failing[0]:
                 self.failing = now_ns, getattr(why, "strerror", None) or str(why)
-            # A number that fits no column, from a damaged journal, would block all later writes.
+            # A damaged journal may contain a number that fits no column. All later writes would
+            # fail, so drop the rows in this case, too.
             if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
                 self.leave_out(self.failing[0], now_ns, self.failing[1])
-                # Keep the offsets, so that the dropped rows are not read again.
+                # Keep the offsets: the dropped rows must not be read again.
                 positions, self._new = self._new.positions, _Unwritten()
                 self._new.positions = positions
             raise
@@ -327,7 +338,8 @@ class KeptRun:
         if self._nodes:
             about["nodes"] = {**self._nodes}
         if self._began_ns and "began_ns" in about:
-            # After a restart of the agent, the first processes of the run may be gone.
+            # After a restart of the agent, the run's first processes may be unknown. The earlier
+            # beginning is right.
             about["began_ns"] = min(self._began_ns, about["began_ns"])
         self._began_ns = about.get("began_ns", self._began_ns)
         changed = {key: v for key, v in about.items() if before.about.get(key, ...) != v}
@@ -352,9 +364,9 @@ class KeptRun:
         self._written = state._replace(about=about)
 
     def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
-        """Record a gap: data of this time is missing."""
+        """Record a gap, i.e. that data of this interval is missing, and why."""
         gap = {"since_ns": since_ns, "until_ns": until_ns, "why": why}
-        # Merge this gap with a recent one of the same cause.
+        # If the last gap has the same cause and ended recently, extend it instead.
         if self._gaps and self._gaps[-1]["why"] == why:
             last = self._gaps[-1]
             if since_ns - last["until_ns"] < _ONE_GAP_NS:

@@ -1,6 +1,6 @@
-"""Accounts for the rank-seconds of a run: productive time, and time lost by cause.
+"""Accounts for the time of a run's ranks: productive time, and time lost by cause.
 
-Each second of a rank counts once, from the start of its first process.
+From the start of a rank's first process, each of its seconds is counted for exactly one cause.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from otel_ddp.vocabulary.words import PHASE_CODE, TIME_CAUSES, is_taken_back, ph
 
 _S = 1_000_000_000
 _LATE = frozenset({"straggler", "imbalance"})
-# The causes to which phases are counted; the time in all other phases is productive if the step is.
+# The cause for which a phase's time is counted. In a productive step, other phases are productive.
 _OF_PHASE = {"data": "data", "checkpoint": "checkpoint", "eval": "evaluation", "compile": "start"}
 
 
-# Cached: called for every step, and the steps of one training are alike.
+# Cached, since it is called for every step, and most steps of a training have the same phases.
 @lru_cache(256)
 def _causes(codes: bytes) -> tuple[tuple[int, str], ...]:
-    """The indices of a step's phases whose time is lost, with the causes."""
+    """Which phases of a step are not productive: the index and the cause of each."""
     words = [phase_word(code & PHASE_CODE) for code in codes]
     at_work = [at for at, word in enumerate(words) if word not in ("other", "data")]
     for one, next_one in pairwise(at_work):
         if words[one] == words[next_one] == "eval":
-            # Count the time between two batches of an evaluation as evaluation.
+            # Between two batches of an evaluation, `other` is part of the evaluation.
             for at in range(one + 1, next_one):
                 words[at] = "eval" if words[at] == "other" else words[at]
     return tuple((at, _OF_PHASE[word]) for at, word in enumerate(words) if word in _OF_PHASE)
 
 
 class ProcessTime(NamedTuple):
-    """The current times of a process, by its journal."""
+    """What the accounting needs to know about a process, as read from its journal."""
 
     rank: str
     began_ns: int
-    """When its journal began; identifies the process within its rank."""
+    """When its journal was created. Together with the rank, this identifies the process."""
     started_ns: int
-    """The start of the process, before its imports."""
+    """When the process started, which is before its imports."""
     ended_ns: int
-    """0 while it is alive."""
+    """When the process ended; 0 while it is alive."""
     state: str
     step: int | None = None
-    """Its last step, by the program's number."""
+    """Its last step, as the program numbers steps."""
     launched_by: str = ""
     """Identifies the process that launched it; empty if unknown."""
     node: str = ""
-    """Empty for this node."""
+    """The process's node; empty for this node."""
     journal: str = ""
 
 
@@ -61,26 +61,26 @@ class TimeSnapshot(NamedTuple):
     """A snapshot of a run's time, for other threads."""
 
     seconds: Mapping[str, float]
-    """By cause, for the ranks of this node."""
+    """By cause, the sum over the ranks of this node."""
     attempts: int
     began_ns: int
 
 
 class _Spent:
-    """The rank-nanoseconds of one node, by cause."""
+    """The time of one node's ranks by cause: a sum over the ranks, in nanoseconds."""
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
         kept = kept or {}
         self.ns = dict.fromkeys(TIME_CAUSES, 0) | _ns(kept.get("seconds", {}))
         self.late_ns = _ns(kept.get("late", {}))
-        """The part `late_rank`, by the rank or node that others waited for."""
+        """The time counted as `late_rank`, by the rank or node for which the others waited."""
         self.charged_ns = _ns(kept.get("charged", {}))
-        """The part `late_rank`, by verdict."""
+        """The time counted as `late_rank`, by verdict."""
 
     def charge(self, verdict: str, name: str, lost_ns: int) -> None:
         """Move the lost time of a verdict from `productive` to `late_rank`.
 
-        If its steps are not counted yet, the rest is moved by later calls.
+        Time can be moved only once it is counted as productive. Later calls move the rest.
         """
         more_ns = min(lost_ns - self.charged_ns.get(verdict, 0), self.ns["productive"])
         if more_ns > 0:
@@ -115,7 +115,7 @@ class _Rank:
     has_trained: bool = False
     has_ended: bool = False
     clock: str = "host"
-    """The clock whose steps count: `device` if the device has one."""
+    """Only steps on this clock are counted: `device` if the rank has device steps."""
 
 
 class RunTime:
@@ -124,13 +124,15 @@ class RunTime:
     def __init__(self) -> None:
         self.attempts = Attempts()
         self.snapshot: TimeSnapshot | None = None
-        """The snapshot of the last call of `to_json`."""
-        # By node; the empty name means this node.
+        """The snapshot made by the last call of `to_json`."""
+        # The time spent, by node. The empty name means this node.
         self._spent = {"": _Spent()}
         self._ranks: dict[str, _Rank] = {}
-        # By rank and start: current processes, and ended ones with uncounted steps.
+        # The current processes, and ended ones with steps that are not counted yet. The key is the
+        # rank and the creation time of the journal.
         self._processes: dict[tuple[str, int], ProcessTime] = {}
-        # The late ranks by verdict, and since when all ranks hang.
+        # `_late_nodes`: for each verdict, the ranks that are late. `_hangs_since_ns`: since when
+        # all ranks hang, or 0.
         self._late_nodes: dict[str, frozenset[str]] = {}
         self._hangs_since_ns = 0
         self._released: list[tuple[str, str, list[Placed]]] = []
@@ -162,8 +164,9 @@ class RunTime:
         if any(any(each.ns.values()) for each in self._spent.values()):
             seconds = dict(here["seconds"])
             if self.snapshot is not None:
-                # A counter must not fall: if counted time turns out to be lost, it stands still for
-                # as long.
+                # A Prometheus counter must not fall. If time that was counted as productive turns
+                # out to be lost, `productive` keeps its value until as much productive time has
+                # followed.
                 before_s = self.snapshot.seconds.get("productive", 0.0)
                 seconds["productive"] = max(before_s, seconds.get("productive", 0.0))
             self.snapshot = TimeSnapshot(seconds, attempts[-1]["attempt"], attempts[0]["began_ns"])
@@ -173,8 +176,10 @@ class RunTime:
     # -- input
 
     def learn(self, processes: Iterable[ProcessTime]) -> None:
-        """Learn which processes have ended, before `feed` adds the steps of the next ones."""
-        # Keep current processes: the journal of an ended one is closed soon.
+        """Learn which processes have ended. Call it before `feed` adds the steps of their
+        successors."""
+        # Keep the current process of each rank even if it is no longer in *processes*: soon after
+        # its end, its journal is closed.
         kept = {(rank, each.began_ns) for rank, each in self._ranks.items()}
         self._processes = {key: each for key, each in self._processes.items() if key in kept}
         self._processes |= {(each.rank, each.began_ns): each for each in processes}
@@ -182,7 +187,7 @@ class RunTime:
     def begin(self, process: ProcessTime, *, trains: bool) -> None:
         """Note the start of a process.
 
-        Processes beside the training, such as evaluators, are ignored.
+        Processes that do not take part in the training, such as evaluators, are ignored.
         """
         rank, began_ns, started_ns = process.rank, process.began_ns, process.started_ns
         known, entries = self._ranks.get(rank), self.attempts.entries
@@ -191,7 +196,8 @@ class RunTime:
         before = None if known is None else self._processes.get((rank, known.began_ns))
         is_at_work = before is not None and not before.ended_ns
         if known is not None and not known.has_trained and is_at_work:
-            # The known process has only opened the run, and has started the one that trains.
+            # The rank's known process is still running without a step: it has only opened the run,
+            # and has then started the process that trains.
             if trains:
                 known.began_ns = began_ns
             return
@@ -200,10 +206,12 @@ class RunTime:
         state, ended_ns = self._last_end(is_over=is_next) if entries and not is_late else ("", 0)
         if not entries or is_next or 0 < ended_ns < began_ns:
             if state == "finished" and not trains and (known is None or known.has_trained):
-                # It may be an evaluation after the training.
+                # The training has finished, so this may be an evaluation. It counts once it has
+                # made a step.
                 return
             if ended_ns:
-                # A paused agent has seen the end late.
+                # If the agent was paused, it noticed the end only later, perhaps after the next
+                # start.
                 ended_ns = min(ended_ns, began_ns)
                 self._finish_attempt(began_ns)
                 self.attempts.end(ended_ns, state)
@@ -218,18 +226,18 @@ class RunTime:
         self._ranks[rank] = _Rank(rank, attempt, began_ns, until_ns, by, process.node)
 
     def _last_end(self, *, is_over: bool = False) -> tuple[str, int]:
-        """State and time of the end of the current attempt; ("", 0) while one of its processes
-        runs.
+        """State and time of the end of the current attempt; ("", 0) if it has not ended.
 
-        *is_over*: the next attempt has begun, so ranks of a lost node are no longer waited for.
+        *is_over*: the next attempt has begun. So if some processes have no end, do not wait for it:
+        their node may be lost.
         """
         last = self.attempts.entries[-1]
         if "ended_ns" in last:
             return last["state"], last["ended_ns"]
         of_it = [e for e in self._ranks.values() if e.attempt == last["attempt"]]
         found = [(each, self._processes.get((each.rank, each.began_ns))) for each in of_it]
-        # Without ranks whose process is not known here: an earlier agent saw its end, or it has
-        # changed its rank.
+        # Ignore a rank if its process is unknown here and has ended or never trained: an earlier
+        # agent saw its end, or it is another rank by now.
         known = [p for e, p in found if p is not None or (e.has_trained and not e.has_ended)]
         ended = [each for each in known if each is not None and each.ended_ns]
         if not ended or (len(ended) < len(known) and not is_over):
@@ -237,29 +245,30 @@ class RunTime:
         return worst_state(each.state for each in ended), max(each.ended_ns for each in ended)
 
     def _fill_gap(self, before: _Rank, after: ProcessTime) -> None:
-        """Count the time between two processes of a rank."""
+        """Count the time between the previous process of a rank and its next one."""
         process = self._processes.get((before.rank, before.began_ns))
         if not before.has_ended and process is not None and process.ended_ns:
             self._end(before, process)
         attempts = [each for each in self.attempts.entries if each["attempt"] == before.attempt]
-        # A launcher that restarts its ranks keeps the node; between two launches, such as over a
-        # weekend, its GPUs may have been free.
+        # A launcher that restarts its ranks occupies the node in between. Between two launches,
+        # such as over a weekend, the GPUs may have been free for other jobs.
         is_kept = after.launched_by and after.launched_by == before.launched_by
-        # The run continued without this rank.
+        # Whether the rank was missing in at least one attempt: the run continued without it.
         was_gone = not is_kept and before.attempt < self.attempts.entries[-1]["attempt"] - 1
-        # A finished run loses no time until another launch resumes it.
+        # After a run has finished, no time is lost, even if another launch resumes the run later.
         if not was_gone and (not attempts or attempts[0].get("state") != "finished"):
             self._spend(
                 before, "between_attempts" if is_kept else "between_launches", after.started_ns
             )
 
     def feed(self, rank: str, clock: str, steps: Iterable[Step], attempt: int = 0) -> list[Placed]:
-        """Count steps by one clock; returns those whose places are known by now.
+        """Count steps of a rank, timed on one clock. Returns the steps whose places among all
+        attempts' steps are known by now.
 
         *attempt*: the number of the attempt; 0 for the current one.
         """
         if rank not in self._ranks:
-            # A process beside the training, such as an evaluator, has steps of its own.
+            # The steps of other processes, such as evaluators, are numbered but not counted.
             return [Placed(each, each.number, False) for each in steps if each.number is not None]
         if attempt in (0, self.attempts.present):
             placed = self.attempts.place(rank, clock, steps)
@@ -283,11 +292,12 @@ class RunTime:
         if ended_ns <= rank.until_ns or step.took_ns <= 0:
             return
         if not rank.has_trained:
-            # Everything up to the end of the first step is its start.
+            # The whole time up to the end of a rank's first step is its start-up.
             rank.has_trained = True
             self._spend(rank, "start", ended_ns)
             return
-        # The time since the last counted step, if records were lost in between.
+        # If records were lost, nobody knows what the rank did between its last counted step and
+        # this one.
         self._spend(rank, "unknown", step.began_ns)
         if placed.is_repeated is not False:
             self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)
@@ -295,8 +305,10 @@ class RunTime:
         self._count_phases(rank, step)
 
     def _count_phases(self, rank: _Rank, step: Step) -> None:
-        """Count the phases of a step that moved the run on."""
-        # Part of the step may be counted already, as a hang.
+        """Count the time of a step that is no repetition: that of some phases by cause, the rest as
+        productive."""
+        # Part of the step may already be counted as a hang. Divide only the rest, in the step's
+        # proportions.
         spent, left_ns = self._of(rank), step.ended_ns - rank.until_ns
         share = left_ns / step.took_ns
         for at, cause in _causes(step.parts.codes):
@@ -307,7 +319,7 @@ class RunTime:
         rank.until_ns = step.ended_ns
 
     def _spend(self, rank: _Rank, cause: str, until_ns: int) -> None:
-        """Count the time of a rank up to *until_ns* for one cause."""
+        """Count the rank's uncounted time up to *until_ns* for one cause."""
         if until_ns > rank.until_ns:
             self._of(rank).ns[cause] += until_ns - rank.until_ns
             rank.until_ns = until_ns
@@ -318,7 +330,8 @@ class RunTime:
     def note(
         self, processes: Iterable[ProcessTime], verdicts: Sequence[Mapping[str, Any]], now_ns: int
     ) -> list[tuple[str, str, list[Placed]]]:
-        """Update with the current state. Returns released steps: rank, clock, steps."""
+        """Update with the current processes and verdicts. Returns the steps that were held back and
+        are now placed, as tuples of rank, clock and steps."""
         self._note_verdicts(verdicts)
         for each in processes:
             self.begin(each, trains=False)
@@ -341,7 +354,8 @@ class RunTime:
         return released
 
     def _release(self, rank: str) -> None:
-        """Count the steps of a rank that were held until their numbers are known."""
+        """Count the steps of a rank that were held back, without waiting longer for the program's
+        step numbers."""
         for clock in ("device", "host"):
             placed = self.attempts.release(rank, clock)
             self._count(rank, clock, placed)
@@ -349,7 +363,8 @@ class RunTime:
                 self._released.append((rank, clock, placed))
 
     def _finish_attempt(self, next_ns: int) -> None:
-        """End the ranks of the current attempt: their ends may be noted after the next start."""
+        """Note the ends of the current attempt's ranks: the agent may learn of them after the next
+        start."""
         for each in self._ranks.values():
             process = self._processes.get((each.rank, each.began_ns))
             if process is not None and process.ended_ns and not each.has_ended:
@@ -362,11 +377,12 @@ class RunTime:
         if rank.has_trained:
             if process.step is not None and rank.attempt == self.attempts.entries[-1]["attempt"]:
                 self.attempts.reach(process.rank, process.step)
-            # The time of its unfinished step is lost.
+            # Unless the process has finished, it was inside a step, and the time of this step is
+            # lost.
             cause = "end" if process.state == "finished" else "unknown"
             self._spend(rank, cause, process.ended_ns)
         elif process.state != "finished":
-            # A process that finishes without a step is no training.
+            # A process that has finished without any step was no training: do not count its time.
             self._spend(rank, "start", process.ended_ns)
 
     def _note_verdicts(self, verdicts: Sequence[Mapping[str, Any]]) -> None:
@@ -381,19 +397,21 @@ class RunTime:
         for since_ns in {each["since_ns"] for each in taken_back} - explained:
             self.attempts.take_back(since_ns)
         for each in sorted(standing, key=lambda each: each["since_ns"]):
-            # Only open verdicts: once the run is restarted, its verdicts on deaths are closed.
+            # Use only open verdicts. A restart of the run closes its verdicts on deaths, which do
+            # not explain a later end.
             if each in is_open:
                 self.attempts.explain(each["since_ns"], each["sentence"])
 
     def _charge(self, verdicts: Iterable[Mapping[str, Any]]) -> None:
-        """Charge the cost of late ranks and nodes, by their verdicts, to the waiting ranks."""
+        """Count the time that late ranks and nodes have cost, according to their verdicts, on the
+        nodes of the ranks that waited."""
         present = {}
         for each in verdicts:
             who, evidence = each["who"], each.get("evidence") or {}
             rank, node = who.get("rank"), str(who.get("node", ""))
             name = f"rank {rank} ({node})" if rank else node
             key = f"{each['kind']} {name} {each['since_ns']}"
-            # A closed verdict no longer lists the ranks.
+            # A closed verdict no longer lists the late ranks. Use the ranks that it listed before.
             late = frozenset(evidence.get("ranks", ())) or self._late_nodes.get(key, frozenset())
             present[key] = late | {rank}
             others = evidence.get("others")

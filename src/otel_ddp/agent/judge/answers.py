@@ -27,8 +27,8 @@ from otel_ddp.vocabulary.words import PHASES, phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64
-# The kernel's state is read again after the first of these times at the earliest; two readings are
-# compared if the second time has not passed between them.
+# Wait at least the first time before reading a thread's kernel state again. Compute the CPU use
+# from two readings only if they are at most the second time apart.
 _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,7 +36,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Answers:
     """The questions to one process, and its answers. Only the agent's loop calls it.
 
-    A poll reads files of /proc, so it is made only for suspects, or if a user asks.
+    A poll reads files of /proc, so the agent polls only processes that are suspected of hanging,
+    or that a user asks about.
     """
 
     def __init__(
@@ -59,14 +60,15 @@ class Answers:
 
     def ask(self, question: Question, now_ns: int) -> bool:
         """Send a question; returns whether the process can receive it."""
-        # The number must be greater than the numbers of earlier agents' questions.
+        # Number the questions by time, so that the number is greater than that of any question that
+        # an earlier agent has sent to this process.
         self._number = max(self._number + 1, now_ns)
         try:
             files.write_to_fifo(self._ask, f"{self._number} {question}\n")
         except BlockingIOError:
             pass  # the fifo is full of unread questions
         except OSError:
-            return False  # there is no fifo, or no thread reads it
+            return False  # the process has no fifo, or none of its threads reads it
         if self._asked_ns is None:
             self._asked_ns = now_ns
         return True
@@ -82,7 +84,8 @@ class Answers:
 
     def _read_answer(self, now_ns: int) -> None:
         content = files.read_mapping(self._answer, _LARGEST_ANSWER)
-        # Numbers are times. The answer to a later question, by another program, is as good.
+        # Accept the answer to a question with a greater number, too: another program has asked
+        # later, and its answer is as good.
         if (plain.whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
@@ -103,7 +106,8 @@ class Answers:
 
     def _kernel(self, now_ns: int) -> Kernel | None:
         status = _status(self._process)
-        # The pid may have been reused, or may be of another process in our PID namespace.
+        # A different start time means another process: the pid was reused, or the journal's pid is
+        # from another PID namespace.
         if status is None or not self._start_ticks or status[2] != self._start_ticks:
             self._before = self._last = None
             return None
@@ -137,7 +141,8 @@ def _status(task: Path) -> tuple[str, int, int] | None:
         return None
 
 
-# An answer is read from a file or comes from another node, so it may contain anything.
+# Check every value of an answer: it is read from a file or comes from another node, so it may
+# contain anything.
 
 
 def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
@@ -157,7 +162,7 @@ def evidence_of(content: Mapping[str, Any], answered_ns: int) -> Evidence:
 
 
 def content_of(evidence: Evidence, most: int) -> dict[str, Any]:
-    """The inverse of `evidence_of`. *most*: limit of the members of each list."""
+    """Evidence as an answer, the inverse of `evidence_of`. *most*: the length limit of lists."""
     return {
         "kind": evidence.kind,
         "groups": [each._asdict() for each in evidence.groups[:most]],
@@ -193,7 +198,7 @@ def _collectives(content: Mapping[str, Any]) -> Iterator[Collective]:
 
 
 def frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
-    """The stack of one thread of an answer, the innermost frame first."""
+    """The stack of one thread in an answer, the innermost frame first."""
     return tuple(
         Frame(str(each[0]), plain.whole(each[1]), str(each[2]))
         for each in plain.list_of(list, thread.get("frames"))[:_MOST_FRAMES]
@@ -248,7 +253,7 @@ class AskedProcess:
 
     @property
     def state(self) -> str:
-        """The kernel's state of the process if it keeps the process from answering; else empty."""
+        """The process's state in the kernel if it can't answer in this state; else empty."""
         return _state(self.evidence.kernel)
 
     @property
@@ -294,7 +299,7 @@ def ask(journals: Iterable[Path], ranks: Collection[int] | None = None) -> list[
 # -- NCCL's RAS service: threads within NCCL answer for all nodes, even if Python hangs. Any program
 #    may listen on the port, so answers are checked like foreign data.
 
-# The address of the service: variable and default.
+# The environment variable with the address of NCCL's RAS service, and the default address.
 _VARIABLE, _DEFAULT = "NCCL_RAS_ADDR", "localhost:28028"
 # JSON came with NCCL 2.28.7; older versions send text, which is ignored.
 _RAS_QUESTION = b"set format json\nverbose status\n"
@@ -322,13 +327,15 @@ class Ras:
         self._asked_ns = None
 
     def poll(self, now_ns: int) -> Mapping[str, Any]:
-        """The answer, in the one call that completes it; empty in all other calls."""
+        """Go on asking, without blocking. Only the call that completes the answer returns it; all
+        other calls return nothing."""
         found: Any = None
         try:
             if self._asked_ns is None:
                 self._asked_ns, self._content = now_ns, bytearray()
                 if self._address[0] != "localhost":
-                    # Raises for other names, since looking up a name could block the agent.
+                    # Raises ValueError unless the host is an IP address: resolving a name could
+                    # block the agent.
                     ipaddress.ip_address(self._address[0])
                 self._socket = socket.create_connection(self._address, _CONNECT_S)
                 self._socket.sendall(_RAS_QUESTION)
@@ -364,15 +371,15 @@ class Ras:
 def remark(content: Mapping[str, Any], pids: Collection[int], world_size: int) -> str:
     """The peers that NCCL does not reach, in a sentence.
 
-    Empty if NCCL reaches all, or if the answer is of another job. *pids*: of the ranks on this
-    node.
+    Empty if NCCL reaches all peers, or if the answer is about another job. *pids*: the pids of the
+    ranks on this node.
     """
     found = plain.list_of(dict, content.get("communicators"))
     members = [plain.list_of(dict, each.get("ranks")) for each in found]
     missing = [plain.list_of(dict, each.get("missing_ranks")) for each in found]
     if not any(each.get("pid") in pids for several in members for each in several):
         return ""
-    # Only the communicator of all ranks uses the global rank numbers.
+    # Take rank numbers only from the communicator of all ranks: in the others, they are not global.
     ranks = {
         _member(each): each.get("rank")
         for one, *of_one in zip(found, members, missing, strict=True)

@@ -18,13 +18,13 @@ from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.parser import Document
 
 _POLL_EVERY_NS = 500_000_000
-# With more processes a poll takes a tenth of a second, so it is made less often.
+# With more than 2000 processes a poll takes a tenth of a second, so poll only once a second.
 _MANY, _POLL_MANY_EVERY_NS = 2000, 1_000_000_000
 _MOST_SHOWN = 100
 
 
 class Judge:
-    """One per node. The agent's loop calls it after all processes were polled."""
+    """The judge of a node's runs. The agent's loop calls it after it has polled all processes."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Judge:
     ) -> None:
         """Feed the detectors, poll them, and report changes.
 
-        *judgements*: for each run that an agent on another node leads, this lead's judgement.
+        *judgements*: the judgements from agents on other nodes, by the run that the agent leads.
         """
         now_ns = self._origin_ns + self._clock()
-        # Oldest first: of two processes with the same labels, the newer one counts.
+        # Oldest first: if two processes have the same labels, the newer one replaces the older.
         present = sorted(sources, key=lambda each: each.began_ns)
         if present != self._present:
             self._present = present
@@ -71,7 +71,8 @@ class Judge:
                 if source.is_here:
                     case.feed(source, now_ns, due=due)
                 elif source.has_news:
-                    # Records of other nodes come once a second, so feed the position with them.
+                    # Records from other nodes arrive only once a second, so the process's position
+                    # can be read each time.
                     case.feed(source, now_ns, due=True)
             if due:
                 self._poll_case(case, now_ns, (judgements or {}).get(case.run))
@@ -89,7 +90,7 @@ class Judge:
 
     @errors.contained()
     def _poll_case(self, case: RunCase, now_ns: int, judgement: Judgement | None) -> None:
-        # Poll all detectors before the first report: post-mortems list the other verdicts.
+        # Poll all detectors before reporting a verdict: a post-mortem lists all other verdicts.
         reports = case.reports
         reports.just_closed, reports.sources = None, case.sources
         changes = case.poll(judgement, now_ns)
@@ -110,7 +111,7 @@ class Judge:
             self._series[run].update_series(case, now_ns)
 
     def retire(self, runs: set[Labels]) -> None:
-        """Forget all runs except *runs*."""
+        """Close and forget all runs that are not in *runs*."""
         for run in [each for each in self._cases if each not in runs]:
             self._cases.pop(run).close()
             self._present = []
@@ -138,7 +139,7 @@ class Judge:
         return self._shown(_past)
 
     def past_bounds(self) -> list[dict[str, Any]]:
-        """Closed verdicts on the bottleneck of a run, which only histories show."""
+        """The closed verdicts on the bottleneck of a run; only saved histories contain them."""
         return self._shown(lambda case: list(case.reports.past_bounds))
 
     def _shown(self, of: Callable[[RunCase], list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -155,7 +156,10 @@ class Judge:
         return found
 
     def judgement(self, run: Labels, by: str) -> Judgement | None:
-        """The judgement of a run, for followers; None for an unknown run. *by*: this node."""
+        """This agent's judgement of a run, for the agents that follow it; None for an unknown run.
+
+        *by*: the name of this node.
+        """
         case = self._cases.get(run)
         if case is None:
             return None
@@ -165,6 +169,6 @@ class Judge:
 
 
 def _past(case: RunCase) -> list[dict[str, Any]]:
-    """Closed verdicts of this agent and of the lead."""
+    """The closed verdicts on a run: this agent's, and those of an agent that leads the run now."""
     own, judgement = list(case.reports.past), case.judgement
     return own if judgement is None else [*own, *(dict(each) for each in judgement.past)]

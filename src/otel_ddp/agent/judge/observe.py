@@ -40,7 +40,8 @@ _MOST_KILLS = 1000
 _LINE = re.compile(r"\d+,\d+,\d+,[^;]*;(.*)")
 _OOM_KILL = re.compile(r"((?:Memory cgroup o|O)ut of memory).*?: Kill(?:ed)? process (\d+) \(")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), whose first version has 64 bytes.
+# The ioctl that reads the exit status through a pidfd. In Linux's include/uapi/linux/pidfd.h it is
+# _IOWR(0xFF, 11, struct pidfd_info); the first version of this struct has 64 bytes.
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("<Q52xi")
@@ -65,7 +66,8 @@ class ExitCauses:
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        # By pid and start time, since a pid alone may be reused, or be of another PID namespace.
+        # The keys are pid and start time: a pid alone may be reused, or belong to another process
+        # in this PID namespace.
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._log = KernelLog(root / "dev/kmsg")
         self._files = KernelFiles()
@@ -106,19 +108,19 @@ class ExitCauses:
         ]
 
     def is_there(self, pid: int, start_ticks: int) -> bool:
-        """Whether this process certainly still exists, even if it has reported its end."""
+        """Whether the process certainly still exists, even if it has already recorded its end."""
         watched = self._watched.get((pid, start_ticks))
         return watched is not None and watched.pidfd >= 0 and not has_ended(watched.pidfd)
 
     def watches(self, pid: int, start_ticks: int) -> bool:
-        """Whether the exit status of this process may still become known."""
+        """Whether this process is still observed, so that its exit status may become known."""
         return (pid, start_ticks) in self._watched
 
     def goes_on(self, pid: int, start_ticks: int) -> bool:
-        """Whether this process still runs, although it no longer holds its journal.
+        """Whether this process still runs, although it no longer holds the lock on its journal.
 
-        It has called exec, or closed all descriptors as daemons do. A dying process, in contrast,
-        has no command line any more: the kernel frees its memory before its locks.
+        Such a process has called exec, or has closed all its descriptors, as daemons do. A dying
+        process has no command line any more: the kernel frees its memory before its locks.
         """
         command = files.read_text(self._root / f"proc/{pid}/cmdline")
         return bool(command) and self._started(pid) == start_ticks
@@ -170,7 +172,8 @@ class ExitCauses:
         watched.has_ended = True
         now = self._clock()
         self._log.poll()
-        # Look for an out-of-memory kill only after SIGKILL, the only signal of that killer.
+        # Look for an out-of-memory kill only after SIGKILL: the kernel sends no other signal when
+        # memory runs out.
         if status is None or evidence.get("signal") == "SIGKILL":
             evidence.update(self._out_of_memory(pid, watched, now))
         if watched.resident_bytes is not None:
@@ -182,7 +185,7 @@ class ExitCauses:
         if kill is not None:
             return kill
         if self._in_first_namespace and self._log.is_open:
-            return {}  # the log lists all processes that the kernel killed, but not this process
+            return {}  # the log lists every out-of-memory kill, and this process isn't listed
         if not watched.kills or watched.group is None:
             return {}
         count = self._count_kills(watched.group)
@@ -209,7 +212,7 @@ class ExitCauses:
         if len(fields) < 50 or fields[0] != "Z" or fields[19] != str(start_ticks):
             return None
         with contextlib.suppress(OSError, ValueError):
-            # To other users, the kernel shows 0 instead of the exit status.
+            # Read it only of our user's processes: of others, the kernel shows 0 instead.
             if os.stat(self._root / f"proc/{pid}").st_uid == os.geteuid():
                 return int(fields[49])
         return None
@@ -274,7 +277,7 @@ def _open(path: Path) -> int:
         handle = files.open_private(path)
     except OSError:
         return -1
-    # Older lines are about processes that this agent has not observed.
+    # Skip older lines: they are about processes that this agent has not observed.
     with contextlib.suppress(OSError):
         os.lseek(handle, 0, os.SEEK_END)
     return handle
@@ -284,7 +287,7 @@ def _open(path: Path) -> int:
 
 
 def open_pidfd(pid: int) -> int:
-    """A pidfd, which becomes readable when the process ends; -1 if there is none."""
+    """Open a pidfd, which becomes readable when the process ends; -1 if that fails."""
     opened: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     try:
         return -1 if opened is None else opened(pid)
@@ -300,7 +303,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def exit_status(pidfd: int) -> int | None:
-    """The exit status of a reaped process, from Linux 6.15 on."""
+    """The exit status of a reaped process; None before Linux 6.15."""
     if pidfd < 0:
         return None
     answer = bytearray(_PIDFD_INFO.size)
@@ -315,10 +318,11 @@ def exit_status(pidfd: int) -> int | None:
 
 # -- one process, for the judge
 
-# How long to wait for the exit status of a worker, which its parent reaps, maybe just before the
-# parent ends too.
+# How long to wait for the exit status of a worker process. It becomes known when the parent reaps
+# the worker, which may happen only just before the parent itself ends.
 _PATIENCE_S = 2.0
-# The kernel drops the locks of a dying process a moment before its exit status is known.
+# How long to wait for the exit status of any other process: the kernel drops the locks of a dying
+# process a moment before its exit status is known.
 _KERNEL_FOLLOWS_S = 0.5
 
 
@@ -363,7 +367,8 @@ class LocalHost(Host):
 
     def _parent_lives(self) -> bool | None:
         parent = process_state.parent(self.reader)
-        # If the process is in another PID namespace, its parent's pid is another process here.
+        # If the process is in another PID namespace, the pid of its parent is unusable here: it may
+        # belong to another process. So it is unknown whether the parent lives.
         if parent is None or self.pid != self.reader.pid:
             return None
         fields = files.stat_fields(Path("/proc") / str(parent))

@@ -28,7 +28,7 @@ from otel_ddp.vocabulary.words import HARMLESS_VERDICTS, Kind
 
 log = logging.getLogger("otel_ddp.agent")
 
-# Limit of closed verdicts that are kept per run.
+# How many closed verdicts are kept for each run.
 _MOST_PAST = 20
 # Kinds of verdicts after which the training does not recover by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "silence", "stall"})
@@ -39,12 +39,12 @@ class Incident:
 
     def __init__(self, verdict: Verdict, *, by_lead: bool = False) -> None:
         self.found = self.shown = verdict
-        """`found`: the detector's verdict. `shown`: the same with hardware evidence."""
+        """`found`: the detector's verdict. `shown`: the same verdict with hardware evidence."""
         self.gpus: Sequence[Gpu] | None = None
-        """The GPUs of the ranks when the verdict opened: a dead process has released its GPU."""
+        """The GPUs when the verdict opened; not read later, since a dead process uses no GPU."""
         self.postmortem: Path | None = None
         self.by_lead = by_lead
-        """Whether the former lead has reported this verdict already."""
+        """Whether another agent, which led the run before, has reported this verdict already."""
 
 
 class RunReports:
@@ -56,24 +56,25 @@ class RunReports:
         self.open: dict[tuple[Kind, Labels], Incident] = {}
         # The last closed verdicts, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Closed verdicts on the bottleneck of the run: harmless, so only histories show them.
+        # Closed verdicts on the bottleneck of the run. They are harmless, so they go only into the
+        # saved histories.
         self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
-        # Ended processes, for post-mortems: their journals may be deleted by then.
+        # The ended processes. Post-mortems need them, and the journals may be deleted by then.
         self.ended: dict[Labels, ProcessState] = {}
         # The last incident that this poll closed. If a verdict of the same kind opens in the same
         # poll, it continues this incident.
         self.just_closed: Incident | None = None
-        # The last judgement of the lead.
+        # The last judgement from another agent that led the run; None if there was none.
         self.last_led: Judgement | None = None
 
     def past_of(self, kind: Kind) -> deque[dict[str, Any]]:
-        """The list that takes closed verdicts of this kind."""
+        """The list to which closed verdicts of this kind are added."""
         return self.past_bounds if kind in HARMLESS_VERDICTS else self.past
 
     def is_of_lead(self, verdict: Verdict) -> bool:
-        """Whether the lead's last judgement contains this verdict.
+        """Whether the last judgement from another agent contains this verdict.
 
-        A death counts as contained if the lead has reported any death at about the same time.
+        For a death it is enough that the judgement has any death at about the same time.
         """
         if self.last_led is None:
             return False
@@ -86,7 +87,7 @@ class RunReports:
 
 
 class VerdictReporter:
-    """One per node, for all its runs."""
+    """Reports the verdicts on all runs of a node. There is one per node."""
 
     def __init__(
         self,
@@ -95,7 +96,8 @@ class VerdictReporter:
         gpus: Callable[[], Sequence[Gpu]],
         cores: Callable[[], Cores],
     ) -> None:
-        """*gpus*, *cores*: see `Judge`."""
+        """*gpus*: returns the node's devices. *cores*: returns for each rank the share of time in
+        which it waited for a core."""
         self._ledger = ledger
         self._postmortems = postmortems
         self._gpus, self._cores = gpus, cores
@@ -109,7 +111,7 @@ class VerdictReporter:
         verdict, opened = change
         incident = reports.open.pop(verdict.key, None)
         if incident is None and not opened:
-            return  # another agent opened this verdict
+            return  # another agent opened this verdict, and reports its end
         before = None if incident is None else incident.shown
         incident = incident or Incident(verdict, by_lead=reports.is_of_lead(verdict))
         self._update(incident, verdict, opened)
@@ -133,7 +135,7 @@ class VerdictReporter:
 
     @errors.contained()
     def hand_over(self, reports: RunReports, by: str, now_ns: int) -> None:
-        """Hand the open verdicts over to the lead, on node *by*."""
+        """Close the open verdicts here: the agent of node *by* judges the run from now on."""
         handed_over = [each for each in reports.open.values() if not each.by_lead]
         reports.open.clear()
         for incident in handed_over:
@@ -161,7 +163,7 @@ class VerdictReporter:
     def _record(
         self, reports: RunReports, verdict: Verdict, opened: bool, body: str, now_ns: int
     ) -> None:
-        """Write a line of the agent's log, and a log record."""
+        """Write a line into the agent's log, and queue a log record for the export."""
         warns = opened and verdict.kind not in HARMLESS_VERDICTS
         severity = ("ERROR" if verdict.kind in _FATAL else "WARN") if warns else "INFO"
         log.log(logging.WARNING if warns else logging.INFO, "%s", body)
@@ -225,7 +227,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
 
 
 def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
-    """A closed verdict as JSON, without its tables."""
+    """A closed verdict as JSON, without the lists in its evidence."""
     numbers = {k: v for k, v in verdict.evidence.items() if not isinstance(v, list)}
     return {
         **plain(verdict),
@@ -248,7 +250,7 @@ def _phase_and_cause(verdict: Verdict) -> tuple[str, Any]:
 
 
 def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tuple[str, Any]]:
-    """Evidence as flat attributes. Lists are left out: they are in the post-mortem only."""
+    """Evidence as attributes without nesting. Leaves lists out, which only post-mortems contain."""
     for name, value in evidence.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}.{name}")
@@ -264,17 +266,17 @@ class Judgement:
     """The verdicts on one run, and the comparison of its ranks."""
 
     by: str
-    """The node of the lead."""
+    """The node of the agent that leads the run, i.e. that judges it."""
     open: Sequence[Mapping[str, Any]]
     """The open verdicts as JSON; `past` has the closed ones."""
     past: Sequence[Mapping[str, Any]]
     report: Report
     compared: int
-    """How many ranks are compared, on all nodes."""
+    """How many ranks are compared with each other, on all nodes."""
 
 
 def compared_ranks(report: Report) -> int:
-    """How many ranks of a report are compared."""
+    """How many ranks are compared with each other in this report."""
     return sum([each.work_s is not None for each in report.ranks])
 
 
@@ -289,7 +291,7 @@ _MOST_PROCESSES, _MOST_ROWS = 1000, 64
 def write_postmortem(
     directory: Path, run: str, found: Plain, earlier: Path | None = None
 ) -> Path | None:
-    """Write a file on an incident; returns its path, or None if that fails.
+    """Write the post-mortem of an incident; returns its path, or None if that fails.
 
     *earlier*: the path of a previous call for the same incident, whose file is replaced.
     """
@@ -299,7 +301,7 @@ def write_postmortem(
     try:
         files.make_kept(directory)
         files.replace(path, _by_line({"version": 1, "run": run, "written_ns": now_ns, **found}))
-        # Another agent with the same directory may delete the same files.
+        # Ignore missing files: another agent with the same directory may delete the same files.
         with contextlib.suppress(FileNotFoundError):
             _delete_oldest(directory)
     except (OSError, ValueError) as error:
@@ -310,7 +312,7 @@ def write_postmortem(
 
 
 def _by_line(report: Plain) -> str:
-    """JSON with a line for each process and finding."""
+    """JSON with one line for each process and for each entry of the other lists."""
     rows = []
     for name, value in report.items():
         text = json_text(value, ensure_ascii=False)

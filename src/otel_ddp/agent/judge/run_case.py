@@ -34,7 +34,7 @@ class _Process:
         self._device: DeviceSteps | None = None
 
     def observe(self, source: Process, rank: RankState) -> Observation:
-        """The process's new steps. If its device has a clock, it times steps and waits."""
+        """The process's new steps. If the device has a clock, this clock times steps and waits."""
         facts = facts_of(source.new.steps)
         if rank.device_clock:
             self._device = self._device or DeviceSteps()
@@ -68,7 +68,7 @@ class _Processes:
         return gone - self.newest.keys()
 
     def newly_left_out(self) -> list[Labels]:
-        """The labels of living processes that were newly excluded since the last call.
+        """The labels of living processes that were excluded from judging since the last call.
 
         Resets the judge's state of these processes.
         """
@@ -96,7 +96,8 @@ def _node(labels: Labels) -> str:
 
 
 class _Worlds:
-    """The world size of the training, since evaluators and actors report other sizes."""
+    """Finds the world size of the training among the sizes that processes report: evaluators and
+    actors report other sizes."""
 
     def __init__(self) -> None:
         self._known = World(0, trains=False)
@@ -109,9 +110,9 @@ class _Worlds:
         return self._known.size
 
     def update(self, labels: Labels, size: int | None, trains: bool = False) -> None:
-        """Update with the world size that a process reports; None if the process is gone.
+        """Update with the world size that a process reports. *size*: None if the process is gone.
 
-        *trains*: whether the process makes steps, or will.
+        *trains*: whether the process has made steps, or is known to be going to.
         """
         before = self._of.pop(labels, None)
         if before is not None:
@@ -129,9 +130,9 @@ class _Worlds:
         self._known = World(training_world(living, last), trained)
 
 
-# When to look again for the cause of an end. Other ranks report their ends soon after the first.
-# The exit status is known after the process has exited, which takes Python seconds, and after its
-# launcher has reaped it, which may take 5 s more.
+# How long after a process has ended to look again for the cause. Other ranks that end report so
+# soon after the first. The exit status is known only after the process has exited, which takes
+# Python seconds, and after its launcher has reaped it, which may take 5 s more.
 _LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 
 
@@ -162,8 +163,8 @@ class Exits:
         return ended
 
     def note_at_work(self, labels: Labels) -> None:
-        """Note a living process. If an earlier one with the same labels has ended, the run has
-        restarted, so forget all ends."""
+        """To be called for a living process. If an earlier process with its labels has ended, the
+        run has restarted, so stop looking for the causes of all ends."""
         if labels in self._ended:
             self._ended.remove(labels)
             self.forget_all()
@@ -172,7 +173,8 @@ class Exits:
         """All ends, if this poll looked again for the cause of at least one; else none."""
         looked = False
         for source, each in self._exits.items():
-            # A process that reported its end may still exist: note when it was last present.
+            # A process may exist for a while after it has recorded its end: note when it was last
+            # present.
             if each.ended.state != "killed" and (present_ns := source.host.present_ns()):
                 each.ended = each.ended._replace(last_present_ns=present_ns)
             if now_ns >= each.looks_ns[0]:
@@ -194,7 +196,8 @@ class Exits:
 
 
 class RunCase:
-    """One per run. The judge feeds and polls it; series and notifications read it."""
+    """The state of the judge for one run: its processes, detectors and reports. The judge feeds and
+    polls it; series and notifications read it."""
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class RunCase:
         self._ras = Ras(env)
         self.reports = RunReports(run)
         self.judgement: Judgement | None = None
-        """The lead's judgement; None if this agent judges the run."""
+        """The judgement by the agent that leads the run; None if this agent leads it."""
         self._begin()
 
     def _begin(self) -> None:
@@ -232,7 +235,7 @@ class RunCase:
             *self._others,
         )
         self.last_report: Report | None = None
-        """The last comparison of the ranks, by this agent or the lead."""
+        """The last comparison of the ranks, by the agent that leads the run."""
         self._has_news = True
 
     @property
@@ -247,7 +250,7 @@ class RunCase:
         return self._processes.known.keys()
 
     def keep(self, sources: Collection[Process]) -> None:
-        """Set the current processes, oldest first. All others are gone, or have new labels."""
+        """Set the current processes, oldest first; *sources* must contain all of them."""
         for gone in self._processes.keep(sources):
             self._has_news = True
             self._world.update(gone, None)
@@ -255,7 +258,8 @@ class RunCase:
                 _contained(detector.forget, gone)
         for source, process in self._processes.known.items():
             ended = self.reports.ended.get(source.labels)
-            # A reopened link sends ended processes again, whose ends are reported already.
+            # After a reconnect, the agent on another node sends its ended processes again. Their
+            # ends have been reported already.
             process.end_is_known |= ended is not None and ended.journal == source.reader.name
 
     def has_new_end(self) -> bool:
@@ -284,8 +288,8 @@ class RunCase:
         seen = seen._replace(now_ns=now_ns, nonfinite=source.nonfinite(now_ns))
         if due and source.is_at_work:
             source.host.watch()
-            # Evidence needs reads of /proc, so get it only for suspects, and not while another
-            # agent leads this run.
+            # Collecting evidence reads files of /proc, so do it only for ranks suspected of
+            # hanging, and not while another agent leads this run.
             asked = self.judgement is None and labels in self.stalls.suspects
             evidence = source.host.evidence(now_ns) if asked else Evidence()
             seen = seen._replace(position=source.position(self._origin_ns), evidence=evidence)
@@ -297,11 +301,11 @@ class RunCase:
                 _contained(detector.feed, rank, seen)
 
     def is_here(self, labels: Labels) -> bool:
-        """Whether labels are of this node: each node exports only the series of its own ranks."""
+        """Whether the labels are of this node. A node exports the series of its own ranks only."""
         return _node(labels) in self._processes.nodes_here
 
     def poll(self, judgement: Judgement | None, now_ns: int) -> list[Change]:
-        """Poll the detectors. *judgement*: the lead's, if another agent leads the run.
+        """Poll the detectors. *judgement*: by the agent that leads the run; None if this one does.
 
         While another agent leads, the detectors of this agent are not used; afterwards they start
         afresh.
@@ -318,7 +322,7 @@ class RunCase:
         if judgement is not None:
             self._ras.forget()
             self.reports.last_led, self.last_report = judgement, judgement.report
-            # This agent asks no questions, since the lead's detectors ask theirs.
+            # Don't ask ranks for their stacks: the agent that leads the run does.
             return []
         changes = self._poll_detectors(now_ns)
         _contained(self._query_nccl, now_ns)
@@ -339,7 +343,7 @@ class RunCase:
         return changes
 
     def _query_nccl(self, now_ns: int) -> None:
-        """Query NCCL once per stall."""
+        """Ask NCCL, once per stall, which peers it does not reach."""
         if not self.stalls.present():
             self._ras.forget()
             return
@@ -357,7 +361,8 @@ class RunCase:
             labels = source.labels
             newest = self._processes.newest.get(labels)
             if newest is not source or self._processes.living(labels) is not None:
-                # Ignore this end: a new process with the same labels started before it was seen.
+                # Ignore this end: when it was noticed, a new process with the same labels had
+                # already started.
                 source.host.forget()
                 continue
             self._world.update(labels, None)

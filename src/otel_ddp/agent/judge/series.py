@@ -17,13 +17,13 @@ from otel_ddp.diagnosis.verdict import Verdict, node_of
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import RANK_LABELS, Kind, is_taken_back
 
-# Metrics of verdicts on a rank and a phase.
+# For each kind of verdict: the metric with a series for each rank and phase of a verdict.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
     "straggler": catalog.TRAINING_STRAGGLER,
     "imbalance": catalog.TRAINING_IMBALANCE,
     "recurring": catalog.TRAINING_RECURRING_STALL,
 }
-# Metrics of verdicts on a node, in addition to the metrics of its ranks.
+# For each kind of verdict: the metric of a verdict on a whole node; its ranks have theirs too.
 _OF_NODES: Mapping[Kind, catalog.Metric] = {
     "straggler": catalog.TRAINING_NODE_STRAGGLER,
     "imbalance": catalog.TRAINING_NODE_IMBALANCE,
@@ -31,33 +31,34 @@ _OF_NODES: Mapping[Kind, catalog.Metric] = {
 
 
 class _Row(NamedTuple):
-    """One series with its current value."""
+    """One series and the value to export for it."""
 
     metric: catalog.Metric
     labels: Labels
     value: float
     stays_at: float | None = None
-    """The value to show once the row is no longer yielded; None removes the series then."""
+    """The value to export once the row is no longer yielded; None: the series is removed then."""
 
 
 class VerdictSeries:
-    """One per run. The caller holds the ledger's lock."""
+    """The series of the verdicts on one run. The caller holds the ledger's lock."""
 
     def __init__(self, ledger: Ledger, origin_ns: int) -> None:
-        """*origin_ns*: when the counters began, in nanoseconds since 1970."""
+        """*origin_ns*: the start time of all counters, in nanoseconds since 1970."""
         self._ledger = ledger
-        # The series of the last update, each with the `stays_at` of its row.
+        # The series that the last update wrote, each with the value to export once the series is no
+        # longer current (None: remove it then).
         self._shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
-        # For each rank: the node of the latest judge, the lost time that this judge counted, and
-        # the sum over all judges.
+        # For each rank: the node of the agent that judged it last, the lost time that this agent
+        # has counted, and the sum over all agents.
         self._lost: dict[Labels, tuple[str, float, float]] = {}
-        # For each rank, the causes of its deaths, by the first judge that reported the death and
-        # the time of the death.
+        # For each rank, the causes of its deaths. The key of a death: the node of the agent that
+        # reported it first (empty for this agent), and the time of the death.
         self._died: defaultdict[Labels, dict[tuple[str, int], str]] = defaultdict(dict)
         self._origin_ns = origin_ns
 
     def update_series(self, case: RunCase, now_ns: int) -> None:
-        """Write the current series of the run, and end the others."""
+        """Write the run's current series into the ledger, and end those that are not current."""
         shown: dict[tuple[catalog.Metric, Labels], float | None] = {}
         summed_up = (self._lost_time, self._deaths)
         for rows in (*summed_up, _speed, _waits, _named, _stalls, _own_collectives):
@@ -68,7 +69,8 @@ class VerdictSeries:
         for (metric, labels), stays_at in self._shown.items():
             if (metric, labels) in shown:
                 continue
-            # This also ends series of verdicts that were open, as another agent may judge now.
+            # This ends series of open verdicts too: another agent may have become the lead, i.e.
+            # the agent that judges the run.
             if stays_at is None:
                 self._ledger.forget(self._ledger.series(metric, labels))
             else:
@@ -80,8 +82,8 @@ class VerdictSeries:
         for rank in case.report().ranks:
             if not case.is_here(rank.labels):
                 continue
-            # Each judge counts lost time from its own start, so add up differences: the sum never
-            # falls.
+            # Each agent counts lost time from its own start. Add up the differences, so that the
+            # exported sum never falls when another agent takes over.
             last, before_s, sum_s = self._lost.get(rank.labels, (by, 0.0, 0.0))
             if last == by:
                 sum_s += max(rank.lost_s - before_s, 0.0)
@@ -103,9 +105,9 @@ class VerdictSeries:
 def _note(
     deaths: dict[tuple[str, int], str], by: str, since_ns: int, evidence: Mapping[str, Any]
 ) -> None:
-    """Add a death once, even if it is repeated, or reported by both this agent and the lead.
+    """Add a death, but only once if a verdict repeats it, or if this agent and the lead report it.
 
-    *by*: the lead's node, whose clock differs; empty for this agent.
+    *by*: the node of the agent that reported it, whose clock may differ; empty for this agent.
     """
     key = by, since_ns
     if key not in deaths:
@@ -123,7 +125,8 @@ def _contained(rows: Callable[[RunCase], Iterable[_Row]], case: RunCase) -> Iter
 
 
 def _verdicts(case: RunCase) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All verdicts of this agent and of the lead, as JSON, each with the node of its judge."""
+    """All verdicts on a run as JSON, each with the node of the agent that reported it (empty for
+    this agent): this agent's, and those of an agent that leads the run now."""
     reports, led = case.reports, case.judgement
     own = [*reports.past, *(plain(each.shown) for each in reports.open.values())]
     yield from (("", each) for each in own)
@@ -132,7 +135,7 @@ def _verdicts(case: RunCase) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _open_verdicts(case: RunCase) -> list[Verdict]:
-    """The open verdicts of this agent and of the lead."""
+    """The open verdicts on a run: this agent's, and those of an agent that leads the run now."""
     found = [each.shown for each in case.reports.open.values()]
     for led in () if case.judgement is None else case.judgement.open:
         who = tuple(led["who"].items())
@@ -166,7 +169,7 @@ def _speed(case: RunCase) -> Iterator[_Row]:
             continue
         if rank.work_s is not None:
             nodes.add(node_of(rank.labels))
-        # A 0 with an empty phase shows that the rank was compared, even if it is late in no phase.
+        # This series with an empty phase exists for every compared rank, even if it is never late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)

@@ -23,26 +23,26 @@ MOST_BYTES = 4 << 20
 """Size limit of a message; a peer that exceeds it is disconnected."""
 MOST_NODE_LETTERS = 253
 DEAD_AFTER_S = 8.0
-"""A link without a message for so long is dead, since followers report more often."""
+"""A link without a message for this long is dead, since a lead or follower sends more often."""
 BROKEN = (OSError, EOFError, UnicodeError, asyncio.TimeoutError)
-"""Raised by a connection that ends or cannot be made."""
+"""The exceptions that mean that a connection has ended or cannot be made."""
 
 _LENGTH_BYTES = 4
 _PROVED_WITHIN_S = 5.0
 _AGAIN_AFTER_S = 2.0
 if sys.version_info >= (3, 11):
-    # The buffer of each connection, 4 KiB instead of 256 KiB, for which asyncio has no parameter: a
-    # lead of 1,250 nodes takes some 650 MiB instead of 987. If a later Python ignores this
-    # attribute, only the memory grows.
+    # asyncio has no parameter for the read buffer of a TLS connection, so change this attribute
+    # from 256 KiB to 4 KiB: with 1,250 nodes, the lead (the agent that judges the run) takes 650
+    # MiB instead of 987. If a later Python ignores the attribute, only the memory grows.
     SSLProtocol.max_size = 1 << 12
 
 Job = Callable[[], Coroutine[Any, Any, None]]
-"""A coroutine function that is called again whenever it ends or raises, until it is discarded."""
+"""A coroutine function. Whenever it ends or raises, it is called again, until it is discarded."""
 _T = TypeVar("_T")
 
 
 class LinkThread:
-    """One per agent. Runs the jobs of all links; the agent's loop keeps the thread running."""
+    """Runs the jobs of all links of an agent. The agent's loop restarts the thread if it ends."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -59,7 +59,8 @@ class LinkThread:
             self._loop.close()
 
     def add(self, job: Job) -> None:
-        """Run a job in the link thread, again and again until it is discarded."""
+        """Run a job in the link thread, and start it again whenever it ends, until it is
+        discarded."""
         self._running[job] = asyncio.run_coroutine_threadsafe(_kept(job), self._loop)
 
     def discard(self, job: Job) -> None:
@@ -78,7 +79,7 @@ async def _kept(job: Job) -> None:
             await job()
         except errors.ANY_ERROR:
             errors.record_failure("a link")
-        # Jitter, so that the nodes of a run do not reconnect at the same moment.
+        # A random pause, so that the nodes of a run do not all reconnect at the same moment.
         await asyncio.sleep(_AGAIN_AFTER_S * random.uniform(0.5, 1.5))
 
 
@@ -91,13 +92,14 @@ async def _end_all() -> None:
 
 
 async def within(seconds: float, awaited: Awaitable[_T]) -> _T:
-    """Await a result; raises asyncio.TimeoutError after so many seconds.
+    """Await a result; raises asyncio.TimeoutError after this many seconds.
 
     Before Python 3.12, asyncio.wait_for loses a cancellation that arrives together with the result,
     so a cancelled job would never end.
     """
     task = asyncio.ensure_future(awaited)
-    # Fetch the task's error: asyncio would log it if the task fails while it is cancelled.
+    # Retrieve the task's exception. Otherwise, asyncio logs it if the task fails while it is being
+    # cancelled.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -114,20 +116,21 @@ class Channel:
     """One end of a link. Only the link thread calls it."""
 
     greeting: Any = None
-    """The first report of the other end; None before it arrives."""
+    """The first report that the other end has sent; None before it arrives."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     def send(self, message: bytes) -> None:
-        """Send a message. It is dropped if the peer does not read, or would refuse its size."""
+        """Send a message. Drop it if the peer has stopped reading, or if it is larger than
+        allowed."""
         transport = self._writer.transport
         is_full = max(len(message), transport.get_write_buffer_size()) > MOST_BYTES
         if not (is_full or transport.is_closing()):
             self._writer.write(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
 
     async def receive(self) -> bytes:
-        """The next message; raises one of BROKEN."""
+        """Wait for the next message. Raises one of the exceptions BROKEN."""
         return await within(DEAD_AFTER_S, self._next())
 
     async def _next(self) -> bytes:
@@ -146,13 +149,14 @@ class Channel:
 
 
 async def connected(address: str, port: int, context: ssl.SSLContext) -> Channel:
-    """Connect to a peer with the run's secret; raises one of BROKEN."""
+    """Connect to a peer that has the same secret of the run. Raises one of the exceptions
+    BROKEN."""
     made = asyncio.open_connection(address, port, ssl=context, server_hostname=NAME)
     return Channel(*await within(_PROVED_WITHIN_S, made))
 
 
 async def accepted(connection: socket.socket, context: ssl.SSLContext) -> Channel:
-    """The channel of an accepted connection; raises one of BROKEN."""
+    """Make a channel of an accepted connection. Raises one of the exceptions BROKEN."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     made = loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)

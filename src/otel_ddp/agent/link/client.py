@@ -1,7 +1,7 @@
-"""A follower's end of the link to the lead of a run: sends reports, receives answers.
+"""A follower's end of the link to a run's lead, the agent that judges the run.
 
-It reconnects in the link thread until it is stopped. A malicious lead can ask processes only the
-questions that our own agent asks.
+It sends reports and receives answers. If the link breaks, it reconnects until it is stopped. A
+malicious lead can only make it ask processes what their own agent asks them, too.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger("otel_ddp.agent")
 
 _CONFIRMED_WITHIN_S, _CONFIRMED_LOOK_S = 1.0, 0.01
 _MOST_LETTERS = 200
-# Limit of unanswered reports, as the lead answers each one at once. Beyond the limit, nothing is
-# sent, and records wait in the journals.
+# The lead answers each report at once. If more reports than this are unanswered, nothing is sent
+# until answers arrive, and records wait in the journals.
 _MOST_UNANSWERED = 8
 
 
 class _Refused(Exception):
-    """The lead has ended the link; the text is the lead's reason."""
+    """The lead has ended the link. The text of the exception is the lead's reason."""
 
 
 class LinkClient:
-    """One per run that another agent leads. `start` returns at once, `stop` within a second."""
+    """The link to the lead of one run. `start` returns at once, `stop` within about a second."""
 
     def __init__(
         self,
@@ -48,12 +48,14 @@ class LinkClient:
         hosts: Sequence[str],
         ports: Sequence[int],
     ) -> None:
-        """*node*: the name of this node. *hosts*, *ports*: where the lead may listen."""
+        """*node*: the name of this node. *hosts*, *ports*: addresses at which the lead may
+        listen."""
         self._thread = thread
         self._context = credentials.context(secret, leads=False)
         self._sender = {"node": node, "agent_began_ns": time.time_ns(), "version": __version__}
         self._hosts, self._ports = hosts, ports
-        # The agent's loop writes `_sent`, the link thread `_answered_reports`.
+        # Two threads count: the agent's loop writes `_sent`, the link thread writes
+        # `_answered_reports`.
         self._sent = self._answered_reports = 0
         self._answers: deque[Any] = deque()
         self._clock = ClockOffset()
@@ -63,7 +65,7 @@ class LinkClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a report can be sent now. Otherwise new records stay in the journals."""
+        """Whether a report can be sent now. While it cannot, new records stay in the journals."""
         unanswered = self._sent - self._answered_reports
         return self._link is not None and unanswered < _MOST_UNANSWERED
 
@@ -71,7 +73,8 @@ class LinkClient:
         self._thread.add(self._follow)
 
     def stop(self) -> None:
-        """Close the link once the lead has acknowledged all reports; waits a second at most."""
+        """Wait until the lead has answered all reports, for a second at most. Then close the
+        link."""
         until = time.monotonic() + _CONFIRMED_WITHIN_S
         while self._link is not None and self._answered_reports < self._sent:
             if time.monotonic() > until:
@@ -80,7 +83,7 @@ class LinkClient:
         self._thread.discard(self._follow)
 
     def send(self, report: Any) -> None:
-        """Send a report. If the link breaks, the report is lost, and the lead requests its records.
+        """Send a report. If the link breaks, it is lost, and the lead later requests its records.
 
         The caller must not change the report afterwards.
         """
@@ -88,7 +91,7 @@ class LinkClient:
         self._thread.call(partial(self._send, report))
 
     def take(self) -> list[Any]:
-        """The answers since the last call, except bare acknowledgements."""
+        """The answers since the last call. Answers that only acknowledge a report are left out."""
         found = []
         while self._answers:
             found.append(self._answers.popleft())
@@ -102,9 +105,10 @@ class LinkClient:
     # -- in the link thread
 
     async def _follow(self) -> None:
-        """Connect to the first address at which the lead answers, until the link breaks.
+        """Try the addresses until the lead answers at one; then stay connected to it.
 
-        The link thread calls it again some seconds after it returns.
+        Returns when the link breaks, or if no address answers. The link thread calls it again some
+        seconds later.
         """
         why: dict[str, list[str]] = {}
         for host in self._hosts:
@@ -123,7 +127,8 @@ class LinkClient:
         self.state = f"cannot reach the lead: {'; '.join(reasons) or 'no host is known'}"
 
     async def _run_link(self, host: str, port: int, place: str) -> Exception:
-        """Connect, and receive until the link breaks; returns the reason."""
+        """Connect, and receive answers until the link breaks. Returns the exception that ended
+        it."""
         link = None
         try:
             link = await connected(host, port, self._context)
@@ -142,7 +147,7 @@ class LinkClient:
         now = time.strftime("%H:%M:%S")
         self.state = f"connected to {_printable(answer.node)} ({place}) since {now}"
         log.info("the link to the lead of a run: %s", self.state)
-        # The lead may be on another machine than before, with another clock.
+        # Measure the clock offset anew: the lead may be on another machine than before.
         self._clock = ClockOffset()
         self._received(answer)
         self._answered_reports = self._sent
@@ -184,8 +189,8 @@ def _text(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "closed"
     text = str(error)
-    # Use the system's text, since asyncio words its errors differently. A failed name look-up has a
-    # negative number, for which the system has no text.
+    # Use the operating system's text, since asyncio words its errors differently. An exception for
+    # an unknown host name has a negative number, for which there is no such text.
     if isinstance(error, OSError) and error.errno and error.errno > 0:
         text = os.strerror(error.errno)
     return _printable(text.lower()) or "closed"
@@ -198,20 +203,23 @@ def _printable(text: str) -> str:
 # -- the offset between two clocks, from the time stamps of messages in both directions
 
 _SAMPLES = 64
-# The largest drift between two clocks, 100 ppm, during `_SAMPLES` exchanges.
+# How far two clocks may drift apart during `_SAMPLES` exchanges, at 100 ppm.
 _DRIFT_NS = 20_000_000
 
 
 class ClockOffset:
-    """The offset of another clock, from the recent exchange with the shortest round trip."""
+    """Measures the offset of another clock. Of the recent exchanges of messages, it uses the one
+    with the shortest round trip, since its error is smallest."""
 
     def __init__(self) -> None:
-        # Round trip and offset of each exchange.
+        # Round trip and offset of each recent exchange, both in nanoseconds.
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
         self._best: tuple[int, int] | None = None
 
     def add(self, sent_ns: int, there_ns: int, back_ns: int, received_ns: int) -> None:
-        """*sent_ns*, *received_ns*: on our clock. *there_ns*, *back_ns*: on the other clock."""
+        """Add an exchange. *sent_ns*, *received_ns*: when the message left and the answer arrived,
+        on our clock. *there_ns*, *back_ns*: when the message arrived and the answer left, on the
+        other clock."""
         round_trip_ns = (received_ns - sent_ns) - (back_ns - there_ns)
         offset_ns = ((there_ns - sent_ns) + (back_ns - received_ns)) // 2
         self._samples.append((round_trip_ns, offset_ns))

@@ -1,7 +1,7 @@
 """Derives the certificate of a run from its secret, for mutual TLS.
 
-Both sides derive the same key and self-signed certificate, and trust nothing else. Nothing is
-stored or sent: only a holder of the secret can be either side.
+Both sides derive the same key and self-signed certificate, and trust nothing else. The key is
+neither stored nor sent, so only a holder of the secret can be one of the sides.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 NAME = "run.otel-ddp.invalid"
-"""The same name in all certificates: runs are distinguished by their keys."""
+"""All certificates have this name. Runs differ by their keys, not by names."""
 
-# The certificate is always valid: a node's clock may be wrong, and only one run uses a secret.
+# The certificate has no expiry: a node's clock may be wrong, and a secret serves only one run.
 _FROM = datetime.datetime(1970, 1, 1)
 _TO = datetime.datetime(9999, 12, 31)
 
@@ -48,13 +48,13 @@ def certificate(secret: bytes) -> tuple[bytes, bytes]:
 
 
 def context(secret: bytes, *, leads: bool) -> ssl.SSLContext:
-    """The TLS context of the run's lead, which listens, or of a follower, which connects."""
+    """The TLS context of the run's lead, which listens, or of a follower, which connects to it."""
     key, own = certificate(secret)
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if leads else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=own.decode())
-    # load_cert_chain takes only a path: use the path of a file in memory.
+    # load_cert_chain takes only a path, so give it the path of a file that exists in memory only.
     with open(os.memfd_create("certificate"), "wb") as file:
         file.write(key + own)
         file.flush()

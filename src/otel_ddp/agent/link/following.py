@@ -1,4 +1,4 @@
-"""Reports the processes of this node to the agent of another node that leads the run."""
+"""Reports this node's processes to the lead, the agent on another node that judges the run."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.client import LinkClient
 
 _REPORT_EVERY_NS = 1_000_000_000
-# A lead needs half a core to read the reports of so many ranks every second. Nodes of larger runs
+# The lead needs half a core to read reports of this many ranks each second. In larger runs, nodes
 # report less often, but at least every `_SELDOM` seconds.
 _RANKS_A_SECOND, _SELDOM = 4096, 3
-# Without an answer of the lead for so long, this agent judges its own ranks.
+# After this long without the lead's judgement, this agent judges its own ranks by itself.
 _LEAD_IS_GONE_NS = 10_000_000_000
-# So many reports repeat the end of a process, as more evidence on the end may follow.
+# How many reports contain the end of a process: evidence about the end may arrive later.
 _END_REPORTS = 30
-# Limit of bytes per round from the rings of all processes together: 20,000 steps.
+# Limit of bytes that one round sends from the record rings of all processes: 20,000 steps.
 _MOST_OF_RINGS = 2 << 20
-# Once a report is larger than this, it is sent, and the next process begins another report.
+# A report that has grown larger than this is sent. The next process goes into another report.
 _LARGE_REPORT = 1 << 20
-# Limit of ended processes whose journals stay open until the lead has them.
+# Limit of ended processes whose journals stay open until their ends are reported.
 _MOST_GONE = 32
 
 History = Callable[[str], Sequence[Sample]]
-"""Takes the lead's node; returns this node's new samples for the history that the lead writes."""
+"""Takes the name of the lead's node; returns new samples of this node for the lead's history."""
 
-# For so long after a question, reports contain the kernel's evidence on the process.
+# How long after a question reports contain the process's answer and its kernel state.
 _ASKED_NS = 30_000_000_000
-# Limit of questions in one answer; a correct lead sends fewer.
+# How many questions in one answer of the lead are read. A correct lead sends fewer.
 _MOST_AT_ONCE = 256
 
 
 class Outflow:
-    """The data of one process that goes to the lead: new parts of its journal, and facts."""
+    """What is sent to the lead about one process: new parts of its journal, and facts about it."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
-        """*number*: the process's id in messages. *is_kept*: whether the lead writes the process's
-        history, for which the lead also needs logged values and events."""
+        """*number*: the process's id in messages. *is_kept*: whether the lead writes the history of
+        the process. For that, the lead also needs its logged values and events."""
         self.number, self.process = number, process
         self._is_kept = is_kept
         self.journal = SentJournal(process.reader, process.mark_before)
@@ -64,12 +64,13 @@ class Outflow:
         self.end_reports = 0
         """How many reports have contained the end of the process."""
         self.questions: dict[Question, None] = {}
-        """The lead's questions, put after the next report: a new question voids the last answer."""
+        """Questions from the lead, asked after the next report, since they void the last answer."""
         self._cause: Mapping[str, Any] = {}
 
     @errors.contained()
     def write(self, message: wire.Process, now_ns: int, most: int) -> None:
-        """Write all new data since the last call. *most*: limit of bytes from the ring."""
+        """Write all data since the last call into *message*. *most*: limit of bytes from the
+        journal's ring of records."""
         journal, process = self.journal, self.process
         journal.sends_values = self._is_kept and process.exported
         message.id, message.journal = self.number, process.reader.name
@@ -90,8 +91,8 @@ class Outflow:
                 "gone_ns": life.gone_ns - origin_ns,
                 "ended_ns": life.ended_ns - origin_ns,
             }
-            # The kernel reports more after a while, and nothing once the process is gone: keep the
-            # longest answer.
+            # Evidence about the end grows for a while, and is gone once the process is. Keep the
+            # longest evidence seen.
             cause = process.host.cause()
             self._cause = cause if len(cause) >= len(self._cause) else self._cause
             known["cause"] = dict(self._cause)
@@ -105,13 +106,13 @@ class Outflow:
 
 
 class Following:
-    """One per run that another agent leads. Only the agent's loop calls it."""
+    """Follows the lead of one run. Only the agent's loop calls the methods."""
 
     def __init__(
         self, run: Labels, client: LinkClient, origin_ns: int, history: History | None
     ) -> None:
-        """*origin_ns*: the time at which the monotonic clock was 0, on the clock that `poll` uses.
-        *history*: None if each node writes the history of its own ranks."""
+        """*origin_ns*: the wall-clock time of monotonic time 0, as `poll` uses it. *history*: None
+        if each node writes the history of its own ranks."""
         self._run = run
         self._history = history
         self._client = client
@@ -126,7 +127,8 @@ class Following:
         self._client.start()
 
     def take_over(self, before: Following) -> None:
-        """Adopt the processes of the previous link. The new lead requests the records it lacks."""
+        """Continue with the processes of the previous link. The lead requests the records it
+        lacks."""
         self._processes, before._processes = before._processes, {}
         self._numbers = before._numbers
         for each in self._processes.values():
@@ -146,7 +148,7 @@ class Following:
         self._keep(here)
         for answer in self._client.take():
             self._follow(answer)
-        # Until a report can be sent, new records stay in the rings.
+        # As long as no report can be sent, new records stay in the rings of the journals.
         if not self._client.is_connected or self._client.clock_offset_ns is None:
             return
         if now_ns >= self._report_at_ns:
@@ -156,7 +158,8 @@ class Following:
             self._report(now_ns - self._origin_ns)
 
     def _keep(self, here: Collection[Process]) -> None:
-        # An ended process is reported for a while after its journal is deleted.
+        # Keep reporting an ended process for a while after its journal was deleted, since its end
+        # may not have arrived, or evidence may follow.
         gone = [source for source in self._processes if source not in here]
         for source in gone:
             each = self._processes[source]
@@ -201,11 +204,12 @@ class Following:
                 errors.warn_once("led", "an answer of %s makes no sense: %s", answer.node, why)
 
     def has_all_ends(self) -> bool:
-        """Whether the lead has received the ends of all processes of this node."""
+        """Whether the end of each process of this node was reported often enough, so that the lead
+        has it."""
         return all(each.end_reports > _END_REPORTS for each in self._processes.values())
 
     def judgement(self) -> Judgement | None:
-        """The lead's judgement; None if the lead is gone."""
+        """The lead's latest judgement; None if the lead has sent none for a while."""
         return None if self._now_ns - self._judged_ns > _LEAD_IS_GONE_NS else self._judgement
 
     def describe(self) -> str:

@@ -22,36 +22,36 @@ from otel_ddp.journal.sent import ReceivedJournal
 if TYPE_CHECKING:
     from otel_ddp.agent.link.server import LinkServer
 
-# The interval at which the verdicts on the run are sent to its nodes.
+# The lead (this agent) sends the verdicts on the run to the other nodes at this interval.
 _JUDGE_EVERY_NS = 1_000_000_000
-# Packing the verdicts on thousands of ranks takes a third of a second, so they are sent less often.
+# For thousands of ranks, packing the verdicts takes a third of a second, so do it less often.
 _MANY_RANKS, _JUDGE_MANY_EVERY_NS = 512, 5_000_000_000
-# A node that is silent for so long while other ranks make steps is excluded from the comparison.
+# After this long without a report while other ranks step, a node's ranks are not compared.
 _LEFT_OUT_NS = 20_000_000_000
 _MOVED_NS = 5_000_000_000
 _SILENT_NS = 5_000_000_000
-# A process is forgotten after so many reports without it. More than one, since an agent may split
-# the processes of one round over several reports.
+# A process is forgotten if it is missing in this many reports of its node. One is not enough, since
+# an agent may divide its processes among several reports.
 _GONE_REPORTS = 8
-# Smaller changes of a clock offset are ignored as noise of the measurement.
+# Smaller changes of a clock offset are ignored, since they are measuring errors.
 _SAME_OFFSET_NS = 50_000_000
 _MOST_NAMED = 4
-# How long to wait for a stack: the process's time to answer, two rounds of this loop, and two
-# reports, which may be 3 s apart.
+# How long to wait for the stack of a remote process: its own time to answer, two rounds of the
+# agent's loop, and two reports, which may be 3 s apart.
 _ANSWERED_WITHIN_S, _LOOK_AGAIN_S = ANSWER_S + 8.0, 0.05
 
 
 class _Node:
-    """Another node of the run."""
+    """Another node of the run, with the processes that it reports."""
 
     def __init__(self, name: str, *, is_kept: bool = False) -> None:
         """*is_kept*: whether this agent writes the history of the node's ranks."""
         self.name = name
         self.heard_ns = self.ahead_ns = 0
         self.hosts: dict[bytes, RemoteHost] = {}
-        """The node's processes, by the heads of their journals."""
+        """The node's processes, by the first bytes of their journals, which identify them."""
         self.lacking: list[wire.Lacking] = []
-        """Requests to the node to send parts of journals again."""
+        """Parts of journals that the next answer asks the node to send again."""
         self._is_kept = is_kept
         self._reports = 0
 
@@ -63,7 +63,7 @@ class _Node:
     def hear(self, report: Any, now_ns: int) -> None:
         """Store the report's arrival time, and the node's clock offset, which corrects times."""
         self.heard_ns = now_ns
-        # Ignore a small change of the offset: each change moves the times of the ranks' phases.
+        # Ignore a small change of the offset, because each change shifts the times of all phases.
         if abs(report.clock_offset_ns - self.ahead_ns) > _SAME_OFFSET_NS:
             self.ahead_ns = report.clock_offset_ns
 
@@ -91,7 +91,7 @@ class _Node:
         if host is None:
             journal = ReceivedJournal(message.journal, message.head, self.ahead_ns)
             host = self.hosts[message.head] = RemoteHost(journal, is_kept=self._is_kept)
-        # The id may change, since a restarted agent numbers its processes anew.
+        # A process may get a new id, since a restarted agent numbers its processes anew.
         host.number, host.report = message.id, self._reports
         host.hear(message.known, self.ahead_ns, now_ns)
         journal = host.reader
@@ -100,7 +100,8 @@ class _Node:
         if journal.is_new and self._is_kept:
             if written is None:
                 return host
-            # Read on from the end of the history, even if the report begins elsewhere.
+            # The history has the records up to this offset. Continue there, even if the report
+            # begins at another one: the missing part is then requested.
             journal.resume(written.get(f"{host.node}/{journal.name}", 0))
         is_whole = journal.define(message.definitions)
         if not (journal.add(message.records, message.lost) and is_whole):
@@ -114,8 +115,8 @@ class _Node:
 
 
 class Leading:
-    """One per run that this agent leads. Only the agent's loop calls the methods, except for
-    `ask_stacks` and `sources`."""
+    """Leads one run. Only the agent's loop calls the methods, except for `ask_stacks` and
+    `sources`, which threads of the endpoint call too."""
 
     def __init__(
         self, run: Labels, node: str, server: LinkServer, history: Collector | None
@@ -165,7 +166,8 @@ class Leading:
 
     @errors.contained(default=None)
     def _take(self, name: str, report: Any) -> _Node | None:
-        """Read everything in a report except its processes; returns the node that sent it."""
+        """Read a report, except for its processes. Returns the node that sent it; None if it is
+        unusable."""
         if not report.HasField("clock_offset_ns"):
             return None
         node = self._nodes.get(name)
@@ -180,7 +182,8 @@ class Leading:
 
     @errors.contained(default=False)
     def _is_of_run(self, host: RemoteHost, now_ns: int) -> bool:
-        """Feed a process its new records; returns whether it is of this run and another node."""
+        """Let a process read its new records. Returns whether it is of this run and of another
+        node."""
         before = host.process.labels
         host.poll(now_ns)
         labels = host.process.labels
@@ -198,7 +201,7 @@ class Leading:
             yield from [each.process for each in list(node.hosts.values())]
 
     def has_all_ends(self) -> bool:
-        """Whether the other nodes have reported all their processes as ended, and are silent."""
+        """Whether all processes of other nodes have ended, and their nodes have become silent."""
         ended = [each.host.silent_since_ns and not each.is_at_work for each in self.sources()]
         return bool(ended) and all(ended)
 
@@ -207,7 +210,8 @@ class Leading:
         return silent_ns > _LEFT_OUT_NS and self._now_ns - self._moved_ns < _MOVED_NS
 
     def ask_stacks(self, rank: int) -> list[dict[str, Any]]:
-        """The stack of a rank's training thread. Threads of the endpoint call it, as it blocks."""
+        """Ask a rank for the stack of its training thread. It blocks, so threads of the endpoint
+        call it."""
         of_rank = (each for each in self.sources() if each.global_rank == rank and each.is_at_work)
         return [{"rank": rank, "pid": each.reader.pid, **self._ask_stack(each)} for each in of_rank]
 
@@ -232,7 +236,8 @@ class Leading:
             answer = wire.Answer(lacking=node.lacking)
             node.lacking.clear()
             for host in node.hosts.values():
-                # Take one question at a time, since threads of the endpoint may add more meanwhile.
+                # Remove the questions one by one, since threads of the endpoint may add more
+                # meanwhile.
                 while host.questions:
                     answer.questions.add(process=host.number, asked=host.questions.pop())
             if packed is not None:

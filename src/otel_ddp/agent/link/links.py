@@ -1,4 +1,7 @@
-"""Decides which runs this agent leads and which it follows; opens and closes their links."""
+"""Decides which runs this agent leads and which it follows; opens and closes their links.
+
+To lead a run is to judge it for all nodes. The agents on the other nodes follow: they report to it.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,22 @@ if TYPE_CHECKING:
     from otel_ddp.agent.link.channel import LinkThread
     from otel_ddp.agent.link.leading import Leading
 
-# A link stays open for so long after the run's last process on this node has ended, as processes of
-# other nodes may end later.
+# How long a link stays open after the run's last process on this node has ended, since processes
+# on other nodes may end later.
 _AFTER_END_NS = 60_000_000_000
-# If the lead still lacks ends of processes, the link stays open for so long, as a broken network
-# may recover.
+# How long the link stays open at most if the lead has not received all ends of processes, since a
+# broken network may recover.
 _UNHEARD_NS = 600_000_000_000
-# Larger runs get no links: one agent judges so many ranks with one core and a gigabyte.
+# Larger runs get no links. One agent judges this many ranks with one core and a gigabyte.
 _MOST_RANKS = 10_240
-# In larger runs each node writes the history of its own ranks: no chart shows so many ranks.
+# In larger runs, each node writes the history of its own ranks, since charts show no more ranks.
 _MOST_RANKS_OF_HISTORY = 512
-# Limit of remote processes in the agent's file, which is written every second.
+# Limit of remote processes in the agent's file, as the agent rewrites this file every second.
 _MOST_SHOWN = 1024
 
 
 class Wanted(NamedTuple):
-    """The lead of a run, as recorded by the run's processes on this node."""
+    """The lead of a run, as this node's processes of the run have recorded it."""
 
     fact: Lead
     leads: bool
@@ -47,24 +50,25 @@ class Wanted(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """An open link, and the lead for which it was opened."""
+    """An open link, with the lead that was wanted when it was opened."""
 
     wanted: Wanted
     link: Any
     """A `Leading` if this agent leads the run, else a `Following`."""
 
     def goes_on(self, wanted: Wanted) -> bool:
-        """Whether this link can stay open for *wanted*.
+        """Whether this link can stay open if *wanted* is now recorded.
 
-        A lead continues after the end of its rank 0 while the secret stays the same: only a new
-        rank 0, which may be on another node, draws a new secret.
+        After rank 0 has ended, its agent goes on leading as long as the secret stays the same. Only
+        a new rank 0 draws a new secret, and it may be on another node.
         """
         same = self.wanted.fact.secret == wanted.fact.secret
         return wanted == self.wanted or (same and self.wanted.leads)
 
 
 class Links:
-    """One per agent, called from its loop. Closing a link blocks for a moment."""
+    """All links of one agent. The agent's loop calls the methods. Closing a link blocks for a
+    moment."""
 
     def __init__(
         self, node: str, collector: Collector, clock: Callable[[], int] = time.monotonic_ns
@@ -72,12 +76,13 @@ class Links:
         self._node = node
         self._collector = collector
         self._clock = clock
-        # All times are on this clock, which never jumps. The judge uses the same clock.
+        # Read the wall clock once, and then add the progress of the monotonic clock, so that times
+        # never jump. The judge has the same clock.
         self._origin_ns = time.time_ns() - clock()
         self._thread: LinkThread | None = None
         self._open: dict[Labels, _Open] = {}
         self._at_work_ns: dict[Labels, int] = {}
-        # Why runs with ranks on other nodes have no link, by run.
+        # For each run that has ranks on other nodes but no link: why it has none.
         self._why_alone: dict[Labels, str] = {}
 
     def _now_ns(self) -> int:
@@ -90,12 +95,14 @@ class Links:
 
     @errors.contained()
     def poll(self, here: Collection[Process]) -> None:
-        """Update the links, once per round before the judge. *here*: the processes of this node."""
+        """Update the links; called once per round, before the judge. *here*: this node's
+        processes."""
         now_ns = self._now_ns()
         by_run: dict[Labels, list[Process]] = {}
         for source in here:
             by_run.setdefault(run_labels(source.labels), []).append(source)
-        # Include runs whose journals are gone: evidence on the ends of their ranks may follow.
+        # Include runs whose journals are gone, since evidence about the ends of their ranks may
+        # follow.
         by_run.update({run: [] for run in self._open.keys() - by_run.keys()})
         self._at_work_ns = {run: at for run, at in self._at_work_ns.items() if run in by_run}
         self._why_alone = {run: why for run, why in self._why_alone.items() if run in by_run}
@@ -120,14 +127,16 @@ class Links:
             return
         wanted = wanted_by(sources)
         if wanted is None or wanted.world_size > _MOST_RANKS:
-            # The run needs no link, but its previous attempt may have had one.
+            # The run needs no link, or is too large for one. A previous attempt may have had a
+            # link.
             self._close(run)
             if why := _why_alone(sources):
                 self._why_alone[run] = why
             return
         if known is not None and known.goes_on(wanted):
             return
-        # The first link of the run; or a new attempt, which may have another lead.
+        # This is the first link of the run, or the link of a new attempt, which may have another
+        # lead.
         opened = self._opened(run, wanted)
         self._close(run)
         self._open[run] = opened
@@ -171,7 +180,7 @@ class Links:
             yield from each.fresh()
 
     def sources(self) -> Iterator[Process]:
-        """The processes of other nodes of the runs that this agent leads."""
+        """The processes on other nodes that belong to runs that this agent leads."""
         for each in self._leading():
             yield from each.sources()
 
@@ -186,7 +195,8 @@ class Links:
         return any(each.is_at_work and not each.host.silent_since_ns for each in led)
 
     def running_remotely(self) -> set[Labels]:
-        """The runs that this agent leads, if processes are at work on nodes that report."""
+        """The runs that this agent leads and that have working processes on nodes that still
+        report."""
         return {run for run in self._open if self._runs_remotely(run)}
 
     def any_at_work(self, here: Collection[Process]) -> bool:
@@ -208,7 +218,7 @@ class Links:
         ]
 
     def judgements(self) -> Mapping[Labels, Judgement]:
-        """By run: the current judgement of the lead, if this is an agent on another node."""
+        """For each run that another agent leads: the current judgement of that lead."""
         return {
             run: judgement
             for run, each in self._open.items()
@@ -217,7 +227,8 @@ class Links:
 
     @errors.contained()
     def answer(self, judge: Judge) -> None:
-        """Send the judge's questions and judgements, once per round after the judge."""
+        """Send the judge's questions and judgements to the other nodes, once per round after the
+        judge."""
         now_ns = self._now_ns()
         for each in self._leading():
             each.answer(judge.judgement(each.run, self._node), now_ns)
@@ -241,7 +252,7 @@ class Links:
 
 
 def wanted_by(sources: Collection[Process]) -> Wanted | None:
-    """The lead to connect to, from the newest process that has recorded one.
+    """The lead of a run, from the newest process that has recorded one.
 
     None if this node has all ranks, or if a newer attempt has recorded no lead yet.
     """
@@ -253,8 +264,9 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
         each.is_at_work and each.began_ns > newest.life.ended_ns for each in sources
     ):
         return None
-    # Attempts may share a secret, since torchrun does not count a restart that a new node causes.
-    # So processes that ended before the newest one began are excluded.
+    # Two attempts may have the same secret, since torchrun does not count a restart that a new node
+    # causes. So ignore processes that ended before the newest one began: they are of an earlier
+    # attempt.
     of_attempt = [
         each
         for each, known in found
@@ -268,7 +280,8 @@ def wanted_by(sources: Collection[Process]) -> Wanted | None:
     ranks = {each.global_rank for each in of_attempt}
     if leads and len(ranks) >= world_size:
         return None
-    # Use the fact with the most addresses, mostly that of rank 0, which is on the lead's node.
+    # Of the recorded facts, use the one with the most addresses. Mostly, rank 0 has recorded it,
+    # and rank 0 runs on the lead's node.
     facts = [known for each, known in found if each in of_attempt]
     return Wanted(max(facts, key=lambda known: len(known.hosts)), leads, world_size)
 

@@ -24,11 +24,11 @@ from otel_ddp.journal.process_state import state_of
 from otel_ddp.journal.sent import ReceivedJournal
 from otel_ddp.vocabulary.words import STATES
 
-# Limits of texts and lists.
+# Size limits of texts and lists in messages.
 _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 300
 _MOST_KNOWN = 256 * 1024
-# A process is asked only if the last report of its agent is not older than this.
+# A remote process is asked only if its agent's last report about it is not older than this.
 _HEARD_NS = 6_000_000_000
 
 
@@ -38,7 +38,7 @@ class Senseless(ValueError):
 
 @contextlib.contextmanager
 def _sensible(what: str) -> Iterator[None]:
-    """Raises Senseless if the content has other types than expected."""
+    """Raises Senseless if *what* has other types or values than expected."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, LookupError, AttributeError):
@@ -55,7 +55,7 @@ def node_facts(process: Process, now_ns: int, evidence: Evidence | None) -> dict
         "node": dict(process.labels).get("node", ""),
         "step": process.logged_step,
         "started_ns": process.started_ns - origin_ns,
-        # JSON has neither NaN nor infinity.
+        # JSON has neither NaN nor infinity, so these values are sent as text.
         "nonfinite": [
             each._replace(value=str(each.value), time_ns=each.time_ns - origin_ns)  # type: ignore[arg-type]
             for each in list(process.nonfinite(now_ns))[:_MOST_MEMBERS]
@@ -89,7 +89,8 @@ def _finite(text: str) -> float:
 
 
 class RemoteHost(Host):
-    """The facts about a process of another node, updated by each report of that node's agent."""
+    """What is known about a process of another node. Each report of that node's agent updates
+    it."""
 
     is_here = False
     reader: ReceivedJournal
@@ -98,13 +99,13 @@ class RemoteHost(Host):
         self.reader, self.pid = journal, 0
         self.is_kept = is_kept
         self.questions: list[Question] = []
-        """Questions that were not sent to the process's agent yet."""
+        """Questions that still have to be sent to the process's agent."""
         self.number = 0
-        """The number of the process in messages."""
+        """The process's id in messages, which its agent has chosen."""
         self.report = 0
-        """The number of the last report that contained the process."""
+        """The number of its node's last report that contained this process."""
         self.heard_ns = 0
-        """When the process's node sent the last report, on the judge's clock."""
+        """When the last report about the process arrived, on the judge's clock."""
         self._ahead_ns = 0
         self._facts: Mapping[str, Any] = {}
         self._evidence = Evidence()
@@ -117,7 +118,7 @@ class RemoteHost(Host):
         return str(self._facts.get("node") or "")[:_LONGEST_TEXT]
 
     def poll(self, now_ns: int) -> None:
-        """Feed the process its new records."""
+        """Let the process read its new records."""
         self.process = self.process.poll(now_ns, alive=True)
         self.process.has_news = True
 
@@ -174,7 +175,8 @@ class RemoteHost(Host):
 
     def evidence(self, now_ns: int) -> Evidence:
         if now_ns - self.heard_ns > _HEARD_NS:
-            # Old evidence does not describe the current state.
+            # The last report is too old to tell the current kernel state and silence of the
+            # process.
             return self._evidence._replace(silent_s=None, kernel=None)
         return self._evidence
 
@@ -195,7 +197,7 @@ def _nonfinite(facts: Mapping[str, Any], ahead_ns: int) -> list[NonfiniteValue]:
 
 # -- samples of a node for the history of a run
 
-# Limit of one report. A node has about a hundred series.
+# Limit of samples in one report. A node has about a hundred series, each with one new sample.
 _MOST_SAMPLES = 4000
 _MOST_OF_READINGS = 1 << 20
 _MOST_LETTERS, _MOST_LABELS = 1000, 16
@@ -204,12 +206,12 @@ _LAST_NS = 1 << 62
 
 
 def pack_readings(found: Sequence[Sample]) -> bytes:
-    """Serialise samples for the lead, with times on our monotonic clock."""
+    """Serialise samples for the lead. Their times are sent on this node's monotonic clock."""
     origin_ns = wall_origin_ns()
     rows = [
         [*key[:3], [*map(list, key.labels)], time_ns - origin_ns, value]
         for _, key, time_ns, value in found[:_MOST_SAMPLES]
-        # JSON has neither NaN nor infinity.
+        # Skip NaN and infinity, which JSON cannot contain.
         if math.isfinite(value)
     ]
     return json.dumps({"samples": rows}).encode()
@@ -217,7 +219,8 @@ def pack_readings(found: Sequence[Sample]) -> bytes:
 
 @_sensible("samples")
 def unpack_readings(content: bytes, node: str, ahead_ns: int) -> list[Sample]:
-    """Parse a node's samples; raises Senseless. *ahead_ns*: our clock minus the sender's."""
+    """Parse the samples that a node has sent. *ahead_ns*: our clock minus the node's. Raises
+    Senseless."""
     rows = plain.list_of(list, read_json(content, _MOST_OF_READINGS).get("samples"))
     return [_sample(row, node, ahead_ns) for row in rows[:_MOST_SAMPLES]]
 
@@ -231,7 +234,7 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
         raise ValueError
     if not 0 <= at_ns < _LAST_NS:
         raise ValueError
-    # The node label comes from the connection, whatever the message contains.
+    # Take the node label from the connection: the message could contain any name.
     return Sample(
         None, SeriesKey(kind, name, rank, tuple({**words, "node": node}.items())), at_ns, number
     )
@@ -239,13 +242,14 @@ def _sample(row: list[Any], node: str, ahead_ns: int) -> Sample:
 
 # -- the judgement of a run
 
-# Longer lists and tables in evidence are not sent, as they may have a row for each rank.
+# Evidence may have lists and tables with a row for each rank. Longer ones are not sent.
 _MOST_IN_LIST = 256
 _MOST_VERDICTS = 100
 
 
 class PackedJudgement:
-    """The judgement of a run, packed for each node: all verdicts, and rows of its own ranks."""
+    """The judgement of a run, packed for other nodes. Each node gets all verdicts, but only the
+    rows of its own ranks."""
 
     def __init__(self, judgement: Judgement) -> None:
         of_all = {
@@ -265,7 +269,7 @@ class PackedJudgement:
             for labels in own
             if (each := self._ranks.get(labels)) is not None
         ]
-        # The part for all nodes is packed once, so append only the node's own part.
+        # The part for all nodes was packed once: append the node's own part to its JSON text.
         of_node = json.dumps({"ranks": ranks})
         return f"{self._of_all[:-1]}, {of_node[1:]}".encode()
 

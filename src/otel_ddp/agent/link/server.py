@@ -1,8 +1,8 @@
 """The lead's end of the links of one run: a server to which the other agents connect.
 
-It listens in the link thread. A peer without the run's secret fails in the TLS handshake. The
-memory that peers can make the server use is bounded. A refused message is counted, and its
-connection is closed.
+It listens in the link thread. A peer without the run's secret fails in the TLS handshake. What a
+peer sends can only fill a limited amount of memory. If the server refuses a message, it counts the
+refusal and closes the connection.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from otel_ddp.agent.link.link_pb2 import Answer, Report
 log = logging.getLogger("otel_ddp.agent")
 
 _MOST_NODES = 2048
-# Limit of connections that have not sent their first report yet.
+# Limit of connections on which no first report has arrived yet.
 _MOST_STRANGERS = 128
 _MOST_WAITING_BYTES = 32 << 20
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 0.1
-# `::` is dual-stack; 0.0.0.0 is for kernels without IPv6.
+# `::` accepts IPv6 and IPv4; 0.0.0.0 is used on kernels without IPv6.
 _ALL, _LOOPBACK = ("::", "0.0.0.0"), ("127.0.0.1",)
 
 
 def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
     """Listen on all addresses, since a node may connect to any of *hosts*.
 
-    Listen on loopback only if all of them are loopback addresses.
+    If all of *hosts* are loopback addresses, listen on loopback only.
     """
     is_local = all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
     for address in _LOOPBACK if is_local else _ALL:
@@ -56,11 +56,12 @@ def _bound(hosts: Sequence[str], ports: Sequence[int]) -> socket.socket | None:
 
 
 class _Refused(Exception):
-    """A message is refused; the text is the reason, for the peer and for `status`."""
+    """The server refuses a message. The text is the reason, sent to the peer and shown by
+    `status`."""
 
 
 class LinkServer:
-    """One per run that this agent leads. `start` and `stop` return at once.
+    """The server of one run that this agent leads. `start` and `stop` return at once.
 
     The agent's loop calls `start`, `stop`, `take` and `answer`; all else runs in the link thread.
     """
@@ -78,22 +79,23 @@ class LinkServer:
     ) -> None:
         """*node*: the name of this node. *hosts*: the node's host names and addresses.
 
-        *ports*: the server uses the first free one. *clock*: followers measure their clock's offset
-        to this clock.
+        *ports*: the server uses the first free one. *clock*: the clock of the lead, to which the
+        followers (the agents on the other nodes) measure the offset of their own clocks.
         """
         self._thread = thread
         self._context = credentials.context(secret, leads=True)
         self._hosts, self.ports = hosts, ports
         self._node, self._most_nodes = node, most_nodes
         self._clock = clock
-        # Reports queued for the agent's loop: unparsed, so that their memory is known. If a report
-        # is dropped, its records are still in the journals, and are requested again.
+        # Reports that wait for the agent's loop. They are not parsed yet, so their size in memory
+        # is known. The oldest are dropped beyond a limit: their records are still in the journals
+        # of their nodes, and are requested again.
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
-        # Tasks of connections without a first report, oldest first.
+        # The tasks of connections on which no first report has arrived yet, oldest first.
         self._strangers: dict[Any, None] = {}
-        # The admitted connection of each node.
+        # For each node, the connection that is in use.
         self._peers: dict[str, Channel] = {}
         self.refused: Counter[str] = Counter()
         """Refused messages by reason."""
@@ -116,7 +118,8 @@ class LinkServer:
             yield node, Report.FromString(message)
 
     def answer(self, node: str, answer: Any) -> None:
-        """Send an answer if the node is connected. Later answers repeat a lost one."""
+        """Send an answer if the node is connected. If the answer is lost, a later one replaces
+        it."""
         if node in self._peers:
             self._thread.call(partial(self._send, node, answer))
 
@@ -173,7 +176,7 @@ class LinkServer:
                 peer.abort()
 
     def receive(self, peer: Channel, message: bytes) -> None:
-        """Read a message, and acknowledge it."""
+        """Process a message of a peer. Acknowledge it, or refuse it and close the connection."""
         received_ns = self._clock()
         try:
             report = _parsed(message)
@@ -205,7 +208,7 @@ class LinkServer:
                 self._waiting_bytes -= len(self._waiting.popleft()[1])
 
     def _admit(self, greeting: Any, peer: Channel) -> None:
-        """Make *peer* the connection of its node; raises _Refused."""
+        """Use *peer* as the connection of its node. Raises _Refused if that is not allowed."""
         node = greeting.node
         if not (0 < len(node) <= MOST_NODE_LETTERS and node.isprintable()):
             raise _Refused("no name of a node")
@@ -219,9 +222,10 @@ class LinkServer:
         if old is not None:
             if greeting.agent_began_ns < old.greeting.agent_began_ns:
                 raise _Refused("a newer agent of this node is connected (OTEL_DDP_NODE)")
-            # The node's agent considers the old connection broken, or a newer agent has started.
+            # Either the node's agent has given up its old connection, or a newer agent has started
+            # on the node: close the old one.
             self._end(old, "a newer stream of this node has replaced it")
-        # Keep only the needed parts of the first report.
+        # Of the first report, keep only what is needed later.
         peer.greeting = Report(node=node, agent_began_ns=greeting.agent_began_ns)
         self._peers[node] = peer
 

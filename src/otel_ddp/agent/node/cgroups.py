@@ -13,7 +13,7 @@ from otel_ddp.agent.node.source import KernelFiles
 
 
 class Group(NamedTuple):
-    """A cgroup, and its highest visible ancestor."""
+    """The folders of a cgroup and of its highest ancestor that this process can see."""
 
     path: str
     top: str
@@ -44,9 +44,9 @@ class Cgroups:
         self._mounts = files.read(f"{proc}/self/mountinfo", self._mounts_of) or []
 
     def group(self, pid: int | str) -> Group | None:
-        """The cgroup of a process (or of `self`); None if unknown. Its files may be missing."""
+        """The cgroup of a process (or of `self`); None if unknown. Its folder may not exist."""
         path = self._files.read(f"{self._proc}/{pid}/cgroup", _of_process, "cgroup") or ""
-        # A path with `..` leads out of this cgroup namespace.
+        # A path with `..` belongs to a cgroup outside of our cgroup namespace, which we can't read.
         if not path.startswith("/") or ".." in path.split("/"):
             return None
         for mount in self._mounts:

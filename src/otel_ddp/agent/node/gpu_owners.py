@@ -14,7 +14,7 @@ from otel_ddp.vocabulary.words import NODE_LABELS
 
 
 class DeviceMemory(NamedTuple):
-    """The memory of a rank's process on a device."""
+    """How much memory of a device the process of a rank uses."""
 
     labels: Labels
     device: Device
@@ -22,10 +22,10 @@ class DeviceMemory(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """The labels of each device, and the memory of ranks on it."""
+    """The labels for the metrics of each device, and the memory that ranks use on it."""
 
     labels: dict[str, Labels]
-    """The labels of each device, by UUID."""
+    """The labels for the metrics of each device; the key is the device's UUID."""
     memory: list[DeviceMemory]
 
 
@@ -40,7 +40,7 @@ class _Process(NamedTuple):
 
 
 def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) -> Ownership:
-    """Assign the devices. *node*: the node label, for devices that no run uses."""
+    """Assign the devices to ranks. *node*: the node's label, given to devices that no run uses."""
     by_uuid = {each.device.uuid: each.device for each in devices}
     by_bare = {_bare(uuid): uuid for uuid in by_uuid}
     found = [
@@ -51,7 +51,8 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
     used: dict[tuple[Labels, str], int] = defaultdict(int)
     for process in found:
         for uuid in process.declared or process.seen:
-            # A rank may have two processes: an ending attempt, and the next one.
+            # Add a rank only once: it may have two processes, one of an attempt that is ending and
+            # one of the next attempt.
             if process.labels not in users[uuid]:
                 users[uuid].append(process.labels)
         for uuid, used_bytes in process.seen.items():
@@ -61,7 +62,8 @@ def owners(ranks: Sequence[Rank], devices: Sequence[DeviceSample], node: str) ->
         uuid: users[uuid][0] if len(users[uuid]) == 1 else shared_labels(users[uuid], node)
         for uuid in by_uuid
     }
-    # If the driver lists none of our pids, its pids are of another PID namespace: ignore them.
+    # If the driver lists none of our pids, its pids are from another PID namespace. Then ignore
+    # pids, and assign a device's memory to the rank that reports this device.
     ours = {each.pid for each in ranks if each.pid}
     if not any(user.pid in ours for each in devices for user in each.users):
         used = _used_by_strangers(found, devices)
@@ -76,14 +78,15 @@ def _declared(rank: Rank, by_bare: Mapping[str, str]) -> list[str]:
 
 
 def _bare(uuid: str) -> str:
-    """A UUID without NVIDIA's prefix, which torch omits."""
+    """A UUID without the prefix `GPU-`: the driver writes it, torch omits it."""
     return uuid.strip().lower().removeprefix("gpu-")
 
 
 def _seen(
     pid: int, ranks: Sequence[Rank], devices: Sequence[DeviceSample]
 ) -> dict[str, int | None]:
-    # A process with two journals could be either rank, and a pid that the agent cannot see is 0.
+    # The pid is 0 if the agent cannot see the process. With two journals for one pid, it is unknown
+    # which of the two ranks uses the memory.
     if not pid or sum(each.pid == pid for each in ranks) > 1:
         return {}
     return {
@@ -95,7 +98,7 @@ def _seen(
 
 
 def shared_labels(ranks: Iterable[Labels], node: str) -> Labels:
-    """The labels of the run, if all ranks share it; else the node's."""
+    """The labels of the run if all these ranks belong to one run; else the node's label."""
     runs = {tuple(pair for pair in labels if pair[0] in NODE_LABELS) for labels in ranks}
     return runs.pop() if len(runs) == 1 else (("node", node),)
 

@@ -27,7 +27,7 @@ def _spent(text: str) -> SpentS:
 
 
 def _states_of_node(meminfo: str) -> dict[str, float]:
-    """Bytes by state; the states add up to the node's memory."""
+    """The bytes of memory in each state (used, cached, free); they add up to the node's memory."""
     node = _node_memory(meminfo)
     # The kernel counts shared memory, which holds the data loaders' batches, as cache. It cannot be
     # reclaimed, so we count it as used.
@@ -37,7 +37,8 @@ def _states_of_node(meminfo: str) -> dict[str, float]:
         "buffers": node["Buffers"],
         "cached": cached,
     }
-    # The kernel reads its counters one after the other, so their sum may exceed the total.
+    # At least 0: the kernel reads its counters one after the other, so their sum may exceed the
+    # total.
     states["used"] = max(node["MemTotal"] - sum(states.values()), 0)
     return states
 
@@ -46,7 +47,7 @@ def _states_of_group(files: KernelFiles, limit_bytes: int, folder: str) -> dict[
     charged = files.read(f"{folder}/memory.current", int)
     if charged is None:
         return {}
-    # Usage may exceed a limit for a moment, or after the limit is lowered.
+    # At least 0: the usage may exceed a limit for a moment, or after the limit was lowered.
     states: dict[str, float] = {"free": max(limit_bytes - charged, 0)}
     found = files.read(f"{folder}/memory.stat", numbers) or {}
     if "inactive_file" in found:
@@ -75,7 +76,8 @@ _OF_CONTAINER = "eth0"
 
 
 def _of_disks(vmstat: str) -> dict[str, int]:
-    """Bytes read and written by the node, as in `vmstat`: a RAID and its disks count once."""
+    """Bytes that the node has read and written, as in `vmstat`, which doesn't count the bytes of a
+    RAID again for its disks."""
     found = numbers(vmstat)
     return {"read": found["pgpgin"] * 1024, "write": found["pgpgout"] * 1024}
 
@@ -92,21 +94,22 @@ def _is_counted(folder: str, name: str) -> bool:
     if name == _OF_CONTAINER:
         return True
     if not os.path.exists(f"{folder}/device"):
-        return False  # a bond, bridge or VLAN, whose underlying devices are counted
+        return False  # a bond, bridge or VLAN: its bytes are counted at the hardware below it
     # In clouds (Azure, virtio failover), a device may have a master device that counts the same
     # bytes: count only the master.
     return not os.path.exists(f"{folder}/master/device")
 
 
 def _rows(text: str) -> dict[str, tuple[int, int]]:
-    """By interface: bytes received and sent."""
+    """For each network interface: the bytes that it has received and sent."""
     lines = (line.rpartition(":") for line in text.splitlines())
     rows = {name.strip(): counts.split() for name, colon, counts in lines if colon}
     return {name: (int(row[0]), int(row[8])) for name, row in rows.items()}
 
 
 def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]:
-    """Bytes of each InfiniBand and RoCE port, as network interfaces do not count RDMA traffic."""
+    """Bytes of each InfiniBand and RoCE port. The counters of network interfaces do not include
+    them, since they omit RDMA traffic."""
     folder = f"{sys}/class/infiniband"
     measurements = []
     for card in sorted(files.names(folder) or ()):
@@ -125,7 +128,7 @@ def infiniband(files: KernelFiles, sys: Path, boot_ns: int) -> list[Measurement]
 
 
 class Host:
-    """Reads the host. If a cgroup limits the memory, memory and pressure are the cgroup's."""
+    """Reads the host. If a cgroup limits the memory, it reads the cgroup's memory and pressure."""
 
     def __init__(
         self,
@@ -136,12 +139,12 @@ class Host:
         boot_ns: Callable[[], int] = boot_ns,
         pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
-        """*pids*: processes whose common memory limit counts as the node's."""
+        """*pids*: returns the processes whose common memory limit counts as the node's memory."""
         self._files = KernelFiles()
         self._proc, self._sys = proc, sys
         self._cgroups = Cgroups(self._files, proc=proc, root=root)
         self._pids = pids
-        # The CPU time at the last read.
+        # The CPU time that the node had used at the last read, by mode.
         self._before: SpentS | None = None
         self._boot_ns = boot_ns()
 
@@ -162,7 +165,7 @@ class Host:
         ]
 
     def _moved(self, metric: catalog.Metric, moved: Mapping[str, int] | None) -> list[Measurement]:
-        """*moved*: bytes by direction."""
+        """*moved*: the total bytes by direction, e.g. `read`."""
         (attribute,) = metric.attributes
         return [
             Measurement(metric, count, ((attribute, direction),), self._boot_ns)
@@ -207,7 +210,7 @@ class Host:
             if of_node:
                 path = f"{self._proc}/pressure/{resource}"
             for stall_type, stalled_s in (self._files.read(path, _stalled) or {}).items():
-                # `full` CPU pressure is undefined for a whole node: the kernel writes 0.
+                # Skip the node's `full` CPU pressure: it is undefined, and the kernel writes 0.
                 if of_node and resource == "cpu" and stall_type == "full":
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))

@@ -27,11 +27,12 @@ from otel_ddp.vocabulary.catalog import Kind
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]
 
-# How often devices are listed: a driver may be loaded later or reloaded, a GPU added or reset.
+# How often to list the devices anew: the driver may be loaded or reloaded while the agent runs, and
+# a GPU may be added or reset.
 _FIND_EVERY_S = 60.0
 _MOST_USED_BYTES = 1 << 50
 _LINK_COUNT, _MOST_LINKS = Field(91), 72
-# If a process is in several lists, each list has all of its memory: do not add them up.
+# A process may be in several of these lists. Each list shows all of its memory, so don't add up.
 _PROCESSES = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -87,7 +88,7 @@ class GpuSample(NamedTuple):
 
 
 def identity(device: Device) -> Attributes:
-    """The first attributes of all GPU metrics."""
+    """The attributes that identify a GPU. They come first in all GPU metrics."""
     return (
         ("hw.id", device.uuid),
         ("hw.type", "gpu"),
@@ -107,7 +108,8 @@ class _Watched:
         ways = [way for row in ROWS for ways in row.series.values() for way in ways]
         self._engines = [way for way in ways if isinstance(way, Gpm)]
         self._gpm: GpmSamples | None = None
-        # NVML's answers in the current reading, by call; None if the call is unsupported or failed.
+        # NVML's answers in the current reading; the key is the call. None: the call is unsupported,
+        # or has failed.
         self._answers: dict[tuple[Any, ...], Any] = {}
         self._rates: Mapping[Gpm, float] = {}
 
@@ -136,12 +138,13 @@ class _Watched:
                     raise DeviceLost("the driver answers no question about it")
                 users = self._users()
         except DeviceLost as why:
-            # Only this device is lost: the other devices are read as before.
+            # The caller goes on with the other devices: only this one is lost.
             self.lost = str(why)
         return DeviceSample(self.device, found, users)
 
     def _attempt(self, what: str, ask: Callable[[], T]) -> T | None:
-        """The answer; None if the call is unsupported, or if it failed, which is logged."""
+        """The answer to the call *ask*; None if the GPU does not support the call, or if the call
+        failed, which is logged."""
         try:
             return ask()
         except NotSupported:
@@ -156,7 +159,7 @@ class _Watched:
     # -- rows of the table
 
     def _read_engines(self, gpm: Callable[[Calls], GpmSamples]) -> None:
-        """Read all engines as differences of the same two samples."""
+        """Read the activity of all engines between the last sample and a new one."""
         self._gpm = self._gpm or self._attempt("engines", lambda: gpm(self._calls))
         self._rates = {}
         if (samples := self._gpm) is not None:
@@ -179,7 +182,7 @@ class _Watched:
                     break
 
     def _raw(self, way: Way) -> float | None:
-        """The value in NVML's unit; None if this attempt failed."""
+        """The value in NVML's unit; None if it could not be read this time."""
         if isinstance(way, Gpm):
             if self._gpm is None:
                 raise NotSupported
@@ -190,7 +193,8 @@ class _Watched:
                 return None
             if not found:
                 raise NotSupported
-            # A sum without one part would look like a reset of the counter.
+            # If a part could not be read, there is no sum: a lower one would look like a counter
+            # reset.
             known = [part for part in found.values() if part is not None]
             return sum(known) * way.times if len(known) == len(found) else None
         # Call each function once per reading, as several series may use its answer.
@@ -234,7 +238,7 @@ class Gpus:
         self._lib: Any = None
         self._clock = clock
         self._wall_ns = wall_ns
-        # When the driver was loaded and its counters began: mostly at boot.
+        # The start of the driver's counters: when the driver was loaded, which is mostly at boot.
         self._loaded_ns = boot_ns()
         # The driver's version; empty while the driver is not open.
         self._version = ""
@@ -243,7 +247,8 @@ class Gpus:
         self._silent: list[str] = []
         self._watched: list[_Watched] = []
         self._find_at = 0.0
-        # The fault counts of each GPU; kept while the driver is closed or the GPU does not answer.
+        # Counts of each GPU's faults. They are kept while the driver is closed, and while the GPU
+        # does not answer.
         self._xids: dict[Device, Xids] = {}
 
     def read(self) -> GpuSample:
@@ -266,7 +271,8 @@ class Gpus:
         return GpuSample(self._with_faults(devices), self._remarks(), self._version)
 
     def _with_faults(self, devices: Sequence[DeviceSample]) -> tuple[DeviceSample, ...]:
-        """Add the faults, also of GPUs that no longer answer."""
+        """Add each GPU's fault counts to its sample. A GPU that no longer answers gets a sample
+        that has only these counts."""
         found = {each.device: each for each in devices}
         for board, xids in self._xids.items():
             if faults := xids.measurements(board.pci):
@@ -292,7 +298,7 @@ class Gpus:
 
     def _open(self) -> str:
         """Open NVML; returns the driver's version."""
-        # Imported here, so that a node without a GPU does not pay for it.
+        # Import pynvml here, so that an agent that samples no GPUs doesn't spend memory on it.
         import pynvml
 
         self._lib = pynvml
@@ -323,7 +329,8 @@ class Gpus:
 
     def _find_devices(self) -> None:
         """Open the driver, unless it is open, and list its devices."""
-        # A GPU that was reset appears only after NVML is reopened.
+        # Close NVML if a GPU does not answer: a GPU that was reset is listed only after NVML is
+        # opened again.
         if self._silent or any(each.lost for each in self._watched):
             self.close()
         self._version = self._version or self._open()
@@ -347,7 +354,7 @@ class Gpus:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
                 board = _board(calls, index)
             except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
-                # A failing GPU must not hide the others.
+                # Go on with the other GPUs if this one does not answer.
                 where = "see `nvidia-smi`, and the kernel's log for Xid"
                 sentence = f"GPU {index} does not answer ({error}): {where}."
                 self._silent.append(sentence)

@@ -23,7 +23,8 @@ class DeviceLost(Exception):
 
 # -- one device
 
-# Return codes of NVML's ABI, written out because an older nvidia-ml-py lacks some names.
+# NVML's return codes. They are numbers here because older versions of nvidia-ml-py lack some of
+# their names.
 SUCCESS = 0
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
@@ -37,7 +38,8 @@ GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 ARGUMENT_VERSION_MISMATCH = 25
 
-# An old driver answers INVALID_ARGUMENT for fields that it does not know.
+# Return codes for an unsupported call. INVALID_ARGUMENT is one of them, because old drivers return
+# it for fields that they don't know.
 _ABSENT = {
     INVALID_ARGUMENT,
     NOT_SUPPORTED,
@@ -47,13 +49,14 @@ _ABSENT = {
 }
 _LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
-# For each value type of NVML: the union's member, and the value that means "not available".
+# For each type code of a field's value: the member of NVML's union with the value, and the value
+# that means "not available".
 _MEMBERS = {1: ("uiVal", U32), 2: ("ulVal", 2**64 - 1), 3: ("ullVal", 2**64 - 1)}
 _IN_32_BITS = 1
 
 
 class Calls:
-    """Calls functions of NVML for one device, and raises our exceptions."""
+    """Calls functions of NVML for one device. Raises NotSupported and DeviceLost for its errors."""
 
     def __init__(self, lib: Any, handle: Any) -> None:
         self.lib = lib
@@ -66,7 +69,7 @@ class Calls:
         return self.guarded(lambda: call(self.handle, *arguments))
 
     def guarded(self, call: Callable[[], Any]) -> Any:
-        """Run *call*; raises our exceptions, or NVMLError if only this attempt failed."""
+        """Run *call*. Raises NotSupported, DeviceLost, or NVMLError if a retry may succeed."""
         try:
             return call()
         except self.lib.NVMLError as error:
@@ -77,7 +80,7 @@ class Calls:
             raise
 
     def fields(self, fields: Sequence[Field]) -> dict[Field, float | None]:
-        """Read fields in one call. Unsupported fields are left out; failed fields have None."""
+        """Read fields in one call. The result has no unsupported fields; a failed one is None."""
         asked = [(each.number, each.scope) for each in fields]
         found: dict[Field, float | None] = {}
         for field, answer in zip(fields, self.ask("nvmlDeviceGetFieldValues", asked), strict=True):
@@ -91,7 +94,7 @@ class Calls:
             elif not (field.wide and kind == _IN_32_BITS):
                 member, absent = _MEMBERS[kind]
                 value = getattr(answer.value, member)
-                # Infinity, which is outside the bounds of each metric, means "not available".
+                # Return infinity for "not available": it is outside the valid range of any metric.
                 found[field] = math.inf if value == absent else float(value)
         return found
 
@@ -99,19 +102,20 @@ class Calls:
 # -- faults
 
 _XID_EVENT = 8
-# Many faults at once must not delay the other calls.
+# How many faults to read at once, so that a burst of faults does not delay the other calls.
 _MOST_AT_ONCE = 100
 
 
 class Xids:
-    """Counts the faults (Xids) of one GPU; outlives the GPU's NVML handles."""
+    """Counts the faults (Xids) of one GPU. It is kept when the GPU's NVML handle is closed."""
 
     def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
         # Faults by Xid code.
         self._codes: Counter[int] = Counter()
         self._lib: Any = None
-        # An event set per GPU, because the GPU's handle in an event cannot be compared with ours.
+        # NVML's event set. Each GPU has its own set: an event has a GPU handle, but it can't be
+        # compared with other handles, so a shared set could not tell which GPU failed.
         self._events: Any = None
 
     def poll(self, calls: Calls) -> None:
@@ -135,7 +139,7 @@ class Xids:
         with contextlib.ExitStack() as on_error:
             on_error.callback(calls.lib.nvmlEventSetFree, events)
             calls.ask("nvmlDeviceRegisterEvents", _XID_EVENT, events)
-            on_error.pop_all()  # registered: the set stays open
+            on_error.pop_all()  # the events are registered, so don't free the set
         return events
 
     def _drain(self) -> None:
@@ -168,7 +172,7 @@ _MIB = 1 << 20
 class GpmSamples:
     """Samples of GPM (GPU performance monitoring).
 
-    Each read covers the time since the last one; the first returns nothing.
+    Each read returns values for the time since the last read, so the first read returns nothing.
     """
 
     def __init__(
@@ -186,7 +190,8 @@ class GpmSamples:
         self.since_ns = wall_ns()
 
     def read(self, wanted: Sequence[Gpm]) -> dict[Gpm, float]:
-        """Read these metrics. Rates with `counts` are integrated to totals since `since_ns`."""
+        """Read these metrics. A metric with `counts` is a rate, which is integrated over time to a
+        total since `since_ns`."""
         if self._spare is None:
             self._spare = self._calls.guarded(self._calls.lib.nvmlGpmSampleAlloc)
         self._calls.ask("nvmlGpmSampleGet", self._spare)
@@ -194,7 +199,7 @@ class GpmSamples:
         found = {} if self._before is None else self._between(wanted, self._before, self._spare)
         for each in found:
             if each.counts:
-                # An invalid rate is not added: a negative one, or NaN.
+                # Count an invalid rate, negative or NaN, as 0.
                 rate = max(0.0, found[each])
                 self._counted[each] += rate * (now_s - self._before_s) * _MIB
                 found[each] = self._counted[each]

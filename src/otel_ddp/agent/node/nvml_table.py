@@ -18,9 +18,9 @@ _ALL_LINKS = U32
 
 
 class Unit(NamedTuple):
-    """NVML's units per unit of ours, and NVML's valid range.
+    """A unit of NVML: how many of it make one of our units, and NVML's valid range.
 
-    All ones, which means "not available", is outside the range.
+    NVML sets all bits for "not available"; this value is outside of the range.
     """
 
     per: float = 1.0
@@ -45,14 +45,14 @@ class Call(NamedTuple):
 
     function: tuple[Any, ...]
     part: str | int | None = None
-    """The member or index of the answer."""
+    """The name or index of the value in the answer; None if the answer is the value."""
     bit: int = 0
-    """If not 0, the value is whether the answer has this bit."""
+    """If not 0, the answer is a bit mask, and the value is 1 if this bit is set."""
 
     def value(self, answer: Any) -> float:
         """Extract the value from an answer."""
         if self.bit:
-            # A mask above 32 bits is invalid: all ones mean "not available".
+            # Masks have 32 bits. A larger value, with all 64 bits set, means "not available".
             return bool(answer & self.bit) if answer <= U32 else math.nan
         if isinstance(self.part, str):
             return float(getattr(answer, self.part))
@@ -65,11 +65,11 @@ class Field(NamedTuple):
     number: int
     scope: int = 0
     wide: bool = False
-    """Whether a 32-bit counter is ignored, because it would overflow within a second."""
+    """Whether to ignore this field if it has 32 bits only: it would overflow in a second."""
 
 
 class Fields(NamedTuple):
-    """A sum of fields."""
+    """A value that is the sum of several fields."""
 
     fields: tuple[Field, ...]
     links: bool = False
@@ -118,7 +118,7 @@ def _sum(*numbers: int, links: bool = False, wide: bool = False) -> Fields:
 
 
 def _memory(part: str) -> list[Way]:
-    # Version 2 of the call excludes the driver's own memory from the used memory.
+    # Try version 2 of the call first: its "used" does not include the memory of the driver itself.
     return [_get("MemoryInfo", 0x0200_0028, part=part), _get("MemoryInfo", part=part)]
 
 
@@ -135,13 +135,13 @@ _REASONS = {
 
 
 def _reason(bit: int) -> list[Way]:
-    # Drivers before 535 have only the second name.
+    # Drivers before version 535 know the function only by its second name.
     names = "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"
     return [_get(name, bit=bit) for name in names]
 
 
-# Ids of fields that count nanoseconds. Ids from 251 on differ between driver branches, so the finer
-# thermal reasons are not read.
+# Ids of the fields that count for how many nanoseconds clocks were lowered, by reason. The fields
+# for finer thermal reasons are not read: their ids, 251 and up, differ between driver branches.
 _DURATIONS = {
     "sw_power": 74,
     "thermal": 75,
@@ -149,8 +149,8 @@ _DURATIONS = {
     "board_limit": 77,
     "reliability": 79,
 }
-# Selects the volatile counter, which begins when the driver is loaded. The aggregate counter covers
-# years, and is stored late and incompletely.
+# Selects the counter that begins when the driver is loaded. NVML's other counter covers the GPU's
+# lifetime, but the driver stores it late and incompletely.
 _SINCE_LOADED = 0
 _CORRECTED, _UNCORRECTED = 0, 1
 _ENGINES = {"sm": 2, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12, "fp16": 13}
@@ -175,17 +175,18 @@ _PCIE: Ways = {
     "receive": [Gpm(21, counts=True), _sum(198, wide=True)],
 }
 _NVLINK: Ways = {
-    # The first field is in KiB. The fifth generation of NVLink has bytes per link instead.
+    # The first field has the KiB of all links. NVLink 5 does not have it: sum the bytes of each
+    # link there.
     "transmit": [Fields((Field(138, _ALL_LINKS),), times=1024), _sum(202, links=True)],
     "receive": [Fields((Field(139, _ALL_LINKS),), times=1024), _sum(204, links=True)],
 }
 _NVLINK_ERRORS: Ways = {
     "": [
-        # Checksum errors of control and of data, replays, recoveries.
+        # Checksum errors of control packets and of data packets, replays, and recoveries.
         _sum(38, 45, 52, 59),
-        # The same errors for each link.
+        # For GPUs without these totals: the same errors, summed over the links.
         _sum(161, 162, 163, links=True),
-        # The fifth generation: damaged packets, integrity failures, recoveries.
+        # For NVLink 5: damaged packets, integrity failures, and recoveries.
         _sum(208, 211, 215, links=True),
     ]
 }

@@ -30,7 +30,7 @@ class ProcessStat(NamedTuple):
     resident_pages: int
 
 
-# Positions of these fields after the name.
+# Positions of the fields of ProcessStat, counted from the first field after the process's name.
 _PLACES = (1, 11, 12, 13, 14, 19, 21)
 
 
@@ -47,12 +47,12 @@ def _stat(text: str) -> ProcessStat:
 
 
 class ProcessTree:
-    """The tree of processes.
+    """The tree of all processes.
 
     Each poll reads only new processes, since a process keeps its parent while the parent lives.
 
-    /proc/<pid>/task/*/children, one file per thread, takes thirty times as long for eight ranks
-    with a hundred threads.
+    It does not use /proc/<pid>/task/*/children, one file per thread: for eight ranks with a hundred
+    threads each, this takes thirty times as long.
     """
 
     def __init__(self, files: KernelFiles, proc: str) -> None:
@@ -67,11 +67,12 @@ class ProcessTree:
         pids = {int(name) for name in names if name.isdecimal()}
         parents: dict[int, int] = {}
         children: dict[int, list[int]] = defaultdict(list)
-        # A pid that is reused between two polls is mistaken for the same process. That is unlikely:
-        # the kernel cycles through all others first.
+        # If a pid is reused between two polls, the new process is mistaken for the old one. This is
+        # unlikely: the kernel uses all other pids first.
         for pid in pids:
             parent = self._parents.get(pid)
-            # A process that entered this PID namespace from outside has the parent 0 for good.
+            # Don't read again if the parent is 0: the process was started from outside of this PID
+            # namespace, and its parent stays 0.
             if parent is None or (parent and parent not in pids):
                 stat = read_process_stat(self._files, self._proc, pid)
                 if stat is None:
@@ -82,11 +83,11 @@ class ProcessTree:
         self._parents, self._children = parents, children
 
     def descendants(self, pid: int, without: Collection[int]) -> list[int]:
-        """The descendants of a process, without the subtrees of *without*."""
+        """The descendants of a process, except the processes *without* and their descendants."""
         found: list[int] = []
         above = [pid]
-        # The process itself is excluded too, since parents that were read at different times may
-        # form a cycle.
+        # Exclude the process itself too. The parents were read at different times, so they may form
+        # a cycle, in which the loop would never end.
         apart = {pid, *without}
         while above:
             below = [each for each in self._children.get(above.pop(), ()) if each not in apart]
@@ -98,7 +99,7 @@ class ProcessTree:
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
-# Readings over which the wait for a core is averaged.
+# Over how many readings the wait for a core is averaged.
 _KEPT = 16
 
 
@@ -107,7 +108,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.children_ticks = (0, 0)
-        """The highest user and system time of the process's descendants so far."""
+        """The highest user and system times of all descendants so far, in ticks."""
         self.waits_ns: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         """Pairs of a time and the main thread's cumulative wait for a core at that time."""
 
@@ -118,7 +119,7 @@ class _Seen:
 
 
 class ProcessUse(NamedTuple):
-    """One training process with its descendants."""
+    """What one training process and its descendants use."""
 
     measurements: list[Measurement]
     core_wait: float | None
@@ -130,7 +131,7 @@ class ProcessSample(NamedTuple):
 
     uses: dict[Labels, ProcessUse]
     missed: list[str]
-    """Ranks with unreadable processes."""
+    """The ranks whose processes could not be read."""
 
 
 class ProcessReader:
@@ -146,8 +147,8 @@ class ProcessReader:
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
-        # The agent is excluded from the workers: if the training is process 1 of a container, the
-        # agent is a child of the training.
+        # The agent does not count as a worker of the training, although it may be its child: in a
+        # container in which the training is process 1, all orphaned processes are.
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._tree = ProcessTree(self._files, self._proc)
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -156,7 +157,7 @@ class ProcessReader:
         self.ranks: Sequence[Rank] = ()
         """The ranks to read."""
         self.pids: Collection[int] = ()
-        """All training processes, none of which counts as a worker of another."""
+        """All training processes. If one is a descendant of another, it isn't its worker."""
 
     def read(self) -> ProcessSample:
         """Read the process of each rank."""
@@ -202,8 +203,8 @@ class ProcessReader:
     def _descendants(self, stat: ProcessStat, pid: int) -> tuple[int, int, list[ProcessStat]]:
         """User and system ticks of all descendants, and the living descendants.
 
-        The kernel adds the time of a reaped child to its parent. So the parent is read before its
-        descendants: a descendant that ends in between is missed once, but not counted twice.
+        The kernel adds the time of a reaped child to its parent. So read the parent first: the time
+        of a descendant that ends in between is missing in this reading, but is not counted twice.
         """
         user, system, alive = stat.children_user, stat.children_system, []
         for child in self._tree.descendants(pid, {*self.pids, self._own_pid} - {pid}):

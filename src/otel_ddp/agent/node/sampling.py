@@ -21,7 +21,8 @@ _STOP_S = 0.5
 
 
 class Sampling:
-    """One per node. Each source has a thread; `update_series` waits for none of them."""
+    """Samples the node. Each source, e.g. the GPUs, is read in a thread of its own;
+    `update_series` waits for none of them."""
 
     def __init__(self, ledger: Ledger, node: str, sources: Collection[str]) -> None:
         self._ledger = ledger
@@ -45,13 +46,13 @@ class Sampling:
         return [sampler.thread for sampler in self._samplers.values()]
 
     def stop(self) -> None:
-        """Stop the threads; a hanging one is left behind."""
+        """Stop the threads. Does not wait for a thread that hangs."""
         for sampler in self._samplers.values():
             sampler.stop(_STOP_S)
 
     def _rank_pids(self) -> Collection[int | str]:
-        """The processes whose cgroups limit the memory: the ranks. The agent does not count, as it
-        may be in the cgroup of a service."""
+        """The processes whose cgroup limit counts as the node's memory: the ranks. Not the agent,
+        which may be in the cgroup of a service."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
 
     # -- series
@@ -122,7 +123,7 @@ class Sampling:
         elif gpus is not None and gpus.hangs():
             remarks = ["the GPU driver does not answer"]
         return {
-            # Ranks with an unreadable process.
+            # The ranks whose processes could not be read.
             "unseen": list(processes.missed) if processes else [],
             "gpus": self.gpus(),
             "gpu_remarks": remarks,
@@ -154,8 +155,8 @@ class Sampling:
         return described
 
 
-# Keys of a device's numbers in `status`, by metric and by the attribute that differs between the
-# device's series.
+# The keys under which `otel-ddp status --json` has a device's numbers. They are given by metric,
+# and by the attribute that distinguishes the device's series.
 _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_GPU_UTILIZATION, "general"): "busy_ratio",
     (catalog.HW_GPU_MEMORY_USAGE, ""): "used_bytes",

@@ -18,7 +18,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Measurement(NamedTuple):
-    """One number, without the labels of node, run or rank."""
+    """One number that was read, still without the labels of node, run and rank."""
 
     metric: Metric
     value: float
@@ -33,14 +33,16 @@ def boot_ns() -> int:
     Rounded to seconds: a small correction of the clock must not move the start of counters.
     """
     boottime = time.CLOCK_BOOTTIME
-    # The latest of three results: a pause between the two clock readings makes a result earlier.
+    # Use the latest of three results: a pause between reading the two clocks makes a result too
+    # early.
     found_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(3))
     return round(found_ns / _NS_PER_S) * _NS_PER_S
 
 
 log = logging.getLogger("otel_ddp.agent")
 
-# Errors that need no log line: the machine has no such file, or the process has ended.
+# Errors that are not logged, since they are normal: this machine has no such file, or the process
+# has ended.
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV)
 _FRESH_PERIODS = 3
 
@@ -48,7 +50,7 @@ T = TypeVar("T")
 
 
 class KernelFiles:
-    """The kernel files of one source; unreadable ones are logged once."""
+    """Reads the kernel's files for one source. An unreadable file is logged only once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
@@ -56,14 +58,14 @@ class KernelFiles:
     def read(self, path: str, parse: Callable[[str], T], place: str = "") -> T | None:
         """Read and parse a file; None if it is absent or unreadable.
 
-        *place*: the file's name in the log, for a path that contains a pid.
+        *place*: how the log calls the file, if its path contains a pid.
         """
         return self._attempt(
             place or path, lambda: parse(files.read(path).decode("utf-8", "replace"))
         )
 
     def names(self, folder: str, place: str = "") -> list[str] | None:
-        """The names in a folder; None if it is absent or unreadable."""
+        """The names in a folder; None if the folder is absent or unreadable."""
         return self._attempt(place or folder, lambda: os.listdir(folder))
 
     def _attempt(self, place: str, read: Callable[[], T]) -> T | None:
@@ -82,13 +84,13 @@ class KernelFiles:
 
 
 def numbers(text: str) -> dict[str, int]:
-    """Parse lines of a name and a number."""
+    """Parse a text in which each line has a name and a number."""
     lines = [line.split() for line in text.splitlines()]
     return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
 class Sampler:
-    """Reads a source periodically in a thread. If a read hangs, as in a driver, `age_s` grows.
+    """Reads a source periodically in a thread. `age_s` grows while a read hangs, e.g. in a driver.
 
     Any thread may call the methods; none blocks.
     """
@@ -109,14 +111,14 @@ class Sampler:
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
-        # The value and start times of the last reading; replaced as a whole, so that other threads
-        # never see parts of two readings.
+        # The last reading: its value, and its start by the wall clock and by the monotonic clock.
+        # The tuple is replaced as a whole, so that other threads never see parts of two readings.
         self._last: tuple[Any, int, float] | None = None
         self._finished_at = clock()
         self.thread = KeptThread(name, self._run)
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the thread; False if it hangs and is left behind."""
+        """Stop the thread; False if it hangs and still runs after *timeout_s*."""
         self._stopping.set()
         return self.thread.join(timeout_s)
 
@@ -125,11 +127,11 @@ class Sampler:
         if self._last is None:
             return None
         value, taken_ns, began_at = self._last
-        # The reading's age is measured by the monotonic clock, which is never set.
+        # Measure the age by the monotonic clock: the wall clock may be set in the meantime.
         return None if self._is_stale(began_at) else (value, taken_ns)
 
     def hangs(self) -> bool:
-        """Whether no reading has finished for too long."""
+        """Whether the last successful reading is older than three periods."""
         return self._is_stale(self._finished_at)
 
     def age_s(self) -> float:
@@ -144,7 +146,8 @@ class Sampler:
             began_at = self._clock()
             self._read_once(began_at)
             took_s = self._clock() - began_at
-            # After a slow reading, missed periods are not made up for.
+            # After a reading that took longer than a period, wait for a whole period: don't make up
+            # for missed readings.
             pause_s = self._every_s - took_s if took_s < self._every_s else self._every_s
             self._stopping.wait(pause_s)
 

@@ -33,9 +33,10 @@ from otel_ddp.vocabulary.words import (
 )
 
 _STOOD_S = 30.0
-# Delay of a message on a death, because finding the cause takes a moment.
+# How long to wait before sending a message on a death: finding the cause takes a moment.
 _DEATH_S = 2.0
-# By kind of verdict: level, title, and how long the verdict must have been open.
+# For each kind of verdict: the level and title of its message, and how long the verdict must have
+# been open before the message is sent.
 _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "death": ("error", "died", _DEATH_S),
     "silence": ("error", "is no longer heard", _STOOD_S),
@@ -43,23 +44,24 @@ _KINDS: Mapping[Kind, tuple[str, str, float]] = {
     "nonfinite": ("error", "has a value that is not finite", 0.0),
     "straggler": ("warn", "keeps the others waiting", _STOOD_S),
 }
-# A late rank or node causes a message only if it costs at least this share of the step time.
+# Send a message on a late rank or node only if it costs at least this share of the step time.
 _COSTS = 0.05
-# A shorter run that ends well sends no message: it may be a test, or one of thousands in a sweep.
+# Send no message when a run shorter than this ends well: it may be a test, or one of thousands of
+# runs in a sweep.
 _SHORTEST_S = 10.0
 
 
 class _Run:
-    """The state of the rules for one run."""
+    """What the rules remember of one run."""
 
     def __init__(self) -> None:
         self.since: dict[tuple[Kind, Labels], float] = {}
-        """When each open verdict was first seen."""
+        """When each open verdict was first seen, on the monotonic clock."""
         self.sent: set[tuple[Kind, Labels]] = set()
         self.card: Card | None = None
         self.over_since: float | None = None
         self.began_ns = 0
-        """When the first attempt since the last success began; 0 until an attempt has ended."""
+        """The start of the first attempt after the last success; 0 until an attempt has ended."""
         self.lasted_s = 0.0
         self.end_is_sent = False
 
@@ -71,7 +73,7 @@ class Rules:
         self._runs: dict[Labels, _Run] = {}
         self._carded: set[Process] = set()
         self.ending: set[Labels] = set()
-        """Runs with an ended process, for which no message on the end was sent yet."""
+        """Runs in which a process has ended, but whose end was not reported in a message yet."""
 
     def poll(
         self,
@@ -82,7 +84,7 @@ class Rules:
         *,
         leaving: bool = False,
     ) -> Iterator[Message]:
-        """The messages to send now. *leaving*: the agent ends, so it does not wait for restarts."""
+        """The messages to send now. *leaving*: the agent is ending, so don't wait for a restart."""
         self._runs = {case.run: self._runs.get(case.run) or _Run() for case in cases}
         self._carded &= set(feeds)
         for feed in feeds:
@@ -92,7 +94,7 @@ class Rules:
             run = self._runs[case.run]
             over = bool(case.reports.ended) and not any(each.is_at_work for each in case.sources)
             if case.judgement is not None:
-                # Another agent leads the run, and sends its messages.
+                # Another agent leads this run, and sends the messages on it.
                 run.end_is_sent, run.since = over, {}
                 continue
             yield from self._verdicts(case, run, page, now, leaving)
@@ -104,7 +106,8 @@ class Rules:
         }
 
     def _read(self, feed: Process, run: _Run, page: str) -> Iterator[Message]:
-        """Messages for alerts; also prepares the card of an ended rank 0."""
+        """Yield a message for each new alert. If rank 0 has ended, also read its card: the summary
+        that the message on the end of the run contains."""
         for document in feed.new.events:
             content = document.content
             if content.get("name") == catalog.ALERT_EVENT:
@@ -161,8 +164,8 @@ class Rules:
             each["world_size"] or 1 for each in newest.ranks.values()
         )
         ended_well = newest.state == "finished" and is_whole
-        # Wait before reporting a failure: a launcher may restart failed ranks, and other ranks may
-        # not have started yet.
+        # Report a failure only after 30 s: until then the launcher may restart failed ranks, and
+        # ranks that are still missing may start.
         stands = ended_well or leaving or now - run.over_since >= _STOOD_S
         if run.end_is_sent or not stands:
             return
@@ -174,7 +177,7 @@ class Rules:
 
 
 def _newest(ended: Sequence[ProcessState]) -> Newest:
-    """The newest attempt among ended processes, which are sorted by their starts."""
+    """The newest attempt of a run. *ended*: its ended processes, sorted by their starts."""
     job_type = next((each.job_type for each in ended if each.trains), ended[0].job_type)
     return newest_attempt(
         [
@@ -204,7 +207,7 @@ def _of_end(case: RunCase, run: _Run, newest: Newest, page: str) -> Message:
         duration_s=lasted_s,
         reason=reason,
         sentences=sentences,
-        # A command instead of the page's address, which works only while this agent runs.
+        # Show a command instead of the page's address: the address works only while the agent runs.
         look=[f"otel-ddp open {shlex.quote(f'{group}/{name}' if group else name)}"],
     )
     key = f"ended/{case.run}/{max(each['started_ns'] for each in ended)}"
@@ -225,7 +228,7 @@ def _alert(key: str, labels: Labels, attributes: Any, page: str) -> Message:
 
 
 def _costs_enough(verdict: Verdict) -> bool:
-    """Whether a late rank or node costs enough of a step for a notification."""
+    """Whether a late rank or node costs enough time for a message. True for other verdicts."""
     step_s, without_s = (verdict.evidence.get(name) for name in ("step_s", "step_without_s"))
     if verdict.kind != "straggler" or not step_s or without_s is None:
         return True
@@ -252,10 +255,11 @@ def _message(
 
 
 class Notifier:
-    """One per agent; the agent's loop calls it. Without an address it does nothing."""
+    """Sends an agent's notifications. The agent's loop calls it. It does nothing if OTEL_DDP_NOTIFY
+    is empty."""
 
     def __init__(self, conf: Settings, folder: Path) -> None:
-        """*folder*: where the queue stores its files."""
+        """*folder*: the folder in which unsent messages are stored."""
         self._outbox: Outbox | None = None
         self._why_none = "off: OTEL_DDP_NOTIFY names no address"
         if conf.notify and conf.offline:
@@ -275,7 +279,7 @@ class Notifier:
     ) -> None:
         """Queue the messages that are due. The loop calls this after the judge.
 
-        *page*: the address of the page.
+        *page*: the address of the agent's page, for links in the messages.
         """
         if self._outbox is not None:
             now = time.monotonic()
@@ -293,7 +297,7 @@ class Notifier:
         return [] if self._outbox is None else self._outbox.delivery.threads()
 
     def busy(self) -> bool:
-        """Whether the agent should keep running to send messages."""
+        """Whether messages are still to be sent, so that the agent should keep running."""
         return bool(self.ending) or (self._outbox is not None and self._outbox.is_awaited())
 
     def describe(self) -> str:
@@ -301,6 +305,6 @@ class Notifier:
         return self._why_none if self._outbox is None else self._outbox.describe()
 
     def stop(self) -> None:
-        """Send for another moment; the rest stays on disk for the next agent."""
+        """Send messages for another moment. The next agent sends the rest, which stays on disk."""
         if self._outbox is not None:
             self._outbox.delivery.stop(1.5, 1.5)

@@ -24,29 +24,30 @@ from otel_ddp.agent.export.post import UNANSWERED, Route, explain, take_user
 from otel_ddp.history.terminal import without_mentions
 
 _ANSWER_S = 10.0
-# Schemes whose addresses begin with a host. Addresses of other schemes may begin with a token, as
-# for Slack and Telegram.
+# Schemes whose addresses begin with a host, which may be shown. Addresses of other schemes, e.g. of
+# Slack and Telegram, may begin with a token.
 _WITH_HOST = ("http", "https", "json", "jsons", "xml", "xmls", "form", "forms", "mailto", "mailtos")
 _WEBHOOK = ("http", "https")
-# Status codes after which a retry is useless.
+# HTTP status codes after which a message is not sent again, since it would be refused again.
 _REFUSALS = (400, 401, 403, 405, 410, 413, 415, 422)
 _LEVELS = {"info": "info", "warn": "warning", "error": "failure"}
-# Held while apprise sends: status codes are only in its log, so messages are sent one at a time.
+# Held while apprise sends a message. Only apprise's log has the status code, so only one message is
+# sent at a time: otherwise the code could belong to another one.
 _APPRISE = threading.Lock()
 _NEEDS_APPRISE = "it needs the library apprise: pip install 'otel-ddp[notify]'"
 
 
-# Version of the keys of a message, which docs/notifications.md lists.
+# The version of the JSON format of messages. docs/notifications.md lists the keys of this version.
 SCHEMA = 1
 
 
 class Message(NamedTuple):
-    """One notification; labels that do not apply are empty."""
+    """One notification. A label is empty if it does not apply, e.g. the rank of a whole run."""
 
     id: str
-    """The same in each retry, so that receivers can drop duplicates."""
+    """Stays the same when the message is sent again, so that receivers can drop duplicates."""
     kind: str
-    """A kind of verdict, or `ended`, `alert`, `test`."""
+    """`ended`, `alert`, `test`, or the kind of the verdict that the message is about."""
     level: str
     """`info`, `warn` or `error`."""
     title: str
@@ -65,7 +66,7 @@ class Message(NamedTuple):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Message:
-        """The inverse of `to_json`; raises KeyError."""
+        """The inverse of `to_json`. Raises KeyError if a key is missing."""
         return cls(*(str(content[name]) for name in cls._fields))
 
 
@@ -75,11 +76,12 @@ class Address:
     def __init__(self, url: str) -> None:
         self._url = url
         self.key = blake2s(url.encode("utf-8", "replace"), digest_size=8).hexdigest()
-        """The name of this address in the file names of its queued messages."""
+        """Stands for this address in the names of the files with its queued messages."""
         scheme, _, rest = url.partition("://")
         self._scheme = scheme.lower()
         first = re.split("[/?#]", rest, maxsplit=1)[0]
-        # A password may contain `/`: the part before the slash may look like a host, but is secret.
+        # If an `@` follows only after the first slash, the part before the slash is not shown: it
+        # may be the start of a password that contains a slash.
         is_host = self._scheme in _WITH_HOST and ("@" in first or "@" not in rest)
         self.shown = f"{self._scheme}://{first.rpartition('@')[2] if is_host else '...'}"
         """The address without parts that may be secret."""
@@ -99,7 +101,7 @@ class Address:
             headers["Authorization"] = authorization
         body = json.dumps(message.to_json()).encode()
         try:
-            # Redirects are not followed: they would turn the POST into a GET without content.
+            # Don't follow redirects: they would turn the POST into a GET without the message.
             with contextlib.closing(Route(url, _ANSWER_S)) as route:
                 return _answered(route.post(body, headers).status)
         except UNANSWERED as error:
@@ -107,14 +109,14 @@ class Address:
 
     def _by_apprise(self, message: Message) -> Outcome:
         try:
-            # Imported here: apprise takes long to import, and few addresses need it.
+            # Import apprise only here: this takes long, and few addresses need it.
             import apprise
         except ImportError:
             return Outcome("retry", _NEEDS_APPRISE)
         said = _Codes()
         log = logging.getLogger("apprise")
         log.propagate, log.handlers = False, [said]
-        # Without apprise's own timeout, which uses threads that would delay the agent's end.
+        # Switch apprise's own timeout off: it uses threads, which would delay the agent's end.
         service = apprise.Apprise(asset=apprise.AppriseAsset(service_timeout=0))
         if not service.add(self._url):
             return Outcome("refused", "apprise does not know this form of address")
@@ -134,7 +136,8 @@ def _answered(code: int) -> Outcome:
 
 
 class _Codes(logging.Handler):
-    """Extracts the last status code from apprise's log, whose lines may contain addresses."""
+    """Extracts the last status code from apprise's log. The log itself is dropped, since its lines
+    may contain secret addresses."""
 
     code = 0
 
@@ -143,9 +146,10 @@ class _Codes(logging.Handler):
             self.code = int(found[1])
 
 
-# Rate limit by kind, run and hour: alerts of a script must not suppress the death of the run.
+# The most messages of one kind on one run in an hour. Each kind has its own limit, so that many
+# alerts of a script do not suppress the message that the run has died.
 MOST_OF_A_KIND, _HOUR_S = 20, 3600.0
-# Limit of queued messages for each address.
+# How many messages may wait for each address.
 _MOST_WAITING = 100
 _DAY_S = 86400.0
 # How long the agent keeps running after the end of the training to deliver messages.
@@ -168,7 +172,8 @@ class Outbox:
         self._queue = Queue(self._addresses, folder, most_bytes, most_bytes)
         names = {each.key: f"notification to {each.shown}" for each in addresses}
         self.delivery = Delivery(self._queue, self._send, names, clock, backoff_s=_PAUSES_S)
-        # By message id: kind, group and run of the message, and the time at which it was queued.
+        # The messages that were queued in the last day. The key is the message's id; the value is
+        # its kind, group and run as one text, and the time at which it was queued.
         self._queued: dict[str, tuple[str, float]] = {}
         self._left_out = 0
 
@@ -189,7 +194,7 @@ class Outbox:
         self.delivery.put(Request(key, body, 1, not is_alert, int(now)) for key in self._addresses)
 
     def give_up_old(self) -> None:
-        """Drop messages that are older than a day."""
+        """Drop queued messages that were not delivered within a day."""
         with self.delivery.lock:
             for request in self._waiting():
                 if self._waited_s(request) > _DAY_S:
@@ -206,7 +211,7 @@ class Outbox:
         return self._clock() - request.oldest_s
 
     def is_awaited(self) -> bool:
-        """Whether the agent should keep running to deliver messages."""
+        """Whether a message waits that is less than an hour old. The agent then keeps running."""
         with self.delivery.lock:
             return any(self._waited_s(each) < _STAY_S for each in self._waiting())
 
@@ -214,7 +219,7 @@ class Outbox:
         return [each for lane in self._queue.lanes.values() for each in lane]
 
     def describe(self) -> str:
-        """The line of `status` on notifications: addresses, counts, and what fails."""
+        """The line of `otel-ddp status` on notifications: addresses, counts, and failures."""
         addresses, taken = self._addresses.values(), self.delivery.attempts["delivered"]
         shown = ", ".join(each.shown for each in addresses)
         to = f"to {len(addresses)} address{'es' * (len(addresses) > 1)} ({shown})"

@@ -19,7 +19,8 @@ from otel_ddp.vocabulary.words import PHASES, STATES, UNMEASURED, phase_word, st
 
 
 def checkpoint_event(document: Document) -> Document | None:
-    """The event for the span of a checkpoint; None for other documents."""
+    """Make the log event of a saved or failed checkpoint from its span; None for other
+    documents."""
     span = document.content
     if document.kind != SPAN or span.get("name") != "checkpoint":
         return None
@@ -44,14 +45,15 @@ def checkpoint_event(document: Document) -> Document | None:
 
 
 def context_of(reader: Journal) -> tuple[str, str] | None:
-    """Trace and id of the run's span, which are known from the beginning."""
+    """The trace id and span id that the process recorded for its run; None if it recorded none."""
     known = plain.mapping(reader.facts.get("span"))
     trace, span_id = known.get("trace"), known.get("id")
     return (str(trace), str(span_id)) if trace and span_id else None
 
 
 def run_span(reader: Journal, state: int, ended_ns: int) -> list[Document]:
-    """The span of the run in an ended process; an empty list if the span's ids are unknown."""
+    """Make the span of the run, once the process has ended; an empty list if its ids are
+    unknown."""
     if (ids := context_of(reader)) is None:
         return []
     trace, span_id = ids
@@ -77,9 +79,9 @@ SAMPLED_EVERY = 100
 
 _WAIT = PHASES["comm_wait"]
 
-# So many first steps of a process never count as slow, as the average is not reliable yet.
+# How many first steps of a process never count as slow, since their average is not reliable yet.
 _ENOUGH = 20
-# Steps in the moving average.
+# How many steps the moving average covers.
 _RECENT = 200
 # A step is slow if it takes this many times the average. If durations are log-normal with a
 # deviation of 15 %, one step in 1,000 is slow.
@@ -96,11 +98,12 @@ class StepSpans:
     def __init__(self) -> None:
         self._seen = self._shown_ns = 0
         self._usual_ns = 0.0
-        # Whether the next measured step gets spans, since the n-th step itself may be unmeasured.
+        # Whether a sample is due: if the n-th step is unmeasured, the next measured step gets
+        # spans.
         self._sample_is_due = False
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
-        """The spans of a step, as contents of documents; mostly none."""
+        """The spans of a step, as contents of documents; an empty list for most steps."""
         is_slow, number = self._slow(step.took_ns), step.number
         if number is None:
             return []  # without a number, the step has no trace to share with the other ranks
@@ -151,7 +154,8 @@ def _make_spans(step: Step, number: int, why: str, labels: Labels) -> Iterator[d
         attributes["gc_s"] = step.gc_s
     if step.retries:
         attributes["retries"] = step.retries
-    # Parts beyond MOST_PARTS are sums by phase, so they have no begin and end of their own.
+    # The parts after the first MOST_PARTS are sums by phase. They have no begin and end of their
+    # own, so they get no spans.
     parts = enumerate(islice(step.parts.each(), MOST_PARTS), 1)
     shown = [(at, part) for at, part in parts if part.code != UNMEASURED]
     if len(shown) > _MOST_CHILDREN:
@@ -182,19 +186,19 @@ Devices = Callable[[], Mapping[str, Any]]
 
 
 class RunDescription:
-    """Describes a run, by the journal of its rank 0."""
+    """Describes a run from the journal of its rank 0."""
 
     def __init__(self, reader: Journal, devices: Devices) -> None:
         self._reader = reader
         self._devices = devices
 
     def texts(self) -> dict[str, Any]:
-        """The texts in which the user describes the run."""
+        """The user's texts about the run: its project, name, description and tags."""
         identity = self._reader.identity
         return {key: text for key in TEXTS if (text := identity.get(key))}
 
     def environment(self) -> dict[str, Any]:
-        """The known facts on the program, and on the machine and job in which it runs."""
+        """What is known about the program, and about the machine and job in which it runs."""
         identity, facts = self._reader.identity, self._reader.facts
         driver = self._devices()
         found = {
@@ -217,7 +221,8 @@ class RunDescription:
         return tuple((key, value) for key, value in found.items() if value)
 
     def settings(self) -> dict[str, str]:
-        """Each setting with its value, bounded like `info_labels`."""
+        """The texts, facts and configuration of the run by name. Their number and length are
+        limited as in `info_labels`."""
         known = {**self.texts(), **self.environment()}
         found = {key: label_text(value) for key, value in known.items()}
         for key, value in islice(self._reader.config.items(), catalog.MOST_CONFIG_LABELS):
@@ -226,13 +231,13 @@ class RunDescription:
 
 
 def _counted(gpus: Any) -> str:
-    """The GPUs by name, as in `8 x NVIDIA H100 80GB HBM3`."""
+    """The number of GPUs of each model, as in `8 x NVIDIA H100 80GB HBM3`."""
     names = Counter(str(each.get("name")) for each in gpus)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
 def label_text(value: Any) -> str:
-    """A value as a label of bounded length."""
+    """Convert a value to the text of a label, shortened if it is too long."""
     if value is None:
         return ""
     if isinstance(value, bool):

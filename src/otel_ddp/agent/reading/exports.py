@@ -1,4 +1,4 @@
-"""Exports one process: its series, and the spans and events that wait for the export."""
+"""Turns the records of one process into series, and into spans and events to export."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.words import STATES, UNUSUAL_PHASES
 
-# Matches the exception class at the beginning of a failure's reason, but mostly not a reason that
-# the user wrote.
+# Matches an exception class at the beginning of a failure's reason. It matches few reasons that
+# users wrote themselves.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
-# Collectives per step are averaged over so many steps that have recorded sums of collectives.
+# How many steps the mean of collectives per step covers. Only steps that recorded them count.
 _LAST_STEPS = 8
-# Metrics whose labels state facts of one process: a newer process of the rank replaces their
-# series.
+# Metrics whose labels contain facts about one process. If the rank restarts, these series of its
+# earlier process are dropped, since the facts may have changed.
 _OF_ONE_PROCESS = (
     catalog.TRAINING_RUN_INFO,
     catalog.TRAINING_RUN_SETTING,
@@ -46,7 +46,8 @@ _OF_ARTIFACT = ("name", "type", "direction", "digest", "uri")
 
 
 class Exports:
-    """The series and documents of one process. Callers hold the ledger's lock."""
+    """The series and the documents (spans and events) of one process. Callers hold the ledger's
+    lock."""
 
     def __init__(
         self,
@@ -55,12 +56,13 @@ class Exports:
         ledger: Ledger,
         summaries: Summaries | None = None,
     ) -> None:
-        """*summaries*: the summaries of all ranks of the node."""
+        """*summaries*: for each rank of the node, the lowest and highest value of each logged
+        name."""
         self.reader, self.process = reader, process
         self.documents: list[Document] = []
         """Spans and events that wait for the export."""
         self.artifacts: dict[tuple[str, str], dict[str, Any]] = {}
-        """The newest artifact of each name and direction, once the artifact was read."""
+        """The newest artifact for each name and direction, once its file was read or given up."""
         self.unread_artifacts = 0
         self._labels = process.labels
         self._ledger = ledger
@@ -68,7 +70,7 @@ class Exports:
         self._step_times, self._step_spans = StepTimes(), StepSpans()
         self._has_run_span = False
         self._collectives = deque[Mapping[Collective, Sequence[int]]](maxlen=_LAST_STEPS)
-        # The labels of the current series, for each metric whose series come and go.
+        # For each metric whose series come and go, the labels of the series that exist now.
         self._shown: dict[catalog.Metric, set[Labels]] = {}
 
     @property
@@ -77,7 +79,7 @@ class Exports:
         return self.process.exported and self._ledger.keep_history
 
     def feed(self, process: Process) -> None:
-        """Add the records of the last poll."""
+        """Add the records that the last poll of the process has read."""
         self.process, labels, new = process, process.labels, process.new
         if not labels:
             return
@@ -100,7 +102,7 @@ class Exports:
 
     def _add_documents(self, new: News) -> None:
         process, reader = self.process, self.reader
-        # Every n-th step gets spans, and some slow steps; if n is 0, only slow steps.
+        # Every n-th step and some slow steps get spans; if n is 0, only slow steps do.
         every = plain.whole(reader.facts.get("sample_steps"))
         every = SAMPLED_EVERY if every is None else every
         for step in new.steps:
@@ -248,7 +250,8 @@ class Exports:
 # -- the time per step in each phase, over the last two minutes
 
 _WINDOW_NS = 120 * 10**9
-# Interval of the stored readings: a window has two dozen readings, and may be one interval longer.
+# The totals are stored at this interval, so that a window has two dozen readings. The window may be
+# longer than intended by one interval.
 _KEEP_EVERY_NS = 5 * 10**9
 
 
@@ -266,10 +269,10 @@ class StepTimes:
         self._readings: deque[_Reading] = deque()
 
     def feed(self, totals: Iterable[Total], now_ns: int) -> dict[str, float]:
-        """The seconds per step by phase; {} without a step.
+        """The seconds per step by phase; {} if no step has ended.
 
-        They are measured on the device's clock if there is one, since the host only launches the
-        work and may run ahead.
+        The times are those of the device's clock if there is one: the host only launches the work
+        and may run ahead of it.
         """
         now = _reading(totals, now_ns)
         readings = self._readings

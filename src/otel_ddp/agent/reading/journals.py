@@ -31,13 +31,14 @@ Mark = tuple[int, int, int]
 Marks = dict[Path, Mark]
 
 _MOST_ENDED = 500
-# Limit of ended processes with long texts in the agent's file, which is rewritten often.
+# How many ended processes keep their long texts in the agent's file. The agent rewrites this file
+# often, so it has to stay small.
 _MOST_LONG_TEXTS = 20
 _NO_TEXTS: dict[str, Any] = {"description": "", "config": {}, "summary": []}
 
 
 class Rank(NamedTuple):
-    """A living process, for the sources of the node."""
+    """A living process, as the readers of this node's metrics see it."""
 
     labels: Labels
     pid: int
@@ -71,15 +72,15 @@ class Journals:
         keeps_found: bool = False,
         devices: Devices = dict,
     ) -> None:
-        """*keeps_found*: keep the journals of processes that ended before this agent started, as
-        these journals may be copies. *host*: makes the Host of a process. *devices*: see
-        `Process`."""
+        """*keeps_found*: do not delete the journals of processes that ended before this agent
+        started, since they may be a user's copies. *host*: makes a process's `Host`, which knows
+        what only its node can know. *devices*: see `Process`."""
         self._place = place
         self._ledger = ledger
         self._host = host
         self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
-        # Summaries come from the file of the previous agent, since the records that this agent has
+        # Load the summaries that the previous agent has stored, since the values that it has
         # committed are not read again.
         self._summaries = summaries_of(last_of_agent(place).processes)
         self._journals: dict[Path, Exports] = {}
@@ -88,12 +89,12 @@ class Journals:
         self._committed: Marks = {}
         self._keep_before_ns = time.time_ns() if keeps_found else 0
         self._kept: set[Path] = set()
-        # Unreadable journals, and why.
+        # For each unreadable journal, why it is unreadable.
         self._unread: dict[Path, str] = {}
         self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
-        # Check each journal's lock now, since the state of the last poll may be a tick old.
+        # Check each journal's lock now: a process may have died since the last poll.
         return (
             each.process.identity
             for each in list(self._journals.values())
@@ -107,8 +108,8 @@ class Journals:
         if not self._has_place:
             return
         unread = dict[Path, str]()
-        # Without a free file descriptor the directory cannot be listed, so retry the journals that
-        # were unreadable before, too.
+        # Without a free file descriptor the directory cannot be listed. So retry the journals that
+        # were unreadable before, even if they are not listed.
         for path in dict.fromkeys((*self._place.journals(), *self._unread)):
             if path in self._journals or path in self._kept:
                 continue
@@ -132,7 +133,8 @@ class Journals:
         return any(each.reader.was_removed() for each in self._journals.values())
 
     def leave_place(self) -> None:
-        """Keep only removed journals: the journals in the directory belong to another agent now."""
+        """Close all journals that are still in the directory, which belongs to another agent
+        now."""
         self._has_place = self._ledger.reports_ends = False
         for path, journal in list(self._journals.items()):
             reader = journal.reader
@@ -150,8 +152,8 @@ class Journals:
         for journal in self._journals.values():
             self._poll(journal)
         if sum(1 for each in self.processes() if each.life.gone_ns) > before:
-            # Processes that still live did not die first: note that they were seen alive after this
-            # death.
+            # A process has died. Note that the others were seen alive after its death, so that none
+            # of them seems to have died first.
             for journal in self._journals.values():
                 life = journal.process.life
                 if not life.gone_ns and journal.reader.writer_is_alive():
@@ -159,15 +161,16 @@ class Journals:
 
     @errors.contained()
     def _poll(self, journal: Exports) -> None:
-        # Read the time, then the lock, then the journal. So all records of a dead process are read,
-        # and the process never seems to have lived longer than it did.
+        # Read the clock first, then the lock, then the journal. If the lock is free, the process
+        # has written its last record, so the journal is read to its end. If the lock is held, the
+        # process was still alive at the time that was read.
         now_ns = time.time_ns()
         process = journal.process.poll(now_ns, journal.reader.writer_is_alive())
         with self._ledger.lock:
             journal.feed(process)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """Take the spans and events since the last call."""
+        """Take the spans and events that were added since the last call."""
         return [
             (journal.process.labels, journal.process.project, taken)
             for journal in self._journals.values()
@@ -234,7 +237,8 @@ class Journals:
             and not journal.unread_artifacts
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
-            # An ending process may wait for the commit of its offset, so its journal must stay.
+            # A process that has recorded its end may still wait for the commit of its offset, so
+            # its journal stays until the process is dead.
             and not reader.writer_is_alive()
         )
 
@@ -255,7 +259,7 @@ class Journals:
             files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
 
     def forget_ended(self, linger_s: float) -> None:
-        """Drop the series of processes that ended long ago."""
+        """Drop the series of processes that ended at least *linger_s* ago."""
         now = time.monotonic()
         old = [each for each in self._ended if now - each.ended_at >= linger_s]
         self._ended = [each for each in self._ended if now - each.ended_at < linger_s]
@@ -274,7 +278,7 @@ class Journals:
 
     def processes(self) -> list[Process]:
         """The processes of open journals."""
-        # Iterate over a copy, since threads of the endpoint call this too.
+        # Iterate over a copy: threads of the endpoint call this while the loop may change the dict.
         return [each.process for each in list(self._journals.values())]
 
     def labels(self) -> set[Labels]:
@@ -308,13 +312,13 @@ class Journals:
         return {each.pid for each in self.processes()} - {0}
 
     def environments(self) -> set[str]:
-        """Digests of the OTEL_* variables of living processes."""
+        """Digests of the OTEL_* variables with which the living processes were started."""
         return {str(each.fact("terms") or "") for each in self.processes() if each.is_at_work}
 
     # -- for `status`
 
     def unreadable(self) -> list[str]:
-        """A sentence on each unreadable journal."""
+        """One sentence for each unreadable journal, which says why."""
         return list(self._unread.values())
 
     def describe(self) -> list[ProcessState]:
@@ -363,7 +367,8 @@ class NodeNames:
     def _fresh(self, identity: Mapping[str, Any], taken: Collection[str]) -> str:
         """A new name for the node of a process.
 
-        The lowest node rank on a host gets the host's name, in whatever order journals are read.
+        If several nodes of a run share a host, the lowest node rank gets the plain host name, in
+        whatever order the journals are read.
         """
         host, rank = self._host(identity), identity["node_rank"]
         before = any(
@@ -379,11 +384,11 @@ class NodeNames:
     def _write(self) -> None:
         for run in list(self._runs)[:-_MOST_RUNS]:
             del self._runs[run]
-        # If the tmpfs is full, the names are valid until the agent restarts.
+        # If the tmpfs is full, the names cannot be stored: the next agent may choose other names.
         with contextlib.suppress(OSError):
             files.replace(self._file, json.dumps(self._runs))
 
 
 def _run(identity: Mapping[str, Any]) -> str:
-    """Group and run, as the key of a JSON object."""
+    """Group and run as one string, since keys of JSON objects are strings."""
     return json.dumps([str(identity.get("group") or ""), str(identity.get("run"))])

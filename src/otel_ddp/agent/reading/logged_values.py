@@ -13,7 +13,7 @@ from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.values import Extremes, Point, chosen_directions, direction, extremes_of
 from otel_ddp.vocabulary import catalog
 
-# Limit of names with a summary: all are in the agent's file, which is written each second.
+# Limit of names with a summary. The agent writes all of them to its file each second.
 MOST_NAMES = 200
 
 
@@ -28,7 +28,8 @@ class Summary:
     def feed(self, name: Name, value: float, step: int | None, time_ns: int) -> None:
         """Update the extremes with a value. Adding a value again changes nothing."""
         known = self.extremes.get(name)
-        # The usual case: the value is no new extreme. NaN of a known name ends here too.
+        # The usual case: the value is neither a new lowest nor a new highest one. A NaN also ends
+        # here if its name is known, since comparisons with NaN are false.
         if known is not None and not (value < known.lowest.value or value > known.highest.value):
             return
         if not isfinite(value) or (known is None and len(self.extremes) >= MOST_NAMES):
@@ -42,12 +43,13 @@ class Summary:
             self.extremes[name] = known._replace(highest=point)
 
 
-# The summaries of all ranks of a node, by their labels: a restarted rank continues its summary.
+# The summary of each rank of a node, by the rank's labels. A restarted rank has the same labels, so
+# its summary continues.
 Summaries = dict[Labels, Summary]
 
 
 def summaries_of(processes: Iterable[ProcessState]) -> Summaries:
-    """The summaries in an agent's file."""
+    """Take the summaries from the processes in an agent's file."""
     return {
         rank_labels({**vars(each), "global_rank": each.rank}, each.node, each.pid): Summary(found)
         for each in processes
@@ -69,10 +71,11 @@ class LoggedValues:
 
     def __init__(self, reader: Journal, ledger: Ledger, summaries: Summaries) -> None:
         self.too_fast = 0
-        """Records with values that came too fast to be exported: points are at least a millisecond
-        apart, and at most a minute late."""
+        """How many records had values that came too fast to be exported: exported points are at
+        least a millisecond apart and at most a minute late."""
         self._summaries = summaries
-        # Only rank 0 has a summary: two series per name would be too many for thousands of ranks.
+        # Only rank 0 has a summary. Its two series for each name would be too many for thousands of
+        # ranks.
         self._summary: Summary | None = None
         self._reader = reader
         self._ledger = ledger
@@ -86,7 +89,7 @@ class LoggedValues:
         return bool(self._reader.identity.get("exported"))
 
     def relabel(self, labels: Labels) -> None:
-        """Continue with new series under these labels."""
+        """Use these labels from now on, and new series with them."""
         self._labels = labels
         is_first = self._exported and self._reader.identity.get("global_rank") == 0
         self._summary = self._summaries.setdefault(labels, Summary()) if is_first else None
@@ -94,7 +97,7 @@ class LoggedValues:
         self._restored = False
 
     def restore(self, position: int) -> None:
-        """Restore the latest values before this offset, which an earlier agent has exported."""
+        """Restore the latest values that an earlier agent exported: those before this offset."""
         if self._restored:
             return
         self._restored = True
@@ -147,7 +150,8 @@ class LoggedValues:
 
     @property
     def extremes(self) -> Mapping[Name, Extremes]:
-        """The extremes of this rank over all attempts; empty for other ranks than 0."""
+        """The lowest and highest values of this rank over all attempts; empty unless it is rank
+        0."""
         return {} if self._summary is None else self._summary.extremes
 
     def best(self) -> Iterator[tuple[Name, str, Point]]:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.detector import NonfiniteValue
 from otel_ddp.journal.parser import Name, Scalars
 
-# A single infinite gradient norm is normal while AMP searches for its loss scale. Not normal are
-# two in a row, or one if no further value follows within this time.
+# A single infinite gradient norm is normal while AMP searches for its loss scale. So a non-finite
+# value is reported only if another one follows, or if no value follows within this time.
 _WITHOUT_SUCCESSOR_NS = 60 * 10**9
 
 
 class _Lost(NamedTuple):
-    """The first non-finite value of a name, after a finite one."""
+    """The first non-finite value of a name after its last finite value."""
 
     value: float
     record: Scalars
@@ -28,7 +28,7 @@ class NonfiniteValues:
     """Watches the values of one process for names whose values are no longer finite."""
 
     def __init__(self) -> None:
-        # For each name, by its number, the step of the last finite value.
+        # The step of each name's last finite value, by the name's number in the journal.
         self._finite: dict[int, int | None] = {}
         self._lost: dict[int, _Lost] = {}
 
@@ -50,7 +50,8 @@ class NonfiniteValues:
     def find(
         self, names: Mapping[int, Name], now_ns: int, ended: bool = False
     ) -> list[NonfiniteValue]:
-        """The non-finite values to report; a single new one is left out, as it may be normal."""
+        """The non-finite values to report. A new one without a successor is not among them, since
+        it may be normal."""
         return [
             NonfiniteValue(
                 named.text,

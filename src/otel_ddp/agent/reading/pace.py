@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from otel_ddp.diagnosis.detector import Observation
 
-# A window covers between one and two of these periods, or two steps if steps take longer.
+# A period ends with the step that reaches this length. A window covers the current period and the
+# one before it.
 _WINDOW_NS = 5_000_000_000
 
 
 class _Window:
-    """Sums over the last few seconds: steps, their time, and a part of that time."""
+    """Sums over the last few seconds: number of steps, their total time, and a part of that
+    time."""
 
     def __init__(self) -> None:
         self._sums = self._before = (0, 0, 0)
@@ -33,9 +35,9 @@ class Pace:
 
     def feed(self, seen: Observation) -> None:
         """Add an observation."""
-        # The step time covers all steps, by the host's clock, which each rank has. The waits cover
-        # measured steps without unusual phases such as compilation, by the clock that measures
-        # waits.
+        # Two clocks: the step time covers all steps, on the host's clock, which every rank has. The
+        # share of waits covers only measured steps without unusual phases such as compilation, on
+        # the clock that times the waits.
         ended = [each for each in seen.steps if each.number is not None]
         if ended:
             self._steps.add(len(ended), sum([each.ended_ns - each.began_ns for each in ended]))

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from otel_ddp.diagnosis.steps import Parts, Step
 from otel_ddp.vocabulary.words import PHASE_CODE, PHASES, UNMEASURED, UNUSUAL_PHASES
 
-# The number of measured steps that are averaged.
+# How many of the latest measured steps an estimate averages.
 _LAST = 16
-# Limit of consecutive steps without a device time. If there are more, records were lost.
+# If more consecutive steps than this have no device time, records were lost: do not estimate.
 _LONGEST_GAP = 1000
 _OTHER = PHASES["other"]
-# Steps with these phases are always measured, so estimates never contain these phases.
+# Estimates never contain these phases, since steps with these phases are always measured.
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 _ALONE = bytes([UNMEASURED])
 
@@ -47,8 +47,8 @@ class PhaseShares:
     """
 
     def __init__(self, *, on_device: bool = False) -> None:
-        """*on_device*: of several unmeasured steps in a row, the device's clock has only the end of
-        the last one. The steps are assumed to be equally long."""
+        """*on_device*: estimate for the device's clock. Of several unmeasured steps in a row, this
+        clock times only the end of the last one, so these steps are assumed to be equally long."""
         self._on_device = on_device
         self._last: Step | None = None
         self._measured: deque[Step] = deque(maxlen=_LAST)
@@ -86,7 +86,7 @@ class PhaseShares:
 
 
 def _since(before: Step | None, step: Step) -> Iterator[Step]:
-    """The steps after *before* up to *step*, all equally long."""
+    """The steps after *before*, up to and including *step*. They share the time equally."""
     if before is None or before.number is None or step.number is None:
         return
     since_ns, count = before.ended_ns, step.number - before.number

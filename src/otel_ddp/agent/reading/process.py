@@ -30,7 +30,7 @@ from otel_ddp.vocabulary.words import NOT_HEARD, PHASES, STATES, phase_word, sta
 
 # How long the export of a process waits for its final identity, such as its rank.
 _UNSETTLED_S = 60.0
-# After a longer time without a poll, the time of a death is unknown.
+# If no agent polled the process for longer than this, the time of its death is unknown.
 _PAUSED_NS = 5_000_000_000
 
 
@@ -40,13 +40,13 @@ class News(NamedTuple):
     scalars: list[Scalars]
     steps: list[Step]
     device_steps: list[Step]
-    """Steps on the device's clock, which lags behind the host's."""
+    """Steps timed on the device's clock. They arrive later than on the host's clock."""
     estimated: list[Step]
     device_estimated: list[Step]
-    """`estimated` and `device_estimated`: these steps, with estimates for unmeasured phases."""
+    """`estimated`, `device_estimated`: both kinds of steps, with estimates of unmeasured phases."""
     events: list[Document]
     spans: list[Document]
-    """Events and spans, only of exported processes."""
+    """`events` and `spans` are empty if the process is not exported."""
     overwritten: list[tuple[int, int]]
     """Intervals in which records were overwritten before they were read."""
 
@@ -62,26 +62,28 @@ def _nothing() -> News:
 
 
 class Host:
-    """Facts about a process that only its node has. This base class has only the journal."""
+    """Facts about a process that only an agent on its node can find. Subclasses find more of
+    them."""
 
     is_here = True
     """Whether the process is on this node."""
     is_kept = True
     """Whether this agent writes the history of the process."""
     heard_ns = 0
-    """When the process's node sent the last report; 0 if it is this node."""
+    """When the last report of the process's node arrived; 0 if it is this node."""
     silent_since_ns = 0
-    """When the process's node sent the last report, if the node is silent now; else 0."""
+    """When the last report of the process's node arrived, if the node is silent now; else 0."""
     clock_uncertainty_ns = 0
-    """The largest error of the clock offset of the process's node."""
+    """The largest possible error of the measured clock offset of the process's node."""
     logged_step: int | None = None
-    """The last step of the process's logged values, if the node has reported this step."""
+    """The step of the last logged value, as the process's node has reported it, or None."""
     reader: Journal
 
     def __init__(self, reader: JournalReader) -> None:
         self.reader = reader
-        # The pid in the agent's namespace, which differs if only the process is in a container; 0
-        # if unknown, since the process's own pid may be another process here.
+        # The pid in the agent's pid namespace. It differs from the process's own pid if only the
+        # process is in a container. If it is unknown, use 0: outside of the container, the
+        # process's own pid may belong to another process.
         holder = files.lock_holder(reader.path)
         self.pid = reader.pid if holder is None else holder
 
@@ -92,7 +94,8 @@ class Host:
         return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK") if ticks else 0
 
     def ended_well(self) -> bool | None:
-        """Whether the process ended well, although it recorded no end; None if not known yet."""
+        """For a process that recorded no end: whether it had finished its work; None if not known
+        yet."""
         return ended_by_parent(self.reader)
 
     def update(self, life: Life, now_ns: int, alive: bool) -> None:
@@ -100,15 +103,15 @@ class Host:
         life.update(self, now_ns, alive)
 
     def nonfinite(self) -> Sequence[NonfiniteValue] | None:
-        """The non-finite values that the process's node has found; None if this node has to look
-        for them."""
+        """The non-finite values that the agent on the process's node has found; None if this agent
+        has to look for them."""
         return None
 
     def watch(self) -> None:
-        """Sample facts that vanish with the process."""
+        """Sample facts that cannot be read after the process has ended."""
 
     def ask(self, question: Question, now_ns: int) -> None:
-        """Send a question, if the process can receive it."""
+        """Ask the process, for example for its stack. Without effect if it cannot be asked."""
 
     def evidence(self, now_ns: int) -> Evidence:
         """The process's last answer to a question, and its current kernel state."""
@@ -119,7 +122,8 @@ class Host:
         return {}
 
     def present_ns(self) -> int:
-        """When the process last existed, even after it reported its end; 0 if unknown."""
+        """When the process was last seen to exist, also after it had reported its end; 0 if
+        unknown."""
         return 0
 
     def forget(self) -> None:
@@ -159,7 +163,7 @@ class Life:
             self.ended_at = time.monotonic()
             if progress is not None and progress.state in ENDED:
                 self.ended_ns = progress.state_since_ns
-                # The process lived until its recorded end, even if no agent ran.
+                # The process lived until its recorded end, even if no agent saw it at that time.
                 self.seen_alive_ns = max(self.seen_alive_ns, self.ended_ns)
             elif progress is not None and self._was_unseen(reader):
                 written_ns = [each.time_ns for each in reader.latest()]
@@ -170,7 +174,7 @@ class Life:
                 self.ended_ns = self.gone_ns
 
     def _was_unseen(self, reader: Journal) -> bool:
-        """Whether no agent saw the process alive in the seconds before it was found dead."""
+        """Whether the time of death is unknown: no agent saw the process alive shortly before."""
         unseen_ns = self.gone_ns - self.seen_alive_ns
         return self.seen_alive_ns == reader.created_ns or unseen_ns > _PAUSED_NS
 
@@ -184,7 +188,7 @@ class Process:
     has_news = True
     """Whether the last poll may have read records."""
     is_left_out = False
-    """Whether the comparison excludes the process, as its node is silent while others report."""
+    """Whether rank comparisons exclude the process: its node is silent while others report."""
 
     def __init__(
         self,
@@ -192,23 +196,23 @@ class Process:
         name_node: Callable[[Mapping[str, Any]], str],
         devices: Devices = dict,
     ) -> None:
-        """*devices*: describes the devices of its node."""
+        """*devices*: describes the devices of the process's node."""
         self.reader = host.reader
         self.pid = host.pid
         self.labels: Labels = ()
         self.life = Life(self.reader.created_ns)
         self.new = _nothing()
         self.extremes: Mapping[Name, Extremes] = {}
-        """The extremes of the process's logged values, if this node has them."""
+        """The lowest and highest logged values; empty if only another node has them."""
         self.mark_first = self.mark_before = self.reader.bookmark()
-        """The read offsets at the start of this agent, and before the last poll."""
+        """The read offsets in the journal: when this agent started, and before the last poll."""
         self._devices = devices
         self.host = host
-        """Access to the node of the process."""
+        """The facts about the process that only its node has."""
         self._name_node = name_node
         self._labelled: Mapping[str, Any] = {}
         self._logged_step: int | None = None
-        # The streams of steps on the host's clock, and on the device's clock.
+        # Two streams of steps: timed on the host's clock, and on the device's clock.
         created_ns = self.reader.created_ns
         self._streams = StepStream(created_ns, self.reader.names), StepStream(created_ns)
         self._shares = (PhaseShares(), PhaseShares(on_device=True)) if host.is_kept else ()
@@ -242,7 +246,8 @@ class Process:
 
     @property
     def began_ns(self) -> int:
-        """When the journal was created. Of processes with equal labels, the newest one counts."""
+        """When the journal was created. If several processes have equal labels, the newest one
+        counts."""
         return self.reader.created_ns
 
     @property
@@ -254,7 +259,7 @@ class Process:
     def started_ns(self) -> int:
         """When the process started if a launcher started it for this run, else `began_ns`.
 
-        Notebooks, pool workers and processes with an earlier run are older than their run.
+        Notebooks, pool workers and processes that had an earlier run started long before this run.
         """
         launched = self.identity.get("launcher") not in ("", None, "lone", "pool", "spawn")
         launched = launched and not self.fact("had_run")
@@ -272,7 +277,8 @@ class Process:
 
     @property
     def trains(self) -> bool:
-        """Whether a launcher restarted the process: then it trains, even before its first step."""
+        """Whether the process counts as training before its first step, as a launcher restarted
+        it."""
         return bool(self.identity.get("restarts"))
 
     @property
@@ -289,7 +295,7 @@ class Process:
         return self.reader.facts.get(name)
 
     def settled(self) -> bool:
-        """Whether the process's identity is final, or will probably stay incomplete."""
+        """Whether to use the process's identity: it is final, or will probably never be."""
         if self.identity.get("settled") or not self.is_here:
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
@@ -327,7 +333,7 @@ class Process:
         silent_since_ns = self.host.silent_since_ns
         if not silent_since_ns or not self.is_at_work:
             return found
-        # Step and phase stay as in the last report of the silent node.
+        # The node is silent: show the step and phase of its last report.
         return replace(found, state=NOT_HEARD, phase_since_ns=silent_since_ns)
 
     def summary(self) -> list[dict[str, Any]]:
@@ -335,11 +341,12 @@ class Process:
         return described(self.reader, self.extremes)
 
     def describe_now(self) -> ProcessState:
-        """The state with its pace, which only `status` shows."""
+        """The current state, with the step time and share of waits, which only `status` shows."""
         found, pace = self.describe(), self.pace
         if found.ended:
             return found
-        # Omit the ratio if waits are inside forward and backward, not in the phase `comm_wait`.
+        # Omit the share of waits if the waits are part of the phases forward and backward: then the
+        # phase `comm_wait` does not contain them.
         known = self.state().waits_known is not False
         return replace(
             found,
@@ -349,7 +356,7 @@ class Process:
         )
 
     def describe_in_full(self) -> ProcessState:
-        """The state with its pace and long texts."""
+        """Like `describe_now`, with the long texts and the summary of logged values."""
         return replace(
             self.describe_now(),
             description=str(self.identity.get("description") or ""),
@@ -360,7 +367,8 @@ class Process:
     # -- its records
 
     def poll(self, now_ns: int, alive: bool) -> Process:
-        """Read new records. Returns the process to continue with: a new one after new labels."""
+        """Read new records. Returns the object to use from now on: a new one if the labels
+        changed."""
         self.new = _nothing()
         self.reader.read_definitions()
         self.host.update(self.life, now_ns, alive)
@@ -371,7 +379,7 @@ class Process:
         return process
 
     def forget_news(self) -> None:
-        """Drop the records of the last poll."""
+        """Drop the records of the last poll, once they are processed."""
         self.new, self.has_news = _nothing(), False
 
     def _named(self) -> Process:
@@ -388,14 +396,14 @@ class Process:
         return process
 
     def _begin(self) -> None:
-        """Restore state from the latest values, if an earlier agent has read some."""
+        """Restore the state from the latest values, as far as an earlier agent has read them."""
         reader = self.reader
         before = [each for each in reader.latest() if each.position < reader.position]
         for record in before:
             if record.step is not None:
                 self._logged_step = record.step
         self._nonfinite = NonfiniteValues()
-        # The detector has to know which names had a finite value last.
+        # The detector reports names whose values were finite before, so tell it the latest values.
         self._nonfinite.feed(before, 0)
         if self.is_at_work:
             self.host.watch()
@@ -410,7 +418,7 @@ class Process:
             elif isinstance(record, Steps):
                 self._read_steps(record)
             elif record.kind == END:
-                # The process may have ended after its state was updated.
+                # The process may have recorded its end after this poll has updated its state.
                 self.host.update(self.life, now_ns, alive)
             elif self.exported:
                 (new.events if record.kind == EVENT else new.spans).append(record)
@@ -420,7 +428,8 @@ class Process:
             self._nonfinite.feed(new.scalars, now_ns)
 
     def _new_records(self, now_ns: int) -> list[Record]:
-        """New records. Overwritten records are restored from the latest values, or counted."""
+        """Read new records. If some were overwritten, take their copies among the latest values,
+        and count the records without a copy as lost."""
         reader = self.reader
         before, lost = reader.position, reader.lost
         records = reader.read()
@@ -442,7 +451,7 @@ class Process:
         return records
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:
-        """The last overwritten record of each name, from its copy among the latest values."""
+        """The overwritten records that still exist as the latest values of some names."""
         reader = self.reader
         first = records[0].position if records else reader.position
         found: list[Record] = [
@@ -476,7 +485,8 @@ class Process:
             own_world_size=self.world_size,
             waits_known=not missing["comm_wait"] if "comm_wait" in missing else None,
             own_collectives=tuple(each for each in own if each in PHASES),
-            # Not with replica groups of torchft, which wait for each other in calls without hooks.
+            # False with replica groups of torchft: the groups wait for each other in calls that we
+            # cannot hook, so the recorded calls are incomplete.
             calls_noted=missing.get("calls") == "" and missing.get("comm_wait") != "replica_groups",
             device_clock=not missing["device_clock"] if "device_clock" in missing else None,
             under_nccl="nccl" in str(reader.facts.get("backend")),
@@ -485,7 +495,8 @@ class Process:
         )
 
     def position(self, origin_ns: int) -> Position | None:
-        """The process's position in the training. *origin_ns*: when the monotonic clock was 0."""
+        """Where in the training the process is. *origin_ns*: the wall-clock time of monotonic time
+        0."""
         reader = self.reader
         progress = reader.progress()
         if progress is None:
@@ -500,7 +511,8 @@ class Process:
             phase=phase,
             in_mark=reader.in_mark(),
             waits_in=self.state().waits_in,
-            # A process of this node shares the monotonic clock with the agent, so use that clock.
+            # A process of this node has the same monotonic clock as the agent. Use it, since the
+            # wall clock may be set while the program runs.
             since_ns=(origin_ns + reader.created_monotonic_ns if self.is_here else self.began_ns)
             + progress.phase_after_ns,
             name="" if name is None else name.text,
@@ -519,14 +531,14 @@ class Process:
     # -- its end
 
     def end(self) -> EndedProcess:
-        """The end of the process, as far as it is known immediately."""
+        """What is known about the end of the process without waiting for more evidence."""
         described = self.describe()
         alive_ns, ended_ns = self.life.seen_alive_ns, self.life.gone_ns
         progress = self.reader.progress()
         if progress is not None and progress.state in ENDED:
             alive_ns = ended_ns = progress.state_since_ns
-        # Ends on several nodes are ordered by time, so the uncertainty of the clock widens the
-        # interval.
+        # The judge orders the ends of several nodes by time. Clock offsets are only estimates, so
+        # their uncertainty widens the interval in which the process ended.
         uncertain_ns = self.host.clock_uncertainty_ns
         return EndedProcess(
             labels=self.labels,

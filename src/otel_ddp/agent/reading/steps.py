@@ -1,6 +1,7 @@
 """Decodes the steps of a process from 64-bit words in its journal.
 
-Steps on the host's clock and on the device's have the same format, and one stream each.
+Steps are timed on the host's clock and on the device's clock. Both have the same format, but each
+clock has its own stream of words.
 """
 
 from __future__ import annotations
@@ -18,42 +19,42 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.parser import Name, Steps
 from otel_ddp.vocabulary.words import PHASES, UNUSUAL_PHASES
 
-# Limit of parts of a step; further parts are summed by phase.
+# How many parts of a step are stored in order; the times of further parts are summed by phase.
 MOST_PARTS = 2000
-# Threads may record times out of order. If a time is earlier than the last one by more than this,
-# it is of another clock, or damaged.
+# Threads may record times a little out of order. A time that is earlier than the one before it by
+# more than this comes from another clock, or is damaged.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
 _CALL = bytes([layout.STEP_CALL])
 
 
 class StepStream:
-    """The steps of one process by one clock. Damaged records never raise."""
+    """The steps of one process, timed on one clock. Damaged records never raise an exception."""
 
     def __init__(self, created_ns: int, names: Mapping[int, Name] = MappingProxyType({})) -> None:
-        """*names*: the names in the journal, by number."""
+        """*names*: the names defined in the journal, by their numbers. They describe calls."""
         self.created_ns = created_ns
-        """When the journal was created; changes with the clock offset of the process's node."""
+        """When the journal was created. For a remote process, it changes with the clock offset."""
         self._call_names = CallNames(names)
         self._expected = 0
         self._forget()
 
     def _forget(self) -> None:
-        """Drop the open step. Decoding resumes with the step after it."""
+        """Drop the step being decoded. Decoding resumes with the step after it."""
         self._code = _OTHER
         self._start(None)
-        # The words of calls since the last end of a step.
+        # The 64-bit words of the calls since the last step ended.
         self._calls = b""
 
     def _start(self, now_ns: int | None) -> None:
-        # All times of the open step are relative to the creation of the journal.
+        # All times of the step being decoded are relative to the creation of the journal.
         self._began_ns = now_ns
         # The time at which the last part of the step ended.
         self._until_ns = now_ns or 0
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        # Values that describe the open step, by code: `STEP_NUMBER`, `STEP_GC`, ...
+        # The other values of the step being decoded, by code: `STEP_NUMBER`, `STEP_GC`, ...
         self._numbers: dict[int, list[int]] = {}
 
     def feed(self, record: Steps) -> list[Step]:
@@ -62,7 +63,7 @@ class StepStream:
             self._forget()
         count = len(record.words) // 8
         self._expected = record.offset + count
-        # Split all words at once into codes and values.
+        # Split all words at once: the highest byte is the code, the other bytes are the value.
         whole = bytearray(record.words)
         codes = bytes(whole[7::8])
         whole[7::8] = bytes(count)
@@ -73,7 +74,7 @@ class StepStream:
             call = codes.find(_CALL, first)
             end = count if call < 0 else call
             self._feed_words(codes[first:end], values[first:end], steps)
-            # Find the end of consecutive calls at once, since there may be hundreds.
+            # Take all consecutive calls at once, since a step may have hundreds.
             first = count - len(codes[end:].lstrip(_CALL))
             self._calls += record.words[8 * end : 8 * first]
         return steps
@@ -81,7 +82,8 @@ class StepStream:
     def _feed_words(self, codes: bytes, values: Sequence[int], steps: list[Step]) -> None:
         for code, value in zip(codes, values, strict=True):
             if code < layout.STEPS_BEGAN:
-                # An unknown code is a phase of a later version of otel_ddp.
+                # This code means that a phase begins. An unknown one is a phase of a later version
+                # of otel_ddp.
                 if code != self._code:
                     self._spend(value)
                     self._code = code
@@ -89,7 +91,8 @@ class StepStream:
                 self._spend(value)
                 if self._began_ns is not None:
                     steps.append(self._finished(self._began_ns))
-                # The next step begins at the end of this one, even if times went back a little.
+                # The next step begins where this one ended, even if its own time is a little
+                # earlier.
                 self._start(max(value, self._until_ns))
                 self._calls = b""
             elif code == layout.STEPS_BEGAN:
@@ -109,7 +112,7 @@ class StepStream:
         code = self._code
         ends = self._ends
         if ends and self._codes[-1] == code and ends[-1] == until_ns:
-            # Another phase without duration was in between: extend the part.
+            # The phase was only interrupted by a phase without duration: extend its last part.
             ends[-1] = now_ns
         elif len(ends) < MOST_PARTS:
             self._codes.append(code)
@@ -122,7 +125,7 @@ class StepStream:
         numbers, began_at_ns = self._numbers, self.created_ns + began_ns
         words, self._calls = self._calls, b""
         calls = None
-        # Decode the calls only if all calls of the step were read.
+        # `STEP_CALLS` says how many calls the step made. Decode them only if all of them were read.
         idle, count = divmod(numbers.get(layout.STEP_CALLS, (-1,))[-1], 1 << layout.CALL_IDLE_SHIFT)
         if 8 * count == len(words):
             calls = self._call_names.read(words, idle & 0xFF, began_at_ns)
@@ -152,22 +155,23 @@ class StepStream:
 
 # -- the calls to process groups of a step
 
-# Bytes of a word: the lowest bytes are the time, one byte is the idle share, and two bytes are the
-# number of the name.
+# Bytes of the word of a call: the lowest bytes are its time, then one byte is the idle share before
+# it, and two bytes are the number of its name.
 _IDLE, _LOW = layout.CALL_IDLE_SHIFT // 8, layout.CALL_SHIFT // 8
 _HIGH = _LOW + 1
-# Limit of cached sequences of calls: most programs repeat one or a few.
+# Limit of cached sequences of calls. Most programs repeat one or a few sequences in all steps.
 _MOST_SEQUENCES = 64
-# The types of the fields of a Call.
+# The types of a Call's fields, to check the JSON of a call's name.
 _KINDS = [str, str, str, int, str, str]
 
 
 class CallNames:
-    """Decodes the calls of one process. Names in the process's journal describe the calls."""
+    """Decodes the calls of one process. The name of each call is JSON that describes the call."""
 
     def __init__(self, names: Mapping[int, Name]) -> None:
         self._names = names
-        # Decoded calls, by the sequence of their names' numbers: low bytes, then high bytes.
+        # Decoded sequences of calls. The key holds the numbers of their names: first the low byte
+        # of each number, then the high byte of each.
         self._sequences: dict[bytes, tuple[Call, ...]] = {}
 
     def read(self, words: bytes, rest_idle: int, began_ns: int) -> Calls | None:
@@ -175,13 +179,14 @@ class CallNames:
 
         *rest_idle*: the idle share after the last call.
         """
-        # Hot path: runs for each measured step of each rank, so decode all words at once.
+        # Hot path: this runs for each measured step of each rank, so it decodes all words at once.
         whole = bytearray(words)
         low, high = whole[_LOW::8], whole[_HIGH::8]
         each = self._sequences.get(bytes(low + high)) or self._sequence(low, high)
         if each is None:
             return None
-        # Each word has the idle share before its call.
+        # The word of a call has the idle share before this call. Shift the shares by one, so that
+        # each call has the idle share after it.
         idle = bytes(whole[_IDLE + 8 :: 8]) + bytes([rest_idle] if words else [])
         for at in range(_IDLE, 8):
             whole[at::8] = bytes(len(low))
@@ -192,14 +197,15 @@ class CallNames:
     def sums(self, *sums: Sequence[int]) -> dict[Collective, list[int]]:
         """Calls and bytes in a step, by collective.
 
-        *sums*: the words with the numbers of calls, and the words with their bytes.
+        *sums*: the words that count the calls by name, and the words that count their bytes.
         """
         found: dict[Collective, list[int]] = {}
         for at, words in enumerate(sums):
             for word in words:
                 number, amount = divmod(word, 1 << layout.CALL_SHIFT)
                 call = _call(self._names.get(number))
-                # Leave out calls in unusual phases, such as an evaluation.
+                # Skip calls in unusual phases, such as an evaluation: they do not belong to a
+                # normal step.
                 if call is not None and call.phase not in UNUSUAL_PHASES:
                     found.setdefault(call.kind, [0] * len(sums))[at] += amount
         return found
@@ -220,7 +226,7 @@ class CallNames:
 
 @lru_cache(1024)
 def _shared(each: tuple[Call, ...]) -> tuple[Call, ...]:
-    """Returns the same object for all ranks with the same sequence, to save memory."""
+    """Return the same tuple for all ranks with this sequence of calls, to save memory."""
     return each
 
 

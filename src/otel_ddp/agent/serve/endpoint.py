@@ -22,10 +22,11 @@ from otel_ddp.history.page.http import Answer, as_text
 from otel_ddp.vocabulary import catalog
 from otel_ddp.vocabulary.catalog import Kind
 
-# Limit of the time that `stop` takes if shutting the socket down does not wake the thread.
+# How often the thread checks whether to stop. `stop` takes this long if shutting the socket down
+# does not wake the thread.
 _POLL_S = 1.0
-# /healthz fails if the agent's loop makes no progress for so long, so that a supervisor restarts
-# the agent. Longer than any wait of the loop.
+# If the agent's loop makes no progress for this long, /healthz fails, so that a supervisor restarts
+# the agent. The time must be longer than any wait in the loop.
 _STUCK_S = 60.0
 
 _TYPES = {
@@ -37,7 +38,8 @@ _TYPES = {
 
 
 class LedgerRegistry(CollectorRegistry):
-    """The ledger as Prometheus metric families, with the names that an OTel collector gives."""
+    """The ledger as Prometheus metric families. The names are those that an OTel collector's
+    Prometheus exporter would use."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
@@ -61,11 +63,13 @@ def _family(metric: catalog.Metric, rows: list[Series]) -> Family:
     return family
 
 
-# Cached, so that the ledger is locked for 20 to 60 ms instead of 130, with 8 ranks and 900 names.
+# The cache shortens the time in which a scrape locks the ledger: with 8 ranks and 900 names, from
+# 130 ms to between 20 and 60 ms.
 @lru_cache(maxsize=1 << 15)
 def _prometheus_labels(labels: Labels) -> dict[str, str]:
     return {
-        # Replace lone surrogates, which a device's name may contain: the answer would fail.
+        # Replace lone surrogates, which a device's name may contain: they can't be encoded, so the
+        # whole answer would fail.
         catalog.prometheus_label(key): value.encode("utf-8", "replace").decode()
         for key, value in labels
     }
@@ -96,8 +100,9 @@ class Endpoint:
         problems: Callable[[], Sequence[str]] = list,
         token: bytes = b"",
     ) -> None:
-        """*idle_s*: seconds since the agent's loop began its last round. *problems*: returns what
-        else is wrong, for /healthz. *token*: required of requests, unless empty."""
+        """*idle_s*: returns the seconds since the agent's loop began its last round. *problems*:
+        returns other problems that /healthz reports. *token*: requests must have this token; empty
+        if they need none."""
         self._registry = LedgerRegistry(ledger)
         self._rendering = threading.Lock()
         self._page, self._idle_s, self._problems, self._token = page, idle_s, problems, token
@@ -127,7 +132,7 @@ class Endpoint:
             self._server.shutdown()
         self._server.server_close()
         self.thread.join(2.0)
-        # Let answers finish, unless a client reads very slowly.
+        # Wait for answers that are being sent, but not for a client that reads very slowly.
         deadline = time.monotonic() + 1.0
         for thread in list(self._server.answering):
             thread.join(max(deadline - time.monotonic(), 0.0))
@@ -136,7 +141,8 @@ class Endpoint:
 
     def _answer(self, asked: Handler) -> Answer:
         path = asked.path.split("?", 1)[0]
-        # Liveness probes have no token. The answer contains nothing about the training.
+        # Answer /healthz without checking the token: liveness probes have none, and the answer says
+        # nothing about the training.
         if path == "/healthz" and asked.command != "POST":
             return self._health()
         if not admits(self._token, asked.headers.get("Authorization") or ""):

@@ -31,15 +31,18 @@ _ROOT = 0
 _PIECE = 65536
 
 End = tuple[IPv4Address | IPv6Address, int]
-"""An address and a port."""
+"""One end of a connection: its address and its port."""
 
 
 class NoToken(Exception):
-    """The endpoint needs a token; the text says how to set one."""
+    """The endpoint needs a token, but none is set; the text says how to set one."""
 
 
 def find_token(setting: str, host: str) -> bytes:
-    """The token that requests to this host need; empty if none. Raises NoToken."""
+    """The token that requests need if the server listens on *host*; empty if they need none.
+
+    Raises NoToken if they need one, but none is set.
+    """
     if setting.lower() == INSECURE:
         return b""
     if setting:
@@ -64,7 +67,7 @@ def _read_token(path: Path) -> bytes:
 
 
 def admits(token: bytes, authorization: str) -> bool:
-    """Whether this header contains the token, if one is needed."""
+    """Whether this `Authorization` header contains the token; True if no token is needed."""
     kind, _, given = authorization.partition(" ")
     return not token or hmac.compare_digest(_given_token(kind.lower(), given), token)
 
@@ -72,7 +75,8 @@ def admits(token: bytes, authorization: str) -> bool:
 def _given_token(kind: str, given: str) -> bytes:
     if kind == "bearer":
         return given.strip().encode()
-    # Browsers prompt for a name and a password: the token is the password.
+    # Accept Basic authentication too, for browsers, which prompt for a name and a password. The
+    # password is the token.
     if kind == "basic":
         with contextlib.suppress(ValueError):
             return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
@@ -85,7 +89,7 @@ def _given_token(kind: str, given: str) -> bytes:
 def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> bool:
     """Whether our user or root owns the other end of a connection; False if unknown.
 
-    *peer*, *own*: address and port of both ends.
+    *peer*, *own*: address and port of the other end and of our end.
     """
     theirs = _plain(ip_address(peer[0].partition("%")[0])), peer[1]
     ours = _plain(ip_address(own[0].partition("%")[0])), own[1]
@@ -97,27 +101,28 @@ def is_own(peer: tuple[str, int], own: tuple[str, int], proc: Path = _PROC) -> b
 
 def _connections(proc: Path, port: int) -> Iterator[tuple[tuple[End, End], int]]:
     """The connections with this port: both ends, and the user who owns the first end."""
-    # Parsing a row takes 20 times as long as this filter.
+    # Only rows with this text are parsed: parsing a row takes 20 times as long as searching it.
     wanted = b":%04X " % port
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(proc / name, "rb", buffering=_PIECE) as file:
             for fields in (line.decode().split() for line in file if wanted in line):
-                # A closed socket has inode 0 and root as its owner: it must not count as root's.
+                # Skip sockets with inode 0: they were closed, and the kernel shows root as their
+                # owner, whoever it was.
                 if fields[3] == _ESTABLISHED and fields[9] != "0":
                     yield (_end(fields[1]), _end(fields[2])), int(fields[7])
 
 
 def _end(text: str) -> End:
-    """Parse an address of /proc/net."""
+    """Parse an address and a port as /proc/net/tcp writes them."""
     address, _, port = text.partition(":")
-    # The address consists of words of four bytes in the machine's byte order.
+    # The address is written as words of four bytes, each in the machine's byte order.
     words = (int(address[at : at + 8], 16) for at in range(0, len(address), 8))
     found = ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return _plain(found), int(port, 16)
 
 
 def _plain(found: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Converts an IPv4-mapped IPv6 address to IPv4."""
+    """The address; an IPv4 address if it is an IPv4-mapped IPv6 address."""
     return (isinstance(found, IPv6Address) and found.ipv4_mapped) or found
 
 
@@ -128,9 +133,10 @@ _MOST_CLIENTS = 64
 
 class BoundedServer(ThreadingHTTPServer):
     daemon_threads = True
-    # A client that finds the backlog full retries after a second at the earliest.
+    # The backlog of connections. It is large, because a client that finds it full waits at least a
+    # second before it tries again.
     request_queue_size = 1024
-    # Two agents that share a port would each get half of the scrapes.
+    # Don't share the port: of two agents on one port, each would get half of the scrapes.
     allow_reuse_port = False
 
     def __init__(
@@ -148,7 +154,8 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer looks up our full name, which takes minutes if a name server is silent.
+        # Don't call HTTPServer.server_bind, which looks up this host's full name: this takes
+        # minutes if the name server does not answer.
         socketserver.TCPServer.server_bind(self)
         self.server_name = str(self.server_address[0])
         self.server_port = int(self.server_address[1])
@@ -157,13 +164,15 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            # If no file descriptor is free, accepting without a pause would be a busy loop.
+            # Pause before the next attempt: while no file descriptor is free, accepting fails at
+            # once, so the loop would be busy.
             time.sleep(0.05)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._clients) >= _MOST_CLIENTS:
-            # An answer takes milliseconds, so the oldest client must be slow: disconnect it.
+            # There are too many clients. Disconnect the oldest: an answer takes milliseconds, so
+            # this client must be slow.
             oldest = next(iter(self._clients))
             self._clients.pop(oldest, None)
             with contextlib.suppress(OSError):
@@ -180,25 +189,25 @@ class BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do not log errors, since clients may disconnect at any time."""
+        """Do nothing: errors are normal, since clients may disconnect at any time."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Checks a request, and sends one answer."""
+    """Checks one request, sends its answer, and closes the connection."""
 
     server: BoundedServer
     server_version = "otel-ddp"
     sys_version = ""
     timeout = CLIENT_TIMEOUT_S
     given: Mapping[str, str] = {}
-    """Headers of the answer, which replace default headers of the same name."""
+    """The headers of the current answer; they replace default headers of the same name."""
 
     def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
-        """The answer of the page. *is_known*: whether the request contained the token."""
+        """The page's answer to this request. *is_known*: whether the request had the token."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         is_private = functools.cache(lambda: is_known or self._is_own_connection())
-        # Browsers send remembered Basic credentials on their own, even if another site makes the
-        # request, but never a Bearer token.
+        # Only a Bearer token shows that no other web site has made the request: browsers add
+        # remembered Basic credentials to requests of any site, but never a Bearer token.
         has_token = is_known and headers.get("authorization", "").lower().startswith("bearer ")
         more = {"method": self.command, "headers": headers, "is_private": is_private}
         return app.answer(Question.of_address(self.path, has_token=has_token, **more))
@@ -227,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def end_headers(self) -> None:
-        # The headers go with all answers, also with the library's answers to malformed requests.
+        # Add our headers here, so that the library's answers to malformed requests get them too.
         for name, value in {**http.HEADERS, **self.given}.items():
             self.send_header(name, value)
         super().end_headers()
@@ -239,7 +248,7 @@ class Handler(BaseHTTPRequestHandler):
 def bind(
     host: str, port: int, answer: Callable[[Handler], Answer], *, any_name: bool = False
 ) -> BoundedServer:
-    """A server on this port or the next free one; on any port for 0.
+    """A server on this port or on the next free port. For port 0, on any free port.
 
     *answer*: answers requests that pass the checks. *any_name*: accept any Host header.
     """
@@ -248,8 +257,8 @@ def bind(
         try:
             return BoundedServer(family, (host, attempt), answer, any_name)
         except OSError as error:  # noqa: PERF203
-            # Other errors, such as an address of another machine, do not depend on the port.
+            # Don't try other ports after other errors, e.g. if the address is of another machine.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    # All these ports are taken, or none was asked for: use any free port.
+    # All these ports are in use, or the port is 0: use any free port.
     return BoundedServer(family, (host, 0), answer, any_name)

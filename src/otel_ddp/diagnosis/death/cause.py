@@ -41,8 +41,8 @@ _CRASHES = {
 _REQUESTED_BY = "a launcher, a scheduler or a person asked it to end"
 
 Manner = Literal["killed", "requested", "lost_peer", "exit_code", "own_cause"]
-"""How a process ended: killed, so without a report; on request; by a lost connection to a peer;
-with an exit code as the only reason; or by a cause of its own."""
+"""How a process ended: killed (so it could not report its end); on request; by a lost connection to
+a peer; with an exit code as the only known reason; or by a cause of its own."""
 
 
 class EndedProcess(NamedTuple):
@@ -55,13 +55,13 @@ class EndedProcess(NamedTuple):
     phase: str
     seen_alive_ns: int
     ended_ns: int
-    """The process ended between `seen_alive_ns` and `ended_ns`; equal if it reported its end."""
+    """The end lies between `seen_alive_ns` and this, which are equal if the process reported it."""
     reason: str = ""
     cause: Mapping[str, Any] = {}
     """Facts from the kernel and the launcher."""
     world_size: int | None = None
     last_present_ns: int = 0
-    """When the process was last seen to exist, which may be after the report of its end."""
+    """When the process was last seen to exist. It may exist for a while after reporting its end."""
     known_for_s: float = 0.0
 
 
@@ -76,7 +76,8 @@ def manner(process: EndedProcess) -> Manner:
         return "requested"
     if _EXIT_CODE.match(process.reason):
         return "exit_code"
-    # A run of one rank has no peers.
+    # Messages that look like a lost peer mean something else if the run has one rank: it has no
+    # peers.
     lost_peer = process.world_size != 1 and _LOST_PEER.search(process.reason)
     return "lost_peer" if lost_peer else "own_cause"
 

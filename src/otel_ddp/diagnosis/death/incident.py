@@ -15,13 +15,13 @@ from otel_ddp.vocabulary.words import TAKEN_BACK
 
 _MOST_INCIDENTS = 8
 _MOST_REASONS = 3
-# A rank that raises may report later than a peer that lost its connection to it. So unless a
-# process was killed, the verdict waits _OTHERS_REPORT_S for further reports, or _CAUSE_COMES_S if
-# no report states a cause yet.
+# If one rank raises, its peers lose their connections and may report their ends before it does. So,
+# unless a process was killed, wait _OTHERS_REPORT_S for further reports before the verdict, or
+# _CAUSE_COMES_S if no report states a cause of its own yet.
 _OTHERS_REPORT_S = 0.5
 _CAUSE_COMES_S = 2.0
-# The verdict waits this long for exit codes: the launcher learns them when the interpreters have
-# exited, which may take seconds.
+# If some ranks seem to have finished, wait this long for their exit codes, which may show a
+# failure. The launcher learns a code only when the interpreter has exited, which may take seconds.
 _CODE_COMES_S = 6.0
 # A killed process may take this long to disappear, as the kernel frees its memory first. Meanwhile
 # other ranks may end because of the kill.
@@ -40,7 +40,7 @@ class _Incident:
         self.verdict: Verdict | None = None
         # Duration and cause of a stall before the ends; empty if there was none.
         self.stall = stall
-        # The names of silent nodes.
+        # The names of nodes whose data no longer arrives ("silent").
         self.unheard: Sequence[str] = ()
         # When the run was restarted; 0 if it was not.
         self.restarted_ns = 0
@@ -53,14 +53,15 @@ class _Incident:
             return False
         worlds = {member.world_size for member in self.members.values()} - {None}
         if worlds and process.world_size is not None and process.world_size not in worlds:
-            # Processes of different worlds, as an evaluator and the training, are not connected, so
-            # the end of one does not cause the end of the other.
+            # Processes with different world sizes, such as an evaluator and a training rank, are
+            # not connected, so the end of one does not cause the end of the other.
             return False
         times = [process.ended_ns, *(member.ended_ns for member in self.members.values())]
         return max(times) - min(times) <= cause.FOLLOWS_S * 1e9
 
     def update(self, finished: Sequence[EndedProcess]) -> Iterator[Change]:
-        """Update the verdict on the incident; yields its changes."""
+        """Update the verdict on the incident. Yields the old verdict as closed if it was wrong, and
+        the new or changed one as opened."""
         members, before = list(self.members.values()), self.verdict
         if before is None and not _is_ready(members, finished):
             return
@@ -83,16 +84,17 @@ class Deaths(Detector):
         self._changes: list[Change] = []
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        # An end may be fed again, with further facts from the kernel or the launcher.
+        # The same end is fed again when the kernel or the launcher reports more about it.
         if seen.ended is not None:
             self._ended.append(seen.ended)
             return
         self._finished.pop(rank.labels, None)
         for incident in self._incidents:
-            # Ranks are compared without their nodes: a restart may move them to other nodes.
+            # Compare rank numbers without the node: a restart may move a rank to another node.
             if incident.restarted_ns or _rank(rank.labels) not in map(_rank, incident.members):
                 continue
-            # Kept, because ends that are reported late, or again, belong to it.
+            # Keep the incident after the restart: late or repeated reports of its ends still belong
+            # to it, and must not open another one.
             incident.restarted_ns = rank.began_ns
             if incident.verdict is not None:
                 who, before = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
@@ -133,7 +135,7 @@ def _rank(labels: Labels) -> Labels:
 
 
 def _taken_back(before: Verdict, after: Verdict | None) -> str:
-    """Why a verdict on an end was withdrawn."""
+    """Why the verdict on an end was wrong, for the text that withdraws it."""
     if after is not None:
         return f"by now more is known: {after.sentence}"
     who = say.rank_name(before.labels) if "rank" in dict(before.labels) else "the run"
@@ -141,7 +143,7 @@ def _taken_back(before: Verdict, after: Verdict | None) -> str:
 
 
 def _is_ready(members: Sequence[EndedProcess], finished: Sequence[EndedProcess]) -> bool:
-    """False while further reports may change the verdict."""
+    """Whether to publish the verdict now; False while further reports may change it."""
     manners = set(map(cause.manner, members))
     if "killed" in manners:
         return True
@@ -163,12 +165,13 @@ def _was_intended(members: list[EndedProcess]) -> bool:
     manners = [cause.manner(each) for each in members]
     if "killed" in manners:
         return False
-    # A launcher asks ranks to end only after a failure. If the request came before any failure, a
-    # person or a scheduler made it.
+    # A launcher asks the ranks to end only after one has failed. So if a request came before any
+    # failure, a person or a scheduler ended the run.
     if next((each for each in manners if each != "lost_peer"), None) == "requested":
         return True
-    # Launchers do not send SIGINT by themselves, so Ctrl-C reached all ranks. A rank may have
-    # failed because of Ctrl-C, say in its data loader, before it could report the interrupt.
+    # Launchers do not send SIGINT on their own, so a KeyboardInterrupt on one rank means that
+    # Ctrl-C reached all ranks. Another rank may have failed because of Ctrl-C, say in its data
+    # loader, before it could report the interrupt.
     soonest_ns = members[0].ended_ns
     if any(
         each.reason.startswith("KeyboardInterrupt")
@@ -178,13 +181,14 @@ def _was_intended(members: list[EndedProcess]) -> bool:
         return True
     if set(manners) != {"exit_code"}:
         return False
-    # If several ranks exit with a code only, the program intended the end: many programs exit with
-    # 1 on a scheduler's request. One rank of several that reported "failed" has failed.
+    # If several ranks ended with nothing but an exit code, the program meant to end: many programs
+    # exit with 1 when a scheduler asks them to end. But if only one of several ranks reported
+    # "failed", it did fail.
     return len(members) > 1 or members[0].state == "finished" or members[0].world_size == 1
 
 
 def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Order]:
-    """The process that ended first, and how this is known; several if the first is unknown."""
+    """The process that ended first, or all that may have been first; and how this is known."""
     if len(members) == 1:
         return members, "only"
     soonest = min(each.ended_ns for each in members)
@@ -198,8 +202,9 @@ def _first_ended(members: list[EndedProcess]) -> tuple[list[EndedProcess], _Orde
         return out_of_memory, "evidence"
     if (requested := _requested_alone(members)) is not None:
         return [requested], "evidence"
-    # A rank that raises closes its connections at once, but reports when it exits, maybe seconds
-    # later. So among reported ends, a lost peer counts as later than any other reason.
+    # A rank that raises closes its connections at once, but reports its end only when it exits,
+    # maybe seconds later, after peers have reported a lost connection. So if any rank has a cause
+    # of its own or an exit code, ranks that lost a peer did not end first.
     reasons = {cause.manner(each) for each in members} & {"own_cause", "exit_code"}
     causes = [each for each in members if not (reasons and cause.manner(each) == "lost_peer")]
     soonest = min(each.ended_ns for each in causes)
@@ -220,7 +225,8 @@ def _requested_alone(members: list[EndedProcess]) -> EndedProcess | None:
 
     A launcher signals ranks only after one has ended, so something else signalled this process.
     """
-    # Processes that have reported their end do not count: a launcher may signal them afterwards.
+    # Only processes that did not report their end count: a process that reported it may have been
+    # signalled by the launcher afterwards.
     requested = [
         each
         for each in members
@@ -269,7 +275,8 @@ def _verdict_of(
     incident: _Incident,
 ) -> Verdict | None:
     """The verdict on an incident; None if nothing has failed."""
-    # A program that calls os._exit when it is done leaves exit code 0 and no report.
+    # A program that calls os._exit when it is done leaves no report, but exit code 0. It has not
+    # failed, so leave it out.
     left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
     members = [each for each in members if each not in left]
     members.sort(key=lambda each: (each.ended_ns, say.rank_order(each.labels)))
@@ -344,7 +351,8 @@ def _other_end(
         return f"{', '.join(unheard)} {are} no longer heard: look whether {there} still there"
     soonest, latest = min(e.ended_ns for e in lost), max(e.ended_ns for e in lost)
     world = max((each.world_size or 0 for each in lost), default=0)
-    # The ranks that finished at that time. Evaluators, which have another world size, do not count.
+    # The ranks that finished near the time of the lost connections. Evaluators have another world
+    # size and are not connected to the training, so they are left out.
     left = [
         each
         for each in finished

@@ -9,10 +9,10 @@ from otel_ddp.diagnosis.say import UNHEARD, in_phase, rank_list, verb
 from otel_ddp.diagnosis.stall.evidence import Collective, Frame, Group, Suspect
 from otel_ddp.diagnosis.verdict import Labels
 
-# Collectives whose tensors must have the same sizes on all ranks.
+# Collectives whose tensors must have the same sizes on all ranks. In all others, sizes may differ.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
-# States of a collective in torch's flight recorder: enqueued but not started on the device, and
-# running there.
+# States of a collective in torch's flight recorder: "scheduled" is enqueued but not started on the
+# device, "started" is running there.
 _SCHEDULED, _STARTED = "scheduled", "started"
 
 # By cause: description and advice for a rank that cannot continue.
@@ -71,7 +71,8 @@ class Findings(NamedTuple):
 
 
 def find_culprits(living: Sequence[Suspect], ended: Sequence[Suspect], floor_s: float) -> Findings:
-    """Find the ranks that hold up the living ranks. *floor_s*: the shortest limit of a stall."""
+    """Find the ranks that the living ranks wait for. *floor_s*: the shortest time without movement
+    that counts as a stall."""
     return (
         _unheard(living)
         or _disabled(living, floor_s)
@@ -108,7 +109,7 @@ def _findings(
 
 
 def _unheard(living: Sequence[Suspect]) -> Findings | None:
-    """Ranks on silent nodes."""
+    """Ranks on nodes whose data no longer arrives."""
     culprits = [each for each in living if not each.heard]
     if not culprits or len(culprits) == len(living):
         return None
@@ -141,7 +142,8 @@ _Entered = list[tuple[Suspect, Collective]]
 
 def _entered(living: Iterable[Suspect]) -> list[tuple[int, _Entered]]:
     """For each collective, sorted by number: its number, and the ranks that entered it."""
-    # In a group with gloo for hosts and nccl for devices, each backend counts its own collectives.
+    # In a group with two backends (gloo for hosts, nccl for devices), each backend numbers its own
+    # collectives, so the backend is part of the key.
     found: dict[tuple[str, str, int], dict[Labels, tuple[Suspect, Collective]]] = {}
     for each in living:
         for one in each.known.collectives:
@@ -189,7 +191,8 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
         most = max((enqueued for _, _, enqueued in members), default=0)
         for each, group, enqueued in members:
             for other, _, its_enqueued in members:
-                # The device waits in the collective that follows its last completed one.
+                # With NCCL, a device waits in the first collective that it has not completed:
+                # number `done` + 1. It waits for the ranks that have not enqueued that one.
                 done = group.device_completed
                 if group.says_who_waits and (
                     its_enqueued < enqueued if done is None else its_enqueued <= done < enqueued
@@ -199,9 +202,9 @@ def _behind(living: Sequence[Suspect], *, with_sends: bool = False) -> Findings 
     behind = [each for each in living if each.labels in gaps]
     if not behind:
         return None
-    # A rank that is late because it waits for an even later rank is not a culprit. Such a rank may
-    # wait unnoticed in the user's `work.wait()`. So if some rank waits for nothing, late ranks that
-    # sleep are taken to wait.
+    # Leave out ranks that are behind only because they wait for a rank even further behind. Such a
+    # wait may be invisible, in the user's `work.wait()`. So if some rank waits for nothing, take a
+    # sleeping rank for waiting if the counts show that it needs another rank.
     free = [each for each in living if each.labels not in waiting and not each.is_waiting]
     late = [each for each in behind if not each.is_waiting]
     if free:
@@ -287,8 +290,8 @@ def _not_waiting(living: Sequence[Suspect]) -> Findings | None:
     culprits = [each for each in living if not each.is_waiting]
     if not culprits:
         return None
-    # If no rank seems to wait, all may wait for messages in the user's `work.wait()`. Then the
-    # counts of calls show who is behind, if they include sends.
+    # If no rank seems to wait, all may in fact wait for messages in the user's `work.wait()`. Then
+    # compare how many calls each rank has made, with sends and receives, to see which are behind.
     if len(culprits) == len(living) and (found := _behind(living, with_sends=True)):
         return found
     waits = _waits(living, culprits)
@@ -305,7 +308,7 @@ def _waiting(living: Sequence[Suspect]) -> str:
 
 
 def _gone(living: Sequence[Suspect], ended: Sequence[Suspect]) -> Findings | None:
-    """The living ranks wait for ended ones."""
+    """Ended ranks, if the living ranks wait for them."""
     dead = [each for each in ended if each.position.state != "finished"]
     culprits = dead or ended
     if not culprits:

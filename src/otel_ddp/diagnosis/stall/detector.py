@@ -16,40 +16,46 @@ from otel_ddp.diagnosis.steps import Step
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import NODE_LABELS, PHASE_CODE, UNUSUAL_PHASES, phase_word
 
-# How long the verdict waits for the ranks' answers: if all ranks are on one node, or on several.
+# How long a new verdict waits for the ranks to report their stacks and collectives: the first if
+# all ranks are on one node, the second if on several.
 _ANSWERS_TAKE_NS = 1_500_000_000
 _FROM_NODES_NS = 3_000_000_000
-# While no rank moves, requests are repeated at this interval, as a multiple of `floor_s`.
+# While no rank moves, the agent asks the ranks for their evidence again at this interval, as a
+# multiple of `floor_s` (the shortest limit).
 _ASK_AGAIN = 1.0
-# In phases without hooks, stacks are requested at this interval, as a multiple of `floor_s`.
+# In phases without hooks, the agent asks for the stacks more often, at this interval, as a multiple
+# of `floor_s`: a changed stack shows progress.
 _ASK_WHERE_AGAIN = 1 / 8
-# If the agent was paused for at least this long, the ranks may have been paused too.
+# If the agent did not run for this long, the ranks may have been suspended together with it.
 _PAUSE_S = 5.0
-# An open verdict and its post-mortem are updated when the stall has become longer by both this many
-# seconds and this share.
+# An open verdict and its post-mortem are updated when the stall has lasted longer than at the last
+# update by both this many seconds and this share.
 _SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
-# A stall with one of these causes may be just a long phase, so its length raises later limits.
+# A stall with one of these causes may have been just a long phase. So its length is learnt like
+# that of any phase, and raises the limit for the next time.
 _JUST_LONG = ("not_reached", "long_phase")
 
 # -- limits
 
-# The limit is the longer of _STEPS times the p99 step and _STRETCHES times the longest time in the
-# phase so far. If the user announced a duration, the limit is _ANNOUNCED times that duration.
+# A rank stalls if it has not moved for longer than its limit: the longest of _STEPS times its p99
+# step, _STRETCHES times its longest time in this phase so far, and the shortest limit (`floor_s`).
+# If the user announced a duration for the phase, the limit is _ANNOUNCED times that.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
-# In unusual phases, and until the end of the first step, the shortest limit is _LONG times as long.
+# In unusual phases (compilation, checkpoint, evaluation) and before the end of the first step, the
+# shortest limit is multiplied by _LONG.
 _LONG = 10.0
-# p99 is computed over the last _REMEMBERED steps, after each _UPDATE_EVERY new steps.
+# p99 is computed over the last _REMEMBERED steps, and again after each _UPDATE_EVERY new steps.
 _REMEMBERED, _UPDATE_EVERY = 1000, 50
-# In these phases no hook shows progress, but logged values do.
+# No hook runs during these phases. So in them, a rank also counts as moving when it logs values.
 _UNHOOKED = frozenset({"other", "eval", "checkpoint", "unmeasured"})
 
 
 class _Movement:
-    """When one rank last moved, and the durations of its steps and phases."""
+    """One rank: when it last moved, and how long its steps and phases took."""
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        # When the rank entered its phase, when it last moved, and when its position was last set.
+        # When the rank entered its phase, when it last moved, and when `update` was last called.
         self.entered_ns = self.moved_ns = self.polled_ns = 0
         self.steps = array("d")
         self.seen_steps = self.counted_steps = 0
@@ -62,7 +68,7 @@ class _Movement:
         self.not_learnt_before_ns = 0
 
     def limit_s(self, floor_s: float) -> float:
-        """How long the rank may stay at its position."""
+        """How long the rank may stay at its present step and phase before it counts as stalled."""
         position = self.position
         assert position is not None
         if position.expect_s is not None:
@@ -73,7 +79,7 @@ class _Movement:
         usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,
-            # p99 takes a sort, so it is computed only if it can exceed the shortest limit.
+            # Computing p99 means sorting, so do it only if p99 could exceed the shortest limit.
             _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
             _STRETCHES * self.longest_s.get(position.phase, 0.0),
         )
@@ -86,7 +92,7 @@ class _Movement:
             self.entered_ns = self.moved_ns = min(position.since_ns, now_ns)
         elif before.place != position.place:
             self.learn_stretch(before.phase, self.entered_ns, self.polled_ns)
-            # Times are on the agent's clock, since the process's clock may have been set meanwhile.
+            # Use the agent's clock: the clock of the process may have been set in the meantime.
             self.entered_ns = self.moved_ns = now_ns
             self.numbers, self.stack, self.moves_unhooked = (), (), False
         elif position.phase in _UNHOOKED and position.written != before.written:
@@ -94,7 +100,7 @@ class _Movement:
         self.polled_ns = now_ns
 
     def pause(self, spent_ns: int) -> None:
-        """Subtract a pause of the agent from the time for which the rank has not moved."""
+        """Do not count a pause of the agent as time in which the rank has not moved."""
         self.entered_ns += spent_ns
         self.moved_ns += spent_ns
 
@@ -122,9 +128,11 @@ class _Movement:
         return self.p99_s
 
     def answered(self, known: Evidence) -> Evidence:
-        """Take in the rank's answers; returns the evidence without outdated answers."""
+        """Update the movement from the rank's answers. Returns the evidence; answers from before
+        the rank last moved are removed."""
         if known.answered and known.answered_ns > self.moved_ns:
-            # A rank that has enqueued more collectives has moved, although no hook has run.
+            # A rank that has enqueued more collectives since its last answer has moved, even if no
+            # hook ran.
             numbers = tuple((each.name, each.enqueued) for each in known.groups)
             if self.numbers and self.numbers != numbers:
                 self.moved_ns = known.answered_ns
@@ -150,7 +158,7 @@ class _Open(NamedTuple):
 
     verdict: Verdict
     findings: Findings
-    # The stalled ranks, and how long they had been stalled, when the sentence was written.
+    # Which ranks were stalled, and for how long, when the verdict's sentence was written.
     stalled: frozenset[Labels]
     stalled_s: float
 
@@ -158,33 +166,36 @@ class _Open(NamedTuple):
 class Stalls(Detector):
     """Detects stalls of one run.
 
-    Times are nanoseconds since 1970, by a clock that does not follow changes of the system time.
+    Times are nanoseconds since 1970. Setting the system clock during the run does not shift them.
     """
 
     def __init__(self, floor_s: float = 60.0) -> None:
-        """*floor_s*: the shortest limit, for all ranks."""
+        """*floor_s*: no rank's limit, i.e. its longest time without movement, is shorter than
+        this."""
         self._floor_s = floor_s
         self._unheard: Collection[Labels] = ()
         self._ranks: dict[Labels, _Movement] = {}
         self._living: dict[Labels, Suspect] = {}
-        # The last positions of ended processes, and when they ended: others may wait for them.
+        # The last position of each ended process, and when it ended. Living ranks may wait for
+        # them.
         self._ended: dict[Labels, tuple[Position, int]] = {}
         self._world_size = 0
         self._asked: dict[Labels, tuple[Question, int]] = {}
         self._polled_ns = 0
         self._over_since_ns = 0
-        # The longer limit of a stall that may end by itself; 0 for other stalls.
+        # A stall that may end by itself gets this longer limit; 0 for other stalls.
         self._patience_s = 0.0
         self._open: _Open | None = None
         self.remark = ""
-        """A remark that the caller sets; the verdict's sentence has it after the cause."""
+        """A remark from the caller, which the verdict's sentence appends to the cause."""
         self.ended: frozenset[Labels] = frozenset()
         self.limits_s: dict[Labels, float] = {}
         self.questions: dict[Labels, Question] = {}
-        """The requests to send to ranks now; each poll replaces them."""
+        """By rank: what the caller is to ask it now. Each poll replaces the requests."""
 
     def feed(self, rank: RankState, seen: Observation) -> None:
-        # A process or step that began after the end of another process does not wait for it.
+        # This rank's newest step (or process) began after these processes had ended, so the rank
+        # does not wait for them: forget them.
         since_ns = max([rank.began_ns, *(step.began_ns for step in seen.steps[-1:])])
         if self._ended:
             self._ended = {key: each for key, each in self._ended.items() if each[1] >= since_ns}
@@ -207,15 +218,15 @@ class Stalls(Detector):
         if rank is None:
             rank = self._ranks[labels] = _Movement()
         if self._was_paused(now_ns):
-            # The first steps after a pause include the pause. They are fed before the next poll
-            # notices the pause, so it is checked here too.
+            # A step that spans a pause of the agent is too long to learn from. `poll` would notice
+            # the pause only after these steps are learnt, so check for it here too.
             rank.not_learnt_before_ns = now_ns
         began_ns = steps[0].began_ns
         if began_ns < rank.not_learnt_before_ns:
             return
         rank.learn_steps([(step.ended_ns - step.began_ns) / 1e9 for step in steps])
-        # A step with very many parts has sums over its last parts. Each sum is learnt here like one
-        # long stretch, which can only raise the limit.
+        # A step with very many parts stores only a sum per phase for its last parts. The sum is
+        # learnt like one long stretch of that phase; this can only raise the limit.
         longest_ns: dict[int, int] = {}
         for parts in [step.parts for step in steps]:
             for code, spent_ns in zip(parts.codes, parts.spans_ns, strict=True):
@@ -225,10 +236,10 @@ class Stalls(Detector):
             rank.learn_stretch(phase_word(code & PHASE_CODE), began_ns, began_ns + spent_ns)
 
     def poll(self, now_ns: int, unheard: Collection[Labels] = ()) -> list[Change]:
-        """Judge the ranks at this moment. *unheard*: silent nodes."""
+        """Judge the ranks at this moment. *unheard*: the nodes whose data no longer arrives."""
         self._unheard = unheard
-        # The living ranks may wait for ended ones, except for evaluators, which have a smaller
-        # world. A living process replaces an ended one with the same labels.
+        # Living ranks may wait for ended ones too, but not for ended evaluators, which have a
+        # smaller world size. A living process replaces an ended one with the same labels.
         found = {
             labels: Suspect(position)
             for labels, (position, _) in self._ended.items()
@@ -259,8 +270,8 @@ class Stalls(Detector):
             return []
         self.ended = self._open.stalled - living.keys() if self._open is not None else frozenset()
         if self.ended:
-            # Ranks ended during the stall. The remaining ranks alone would show a wrong cause, so
-            # the verdict stays as it is. But if an ended rank has finished, the stall is over.
+            # If ranks died during the stall, the remaining ranks alone would show a wrong cause, so
+            # the verdict stays as it is. If one of them finished, the stall is over.
             states = [found[each].position.state for each in self.ended & found.keys()]
             return self._close() if "finished" in states else []
         self._over_since_ns = self._over_since_ns or now_ns
@@ -276,13 +287,14 @@ class Stalls(Detector):
         for labels, (position, known, *_) in found.items():
             rank = self._ranks.get(labels)
             before = rank.position if rank is not None else None
-            # Forget the ended process whose labels a new process has.
+            # A new process has taken over the labels of an ended one: start with an empty history.
             if rank is None or (before is not None and position.alive and not before.alive):
                 rank = self._ranks[labels] = _Movement()
             if paused:
                 rank.pause(spent_ns)
                 rank.not_learnt_before_ns = now_ns
-            # Learn from the time of a stall only if the stall may have been just a long phase.
+            # During a stall, learn no durations from the rank, unless the stall may be just a long
+            # phase.
             if self._open is not None and self._open.findings.cause not in _JUST_LONG:
                 rank.not_learnt_before_ns = now_ns
             rank.update(position, now_ns)
@@ -294,7 +306,8 @@ class Stalls(Detector):
         return fresh
 
     def _was_paused(self, now_ns: int) -> bool:
-        """Whether the whole machine may have been paused since the last poll."""
+        """Whether so much time has passed since the last poll that the whole machine may have been
+        suspended."""
         spent_ns = now_ns - (self._polled_ns or now_ns)
         return spent_ns > max(_PAUSE_S, self._floor_s / 4) * 1e9
 
@@ -310,7 +323,7 @@ class Stalls(Detector):
 
     @property
     def suspects(self) -> frozenset[Labels]:
-        """The ranks that were sent a request and have not moved since."""
+        """The ranks that have not moved since the agent last asked them for evidence."""
         return frozenset(self._asked)
 
     # -- questions
@@ -354,11 +367,11 @@ class Stalls(Detector):
     def _may_take_longer(
         self, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]
     ) -> bool:
-        """Whether the stall may end by itself, after a time that the limits cannot know.
+        """Whether the stall may well end by itself, later than the limits allow for.
 
-        True if all ranks wait for ranks on other nodes; if all other ranks have finished, and the
-        last one works on after the training; or if the culprit's stack changes in a phase without
-        hooks.
+        True if all ranks wait for a rank on another node; if all other ranks have finished, and the
+        last one still works after the training; or if the culprits are in a phase without hooks and
+        their stacks change.
         """
         ended = {each.position.state for labels, each in found.items() if labels not in living}
         finished = ended == {"finished"}
@@ -378,7 +391,8 @@ class Stalls(Detector):
     def _update_verdict(
         self, now_ns: int, living: Mapping[Labels, Suspect], found: Mapping[Labels, Suspect]
     ) -> list[Change]:
-        """Open the verdict, reopen it if cause, culprits or phase have changed, else update it."""
+        """Open the verdict; open it anew if cause, culprits or phase have changed; else update
+        it."""
         since_ns = max(self._ranks[labels].moved_ns for labels in living)
         still_s = (now_ns - since_ns) / 1e9
         findings = self._find(living, found)
@@ -400,7 +414,8 @@ class Stalls(Detector):
             {
                 "cause": findings.cause,
                 "culprits": list(findings.culprits),
-                # For the history, which drops lists, such as `culprits`, from closed verdicts.
+                # The history keeps no lists (such as `culprits`) of closed verdicts, so name the
+                # culprits' node.
                 "node": findings.node,
                 "limit_s": limit_s,
                 "ranks": [
@@ -430,7 +445,7 @@ def _common_labels(found: Iterable[Labels]) -> Labels:
 
 
 def _row(each: Suspect, still_s: float) -> dict[str, Any]:
-    """The evidence on one rank."""
+    """One rank's entry in the evidence of a verdict."""
     position, known, *_ = each
     row: dict[str, Any] = {
         "rank": position.rank,

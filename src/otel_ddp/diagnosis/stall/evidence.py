@@ -29,7 +29,8 @@ _PHASE_OF_FRAME = {
     ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
 }
 
-# With these backends the host waits for a collective; with all others the device does.
+# With these backends the host blocks until a collective is complete. With all others, only the
+# device does.
 _ON_HOST = {"", "gloo", "mpi"}
 
 
@@ -54,7 +55,7 @@ class Group(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """Whether the device has not completed all collectives that the rank has enqueued."""
+        """Whether the rank has enqueued collectives that its device has not completed."""
         done = self.device_completed
         return done is not None and done < (self.enqueued or 0) and self.size > 1
 
@@ -84,14 +85,14 @@ class Collective(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """The state of a process in the kernel."""
+    """The state of a rank's process, as the kernel shows it."""
 
     state: str
     """The state letter (R, S, D, T, Z) of the training thread if known, else of the main thread."""
     lasting: bool
-    """Whether the previous reading had the same state."""
+    """Whether the process was in the same state at the previous reading."""
     busy: float | None
-    """The thread's share of a core since the previous reading; None if unknown."""
+    """The share of a core that the thread used since the previous reading; None if unknown."""
     waits_in: str = ""
     """The kernel function that the thread sleeps in, if readable."""
 
@@ -100,7 +101,7 @@ class Evidence(NamedTuple):
     """What one rank has answered to the agent's requests, and its state in the kernel."""
 
     silent_s: float | None = None
-    """How long the rank has left the open request unanswered; None if no request is open."""
+    """How long the agent's request has been unanswered; None if there is no unanswered request."""
     answered: bool = False
     """Whether the rank has ever answered. The fields below are from its last answer."""
     kind: Question = "where"
@@ -112,12 +113,12 @@ class Evidence(NamedTuple):
     device_phase: str = ""
     """The phase of the rank's device; empty if unknown."""
     device_step: int | None = None
-    """The last step that the device completed; None if the host is at the same step."""
+    """The last step that the device completed; None if its host is at the same step."""
     kernel: Kernel | None = None
 
     @property
     def phase(self) -> str:
-        """The phase, inferred from the innermost frame in _PHASE_OF_FRAME; empty without one."""
+        """The phase of the innermost frame that _PHASE_OF_FRAME lists; empty if it lists none."""
         phases = (
             phase
             for frame in self.stack
@@ -148,7 +149,7 @@ class Position(NamedTuple):
     written: int = 0
     world: int | None = None
     in_mark: bool = False
-    """Whether the rank launches an event of otel_ddp, which blocks if the launch queue is full."""
+    """Whether the rank launches an event or copy of ours; a full launch queue blocks it there."""
     waits_in: frozenset[str] | None = frozenset()
     """The phases of work that may include waits for other ranks; None if unknown."""
 
@@ -162,13 +163,13 @@ class Position(NamedTuple):
         return dict(self.labels).get("rank", "?")
 
 
-# A thread computes if it uses more than this share of a core. The share is small because other
-# threads may use the same core.
+# A thread counts as computing if it uses more than this share of a core. The share is small because
+# other threads may take time of the same core.
 _BUSY = 0.1
 # While a thread is in a torch operator, its innermost Python frame is in this file.
 _OPERATORS = "/torch/_ops.py"
-# A process that does not answer for a quarter of the shortest stall limit (at most _SILENT_S, at
-# least _SHORTEST_SILENCE_S) has a thread that holds the GIL.
+# A process that leaves a request unanswered this long has a thread that does not release the GIL: a
+# quarter of the shortest stall limit, but at most _SILENT_S and at least _SHORTEST_SILENCE_S.
 _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 
 
@@ -190,20 +191,22 @@ class Suspect(NamedTuple):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the rank waits for other ranks, by its journal, its stack, or its device."""
+        """Whether the journal, the stack or the device shows that the rank waits for other
+        ranks."""
         known = self.known
         if known.has_left:
             return False
         if self.position.phase == "comm_wait" or self.has_full_queue or self.device == "waits":
             return True
         file = known.stack[0].file if known.stack else ""
-        # A thread that sleeps in an operator waits for a collective, as in tensor parallelism.
+        # A training thread that sleeps inside a torch operator waits for a collective in it, as in
+        # tensor parallelism.
         asleep = file.endswith(_OPERATORS) and self.doing == "sleeps"
         return asleep or "torch/distributed/" in file or any(each.pending for each in known.groups)
 
     @property
     def doing(self) -> Literal["", "computes", "sleeps"]:
-        """What the training thread does, by its CPU time."""
+        """Whether the training thread computes or sleeps, from its CPU time; empty if unknown."""
         kernel = self.known.kernel
         if kernel is None or kernel.busy is None:
             return ""
@@ -211,17 +214,19 @@ class Suspect(NamedTuple):
 
     @property
     def has_full_queue(self) -> bool:
-        """Whether a full launch queue blocks the host.
+        """Whether the device's launch queue is full, which blocks the host: then the device is
+        stuck.
 
-        False if the device's phase is known: `device` then shows what the device does.
+        False if the device's phase is known, because `device` then tells what the device does.
         """
         return self.position.in_mark and not self.known.device_phase
 
     @property
     def device(self) -> Literal["", "computes", "waits"]:
-        """`waits` if the device may wait for other ranks in its present phase, else `computes`.
+        """What the device does: `waits` if it may wait for other ranks in its phase, else
+        `computes`.
 
-        Empty if the device's phase is unknown, or if the device does not lag behind its host.
+        Empty if its phase is unknown, or if it is at the same step and phase as its host.
         """
         phase, position = self.known.device_phase, self.position
         if not phase or (self.known.device_step is None and phase == position.phase):
@@ -231,7 +236,7 @@ class Suspect(NamedTuple):
 
     @property
     def on_device(self) -> Suspect:
-        """The rank with its device's phase and step as its position, if these are known."""
+        """The rank at the phase and step of its device instead of its host, if these are known."""
         phase, step = self.known.device_phase, self.known.device_step
         if not phase:
             return self
@@ -246,6 +251,6 @@ class Suspect(NamedTuple):
         if kernel is not None and kernel.state == "D" and kernel.lasting:
             return "uninterruptible"
         patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
-        # If the launch queue is full, a rank that records a device event may hold the GIL until the
-        # device goes on. The device is the cause then.
+        # A rank that records a device event while the launch queue is full may hold the GIL until
+        # the device goes on. Then the device is the cause, not the GIL.
         return "gil" if silent_s >= patience_s and not self.position.in_mark else ""

@@ -11,16 +11,18 @@ from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, node_of
 from otel_ddp.vocabulary.words import UNUSUAL_PHASES
 
-# Nodes report every second, in very large runs every three seconds. Verdicts on deaths mention a
-# node that is silent for the first of these times; after the second it gets its own verdict.
+# A node reports every second, in very large runs every three. A node that has been silent for
+# _UNHEARD_NS is mentioned in verdicts on deaths. After _MISSED_NS it gets its own verdict.
 _UNHEARD_NS, _MISSED_NS = 5_000_000_000, 12_000_000_000
-# A rank is taken to wait if it has not moved for _STANDS_NS, and for _STEPS times its longest
-# recent step.
+# A rank is taken to wait if it has not moved for at least _STANDS_NS, nor for _STEPS times the
+# longest of its last _STEPS_KEPT steps.
 _STANDS_NS, _STEPS = 5_000_000_000, 2.0
 _STEPS_KEPT = 20
-# If this agent was paused for this long, nodes may seem silent only because of the pause.
+# If this agent did not run for this long, the nodes were not silent: nobody listened. Their times
+# are then moved on by the length of the pause.
 _PAUSED_NS = 4_000_000_000
-# In these phases a rank does not wait for other ranks.
+# In these phases a rank does not wait for other ranks, so standing still in them is no sign of a
+# silent node.
 _WITHOUT_WAITS = frozenset({"data", *UNUSUAL_PHASES})
 
 
@@ -39,8 +41,9 @@ class _Rank:
         position = self.position
         if position is None or not self.steps_ns or position.phase in _WITHOUT_WAITS:
             return False
-        # In `other`, a rank may wait in the user's own collectives, or for a device that waits. A
-        # rank without either, or in a phase that the user named, works alone: it may upload files.
+        # In the phase `other`, a rank may wait in the user's own collectives, or for its device,
+        # which may wait for other ranks. Without own collectives and device, or if the user has
+        # named the phase, the rank does work of its own, such as uploading files.
         may_wait = self.has_device or position.waits_in is None or "other" in position.waits_in
         if position.phase == "other" and (position.name or not may_wait):
             return False
@@ -49,7 +52,8 @@ class _Rank:
 
 
 class Silence(Detector):
-    """Watches the nodes of one run. A node is silent if none of its ranks has been fed for long."""
+    """Watches the nodes of one run. A node is silent if none of its ranks has sent data for
+    long."""
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
@@ -76,7 +80,8 @@ class Silence(Detector):
         self._ranks.pop(labels, None)
 
     def leave_out(self, labels: Labels) -> None:
-        # The rank is kept: its node may fail later, and the others would wait for it.
+        # Keep the rank, although its own agent judges it now: if its node fails later, the other
+        # ranks wait for it.
         return
 
     def poll(self, now_ns: int) -> list[Change]:
@@ -108,7 +113,7 @@ class Silence(Detector):
             known, verdict = self._open.get(node), self._verdict(node, ranks, now_ns)
             if known is None:
                 changes.append(Change(verdict, True))
-            # The figures of an open verdict are updated once a second.
+            # Update the figures of an open verdict at most once a second.
             unheard_s = -1.0 if known is None else known.evidence["unheard_s"]
             if verdict.evidence["unheard_s"] - unheard_s >= 1.0:
                 self._open[node] = verdict

@@ -23,7 +23,7 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.vocabulary.words import Kind
 
 Where = Callable[[Sequence[int]], str]
-"""Returns the calls in which others wait for the ranks at these indices; empty if unknown."""
+"""Names the calls in which others wait for the ranks at these indices; empty if unknown."""
 
 
 class _Case:
@@ -31,23 +31,25 @@ class _Case:
 
     def __init__(self, length: int, verdict: Verdict) -> None:
         self.length = length
-        # The verdict has the figures of the last check that confirmed it.
+        # Its figures are those of the last check that found the rank or node late.
         self.verdict = verdict
         self.lost_s = 0.0
-        # The end of the last late step, and whether the unit was late at the last look.
+        # When the last late step ended, and whether the rank or node was late when last looked at.
         self.late_until_ns = 0
         self.is_late = True
-        # Moving average of the excess.
+        # EWMA of the excess, i.e. of the time per step by which the rank or node is later than the
+        # others.
         self.usual_s = 0.0
         # The number of late steps, and the sums of their excess and duration.
         self._late_steps, self._excess_s, self._step_s = 0, 0.0, 0.0
-        # A kind and phase other than the verdict's, and how many consecutive checks found them.
+        # The last checks found this kind and phase instead of the verdict's. `checks` counts how
+        # many in a row did.
         self.other_reading: tuple[Kind, str] | None = None
         self.checks = 0
         self.steps_since_check = 0
 
     def add(self, late: Late, steps: int, lost_s: float) -> None:
-        """Add the last *steps* steps, in which the unit was late."""
+        """Add the last *steps* steps to the sums; the rank or node was late in them."""
         window = late.history.window
         excess_s, step_s = late.excess_s(steps), window.step_s(steps)
         self.late_until_ns = window.last(1)[0].last_ended_ns
@@ -76,7 +78,7 @@ class _Case:
 
 
 class _Look:
-    """One look at all units: caches figures of the last steps that several verdicts use."""
+    """Caches figures of the last steps that several verdicts use, for one round of `_judge`."""
 
     def __init__(self) -> None:
         self.late: list[Late] = []
@@ -105,14 +107,15 @@ class Cases:
         self._where = where
         self.window = Window()
         self.ranks = ExcessHistory(self.window)
-        # Has no units if nodes are not comparable.
+        # The excesses of nodes. Has no units, so finds no late node, if nodes cannot be compared.
         self._nodes = ExcessHistory(self.window)
         self._open: dict[Labels, _Case] = {}
-        # Late ranks whose verdict is held back as their node may get one, and for how many steps.
+        # Late ranks without a verdict yet, since their whole node may turn out to be late; and for
+        # how many steps they have waited.
         self._waiting: dict[Labels, int] = {}
         self.lost_s: dict[Labels, float] = {}
         """Seconds that the others have lost to each rank, including past verdicts."""
-        # The number of steps so far, and at the last charge of each rank.
+        # The number of steps so far; and by rank, that number when the rank was last charged.
         self._steps, self._charged = 0, dict[Labels, int]()
         self._world_size = 0
         self._steps_since_look, self._ns_since_look = 0, 0.0
@@ -124,7 +127,10 @@ class Cases:
     def start_again(
         self, ranks: Sequence[Labels], left_out: tuple[int, ...], stages: Sequence[int]
     ) -> None:
-        """Start over with these ranks and their pipeline stages. *left_out*: excluded phases."""
+        """Start over with these ranks and their pipeline stages.
+
+        *left_out*: the phases that are not compared, as indices into WORK_PHASES.
+        """
         self.window = Window(left_out, stages)
         ranked = ranks_of(ranks, stages)
         self.ranks = ExcessHistory(self.window, ranked)
@@ -137,10 +143,11 @@ class Cases:
             self.close(labels)
 
     def feed(self, step: Compared, works_ns: Sequence[int], world_size: int) -> list[float]:
-        """Add a step of all ranks; returns the excess of each.
+        """Add a step of all ranks; returns the excess of each rank.
 
-        *works_ns*: the work of each rank, or the usual work if the rank did something unusual.
-        *world_size*: the number of ranks of the whole job.
+        *works_ns*: how long each rank worked. For a rank with an unusual step, such as a
+        checkpoint, this is the usual time instead. *world_size*: the number of ranks of the whole
+        job.
         """
         self._world_size = world_size
         self.window.append(step)
@@ -171,7 +178,7 @@ class Cases:
         look = _Look()
         opening = self._late_nodes(look)
         opening += self._late_ranks(look, opening)
-        # The cost of a late unit depends on the other late units, so find all of them first.
+        # Late units (ranks or nodes) share the cost, so find all of them before charging any.
         named = [
             Late(history, i, self._open[unit.labels].length)
             for history in (self._nodes, self.ranks)
@@ -236,11 +243,12 @@ class Cases:
     # -- verdicts
 
     def _others(self, late: Late) -> int:
-        """How many other ranks the whole job has."""
+        """How many ranks the whole job has besides those of the late unit."""
         return max(self._world_size, len(self.ranks.units)) - len(late.members)
 
     def _charge(self, late: Late, wait_s: float, steps: int) -> float:
-        """Charge the unit: every other rank waited *wait_s* in each of the last *steps* steps.
+        """Charge this rank or node, for which all others waited *wait_s* in each of the last
+        *steps* steps.
 
         The ranks of a node share the cost equally.
         """
@@ -256,7 +264,8 @@ class Cases:
         reading = look.table(late.history, length).kind_and_phase(late.i, late.excess_s())
         case = _Case(length, self._verdict(late, look, reading))
         late_for = late.history.late_for(late.i, length)
-        # The last step for which one of these ranks, or its node, has already been charged.
+        # The last step charged to one of these ranks. Its cost may already be part of another
+        # verdict, on the rank or its node, and must not count twice.
         charged = max([self._charged.get(self.ranks.units[at].labels, 0) for at in late.members])
         wait_s = _share_s(labels, look.excesses_s(length))
         lost_s = self._charge(late, wait_s, min(late_for, self._steps - charged))
@@ -267,10 +276,12 @@ class Cases:
         self._changes.append(Change(case.verdict, True))
 
     def _continue(self, late: Late, look: _Look) -> None:
-        """Charge a unit for the steps since the last look, and check its phase periodically."""
+        """Charge a rank or node with an open verdict for the newest steps, and sometimes check its
+        phase."""
         case = self._open[late.labels]
         steps = min(self._steps_since_look, len(late.history))
-        # Use only the newest steps: a median over the whole length lags behind a recovery.
+        # Use only the steps since the last look. A median over the whole length would show the unit
+        # as late long after it has recovered.
         excess_s = late.excess_s(steps)
         is_much = excess_s >= limits.STILL * case.usual_s
         case.is_late = is_much and late.is_late(steps, limits.EXCESS_OVER)
@@ -284,7 +295,7 @@ class Cases:
         newest = min(case.steps_since_check, len(late.history))
         case.steps_since_check = 0
         if not all(late.is_late(each, limits.EXCESS) for each in (newest, case.length)):
-            # The phase of a small excess is not reliable.
+            # Do not change the verdict's phase now: from a small excess, the phase is not reliable.
             case.other_reading, case.checks = None, 0
             return
         before = case.verdict
@@ -328,7 +339,7 @@ class Cases:
     def close(self, labels: Labels, *, is_over: bool = False) -> None:
         """Close the verdict on this rank or node, if there is one.
 
-        *is_over*: the unit has recovered; else it may have been late until now.
+        *is_over*: the rank or node has recovered. Otherwise it may have been late until now.
         """
         if case := self._open.pop(labels, None):
             until_ns = case.late_until_ns if is_over or not case.is_late else 0
@@ -340,10 +351,10 @@ class Cases:
 
 
 def _share_s(one: Labels, late_s: Mapping[Labels, float]) -> float:
-    """The wait per step that this late unit causes.
+    """How long the others wait for this late rank or node, per step.
 
-    The others wait only for the latest unit. Several late units share that wait in proportion to
-    their excesses, *late_s*.
+    The others wait only until the latest of them arrives. Several late ranks or nodes share that
+    wait in proportion to their excesses, *late_s*.
     """
     excesses_s = [max(each_s, 0.0) for each_s in late_s.values()]
     return max(late_s[one], 0.0) * max(excesses_s) / (sum(excesses_s) or 1.0)

@@ -27,7 +27,7 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 
 class _Present(NamedTuple):
-    """How all ranks compared at step *until*."""
+    """The comparison of all ranks, as it was at step *until*."""
 
     ranks: tuple[RankReport, ...]
     table: PhaseTable | None
@@ -44,23 +44,25 @@ class Stragglers(Detector):
         self._waits = Waits()
         self._cases = Cases(self._waits.where)
         self.bounds = Bounds()
-        """The detector of bounds. It is fed here with the aligned steps, but polled separately."""
+        """The detector of bounds. It gets the aligned steps here; its owner polls it separately."""
         self._ranks: dict[Labels, RankState] = {}
         self._world_size = 0
         self._alignment = Alignment()
-        # The durations of the steps since the last step that all ranks have measured.
+        # The durations of the steps since the last one in which all ranks measured their phases.
         self._steps_ns: deque[float] = deque(maxlen=limits.MOST_UNMEASURED)
-        # Whether the compared ranks or phases have changed; whether a rank's state has changed.
+        # Whether to start over, since the compared ranks or phases have changed; and whether any
+        # rank's state has changed.
         self._starts_again = self._has_news = False
-        # Whether the waits of all ranks are known from their calls to process groups.
+        # Whether waits are found from the times of calls to process groups, on all ranks.
         self._by_calls = False
-        # Phases that may include waits for other ranks, as indices into WORK_PHASES.
+        # Phases that are not compared, since they may include waits for other ranks; as indices
+        # into WORK_PHASES.
         self._not_compared: tuple[int, ...] = ()
         self._waits_unknown = False
         # The pipeline stage of each rank.
         self._stages: Sequence[int] = ()
-        # The number of consecutive steps in which calls did not show who waits for whom. If calls
-        # are ignored for that: the reason.
+        # In how many steps in a row the calls did not show who waits for whom; and, once calls are
+        # ignored for that, the reason.
         self._failed, self._useless = 0, ""
         self._pace = HostPace()
         self._unusual_share = 0.0
@@ -85,15 +87,17 @@ class Stragglers(Detector):
         self._world_size = rank.world_size
         self._has_news = True
         if rank.device_clock != before.device_clock:
-            # Steps on different clocks are not comparable.
+            # Earlier steps were timed by another clock and cannot be compared with the new ones.
             self._starts_again = True
             if not rank.device_clock:
                 self._cases.close_all()
 
     def _choose(self) -> None:
-        """Choose how waits are separated from work."""
+        """Choose how to tell waits from work: from calls to process groups, or by excluding
+        phases."""
         ranks = self._ranks.values()
-        # Calls are timed on the host, so they do not show when a device waits.
+        # Calls are timed on the host. So if a rank has a device, they don't show its waits: do not
+        # use them.
         by_calls = not self._useless and all(
             each.calls_noted and each.device_clock is None for each in ranks
         )
@@ -105,7 +109,7 @@ class Stragglers(Detector):
         if known != (self._by_calls, self._not_compared, self._waits_unknown):
             self._by_calls, self._not_compared, self._waits_unknown = known
             self._starts_again = True
-            # Open verdicts may be wrong: the work that they compare may have included waits.
+            # The open verdicts compared work that may have included waits, so they may be wrong.
             self._cases.close_all()
 
     def forget(self, labels: Labels) -> None:
@@ -119,18 +123,18 @@ class Stragglers(Detector):
             self._cases.close_all()
 
     def expect(self, labels: Labels) -> None:
-        """From now on, compare only steps that this rank has made too."""
+        """From now on, compare a step only if this rank has made it too."""
         if self._alignment.add(labels):
             self._change_ranks()
 
     def _change_ranks(self) -> None:
-        # Use calls again, since those of the new set of ranks may match.
+        # If calls were ignored, try them again: the calls of the new set of ranks may match.
         self._useless, self._failed, self._has_news = "", 0, True
         self._starts_again = True
 
     def _settle(self) -> None:
-        # Called before the next row or report, not at each change: thousands of ranks may be added
-        # one by one.
+        # Starting over takes long if there are thousands of ranks, which are added one by one. So
+        # it is done here, once, before the next row of steps or the next report.
         if self._has_news:
             self._has_news = False
             self._choose()
@@ -152,7 +156,7 @@ class Stragglers(Detector):
         self._settle()
         facts, columns = row.facts, columns_of(row.facts)
         measured = all(columns.measured)
-        # Ranks with a world size of one do not wait for each other.
+        # If each rank is a world of its own, none waits for another, so none can be late.
         comparable = len(facts) > 1 and self._world_size != 1
         taken = None
         if comparable and measured and self._by_calls:
@@ -170,7 +174,8 @@ class Stragglers(Detector):
             return
         unusual = [i for i, each in enumerate(columns.unusual) if each]
         others = max(self._world_size, len(facts)) - 1
-        # Stages of a pipeline differ, so recurring stalls are not searched there.
+        # Recurring stalls are found by comparing all ranks, so not in a pipeline: its stages
+        # differ.
         alike = len(set(self._stages[: len(facts)])) == 1
         if len(unusual) > limits.UNUSUAL * len(facts):
             if comparable and measured and alike and not self._steps_ns:
@@ -181,12 +186,13 @@ class Stragglers(Detector):
         self._steps_ns.append(median(columns.took_ns))
         if not measured:
             if self._recurs:
-                # The distances of stalls are unknown if some steps are not measured.
+                # Stalls recur if their distances in steps are regular. Unmeasured steps may hide
+                # stalls, so start the search over.
                 self._recurs = False
                 self._recurring.start_again(self._cases.ranks)
             return
-        # A measured step represents the unmeasured steps before it, too. Measuring makes a step
-        # longer, so take the median duration of all.
+        # A measured step also stands for the unmeasured steps before it. Measuring makes a step
+        # longer, so its duration is taken as the median of all these steps.
         steps, step_ns = len(self._steps_ns), median(self._steps_ns)
         self._steps_ns.clear()
         if not comparable:
@@ -196,7 +202,8 @@ class Stragglers(Detector):
         step = Compared.of(row.number, columns, self._not_compared, steps, step_ns)
         usual_ns = [*step.works_ns]
         for i in unusual:
-            # Replace the work of unusual ranks by the median of their stage.
+            # An unusual rank (one that saves a checkpoint, say) must not look late: use the median
+            # work of its pipeline stage instead of its own.
             alike_ns = [
                 ns
                 for ns, stage in zip(usual_ns, self._stages, strict=True)
@@ -209,7 +216,8 @@ class Stragglers(Detector):
             self._recurring.feed(row.number, facts, None if unusual else excesses_ns, others)
 
     def _take_waits(self, facts: Sequence[StepFacts]) -> Taken | None:
-        """The step without the waits in calls; None if it is unknown who waits for whom."""
+        """The step with the waits in calls removed; None if the calls do not show who waits for
+        whom."""
         taken = self._waits.take(facts, self._world_size)
         if taken is None:
             self._failed += 1
@@ -236,7 +244,7 @@ class Stragglers(Detector):
     # -- the report
 
     def report(self) -> Report:
-        """How the ranks compare now, over the shortest length of the rule."""
+        """How the ranks compare now, over the last LENGTHS[0] steps."""
         self._settle()
         compared, last = self._compared, self._cases.window.last(1)
         if (
@@ -298,7 +306,8 @@ class Stragglers(Detector):
             yield f"{len(self._cases.ranks)} of the first {first} steps that a comparison needs"
         if self._cases:
             return
-        # In excluded phases a late rank looks like the ranks that wait for it.
+        # In phases left out of the comparison, a late rank takes as long as the ranks that wait for
+        # it, so it cannot be told apart. Say so if these phases take long enough for a verdict.
         if table and table.left_out_s() > rule.least_excess_ns(step_s * 1e9) / 1e9:
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             yield f"collectives of your own in {words}: a rank that is late there cannot be named"
@@ -312,7 +321,7 @@ class Stragglers(Detector):
         return rank_numbers(each.labels for each in self._ranks.values() if chosen(each))
 
     def _ranks_without_steps(self) -> str:
-        """If at most one rank is compared: why the other ranks are not. Else empty."""
+        """Why fewer than two ranks can be compared; empty if two or more can."""
         ranks = self._alignment
         if len(ranks) > 1 or not (others := self._named(lambda rank: rank.labels not in ranks)):
             return ""

@@ -21,7 +21,7 @@ _ADVICE = {
     "mixed": _CORES,
     "imbalance": "Look at how batches are divided among the ranks.",
 }
-# In these phases the advice depends on whether the host or the device is late, if known.
+# In these phases the advice depends on what is slow, the host or the device, if that is known.
 _KERNELS = ("forward", "backward", "optimizer", "compute", "mixed")
 _ADVICE_BY_SIDE = {
     "host": f"The device waits for launches. {_CORES} Or it calls `.item()` in each step.",
@@ -31,7 +31,7 @@ _ADVICE_BY_SIDE = {
 
 
 def side_of(verdict: Verdict) -> str:
-    """The side that makes a rank late: `host`, `device`, or empty."""
+    """What makes a rank late: its `host` or its `device`; empty if unknown."""
     return str(verdict.evidence.get("side", ""))
 
 
@@ -50,10 +50,11 @@ def evidence_of(
     others: int,
     wait_s: float,
 ) -> dict[str, Any]:
-    """The evidence on a late rank or node, per step.
+    """The evidence of a verdict on a late rank or node. Times are per step.
 
-    *reading*: kind of verdict and phase. *table*: phases of the steps that show the lateness.
-    *ranks*: the late ranks. *others*: how many ranks wait, each for *wait_s* per step.
+    *reading*: the kind of verdict and the phase. *table*: the times by phase, over the steps that
+    show the lateness. *ranks*: the late rank, or the ranks of the late node. *others*: how many
+    ranks wait, each for *wait_s* per step.
     """
     history, i, length = late
     window, (kind, phase) = history.window, reading
@@ -91,7 +92,7 @@ def sentence_of(verdict: Verdict, advice: str = "") -> str:
     what = _unequal_work(verdict) if verdict.kind == "imbalance" else _lateness(verdict)
     lost = say.cost(evidence["others"], evidence["lost_per_s"])
     where, waits_in = "", evidence.get("waits_in", "")
-    # A group of all ranks is not mentioned, as it would tell the reader nothing new.
+    # Do not mention a group of all ranks: that others wait for the late rank has been said already.
     if waits_in and not waits_in.endswith("all ranks"):
         where = f" Others wait for it first in {waits_in}."
     return f"{what}; {lost}.{_what_if(verdict)}{where} {advice or _advice(verdict)}"
@@ -143,7 +144,7 @@ def _lateness(verdict: Verdict) -> str:
 
 
 def _longer_s(verdict: Verdict) -> float:
-    """The excess in the phase of the verdict, in seconds per step."""
+    """By how many seconds per step the rank or node is slower in the phase of the verdict."""
     evidence, phase = verdict.evidence, verdict.phase
     if phase == "mixed":
         return float(evidence["excess_s"])
@@ -157,9 +158,9 @@ class RankReport(NamedTuple):
 
     labels: Labels
     excess: Mapping[str, float]
-    """The excess by phase, and `all`, as shares of the median step; without excluded phases."""
+    """The excess by phase and in `all`, as shares of the median step; without excluded phases."""
     lost_s: float
-    """How long the other ranks of the job have waited for this rank during verdicts on it."""
+    """Seconds that other ranks waited for this one during verdicts on it, summed over them."""
     work_s: float | None = None
     waits_s: Mapping[Collective, float] = MappingProxyType({})
     """How long the rank waits in a step, by collective; empty if unknown."""
@@ -169,6 +170,6 @@ class Report(NamedTuple):
     """How the ranks of a run compare."""
 
     ranks: tuple[RankReport, ...]
-    """All compared ranks, and ended ranks for which others have waited."""
+    """All ranks that are compared, and ended ranks for which others have waited."""
     insufficient: str
-    """`insufficient data: ...` if ranks cannot be compared. Then late ranks get no verdicts."""
+    """`insufficient data: ...` if the ranks cannot be compared, so that none can be found late."""

@@ -1,13 +1,13 @@
-"""Corrects the steps of devices that are bound by their hosts.
+"""Corrects the steps of devices that wait for their own hosts.
 
-If all hosts load or launch equally slowly, one of them may happen to be ahead of its device. That
-device always has work, and waits for the other devices, which idle in every step. Their idle time
-would look like lateness. So a rank counts as late only by the time that its host needs more than
-the other hosts.
+The problem: if all hosts load or launch equally slowly, one host may happen to be ahead of its
+device. That device always has work, and waits for the other devices, which idle in every step.
+Their idle time would look like lateness. So a rank counts as late only by the time that its host
+needs more than the other hosts.
 
-Conversely, if several hosts are late, only the device of the latest host idles, and the devices of
-the other late hosts wait for it. Without the latest host these devices would idle themselves, so
-their hosts count as late as well.
+Conversely, if several hosts are late, only the device of the latest host idles. The devices of the
+other late hosts wait for it, so their own hosts' lateness does not show. Without the latest host
+they would idle, so their ranks count as late as well.
 """
 
 from __future__ import annotations
@@ -31,26 +31,29 @@ _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
 
 class _More(NamedTuple):
-    """By how much longer a host usually needs than the other hosts."""
+    """How much longer than the other hosts one host usually needs in a step."""
 
-    # By phase. For `data`, the other loaders are assumed to be still as slow as they have been.
+    # By phase. In `data`, the other loaders are assumed to be still as slow as their longest waits
+    # have shown.
     needs_ns: list[float]
-    # Further excess in `data` if the other loaders have become faster.
+    # How much longer it would need in `data` in addition, if the other loaders have become faster
+    # since.
     hidden_ns: float
-    # Whether at least half of the other hosts need as long to launch a step.
+    # Whether at least half of the other hosts need about as long as this one to launch a step.
     launches_alike: bool
 
 
 class HostPace:
-    """Corrects the measured times of one run's steps for hosts that slow their devices down."""
+    """Corrects the measured steps of one run, where hosts make their devices wait."""
 
     def __init__(self) -> None:
         self._hosts: dict[Labels, HostNeed] = {}
-        # The hosts of the compared ranks, in the order of rows.
+        # The hosts of the compared ranks, in the order in which `adjusted` and `follow` get their
+        # steps.
         self._compared: list[HostNeed] = []
         self.unclear = 0.0
-        """EWMA of the idle time of devices that is neither known to be harmless nor due to a slow
-        host, as a share of the step."""
+        """EWMA of the unexplained idle time of devices, as a share of the step: no host is known to
+        be slow, and the idle time is not known to be harmless."""
 
     def begin(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         """Learn from a rank's first steps as soon as they are read, before they are compared."""
@@ -61,17 +64,17 @@ class HostPace:
         self._hosts.pop(labels, None)
 
     def start_again(self, ranks: Sequence[Labels]) -> None:
-        """Set the compared ranks, in the order of rows."""
+        """Start over with these ranks; `adjusted` and `follow` must get steps in the same order."""
         self._compared = [self._hosts.setdefault(labels, HostNeed()) for labels in ranks]
         self.unclear = 0.0
 
     def adjusted(self, facts: Sequence[StepFacts]) -> Sequence[StepFacts]:
-        """The step, with harmless idle time moved from work to waiting, and lateness that a later
-        rank hides moved from waiting to work."""
+        """The corrected step: idle time that makes no rank late becomes waiting, and lateness that
+        a later rank hides becomes work."""
         if not self.follow(facts):
             return facts
-        # Idle time is measured from the minimum. From the median, two idle ranks of three would
-        # hide half of each other's idle time.
+        # Idle time is the time beyond the fastest rank's. Measured from the median of the others,
+        # two idle ranks of three would each show only half of their idle time.
         least_ns = list(map(min, zip(*[each.phases_ns for each in facts], strict=True)))
         idle_ns = [_idle_ns(each, least_ns) for each in facts]
         if not any(map(any, idle_ns)):
@@ -88,7 +91,8 @@ class HostPace:
         return [each for each, _ in pairs]
 
     def follow(self, facts: Sequence[StepFacts]) -> bool:
-        """Learn what hosts usually need; returns whether all ranks have devices."""
+        """Learn the usual times of hosts from this step. Returns False if some rank has no device
+        clock."""
         if any(each.host_ns is None for each in facts):
             return False
         for host, each in zip(self._compared, facts, strict=True):
@@ -97,14 +101,14 @@ class HostPace:
 
 
 class _Hosts:
-    """Compares the times that the hosts of all ranks usually need, for a step of this duration."""
+    """Compares how long the hosts of all ranks usually need, in a step that takes *step_ns*."""
 
     def __init__(self, needs: Sequence[HostNeed], step_ns: int) -> None:
         self._needs = needs
         wait = any(each.waits for each in needs)
         usual_ns = [each.usual_ns(wait) for each in needs]
         self._more: dict[int, _More] = {}
-        # By rank and phase: how much longer a host needs than the others.
+        # By rank, then by phase: how much longer the rank's host needs than the other hosts.
         by_phase = [excesses([each[at] for each in usual_ns]) for at in range(len(WORK_PHASES))]
         self._more_ns = list(zip(*by_phase, strict=True))
         self._least_ns = step_ns / limits.PACE_SMALL
@@ -112,7 +116,7 @@ class _Hosts:
         self._ordered_ns, self._some = sorted(self._launches_ns), some_of(len(needs))
 
     def more(self, i: int) -> _More:
-        """The excess of rank *i*'s host."""
+        """How much longer the host of rank *i* needs than the other hosts."""
         if i not in self._more:
             self._more[i] = self._find_more(i)
         return self._more[i]
@@ -127,8 +131,8 @@ class _Hosts:
         return _More(needs_ns, hidden_ns, _are_alike(self._launches_ns[i], self._ordered_ns))
 
     def lacks_ns(self, latest: int) -> list[float]:
-        """How much faster each host is than the host of rank *latest*, in the phases in which that
-        host is late."""
+        """How much less time each host needs than the host of rank *latest*, summed over the phases
+        in which that host is late."""
         needs_ns = [(at, ns) for at, ns in enumerate(self.more(latest).needs_ns) if ns]
         return [
             sum([max(ns - more_ns[at], 0.0) for at, ns in needs_ns]) for more_ns in self._more_ns
@@ -146,8 +150,8 @@ def _are_alike(own_ns: float, ordered_ns: Sequence[float]) -> bool:
 
 
 def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
-    """The idle time by phase: the time beyond the fastest rank's, if the host bound the device for
-    most of the phase; else 0."""
+    """By phase: how long the device idled. If its host held it up for most of the phase, that is
+    the time beyond the fastest rank's; else 0."""
     paced_ns = facts.paced_ns or (0,) * len(WORK_PHASES)
     return [
         took - least if 2 * paced > took else 0
@@ -156,8 +160,8 @@ def _idle_ns(facts: StepFacts, least_ns: Sequence[int]) -> list[int]:
 
 
 def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) -> dict[int, float]:
-    """For each rank whose device idles, or would idle if it did not wait for other ranks: by how
-    much the rank is late."""
+    """By rank: how late its host makes it, for each rank whose device idles, or would idle if it
+    did not wait for an even later rank."""
     found = {i: min(ns, sum(hosts.more(i).needs_ns)) for i, ns in enumerate(idle_ns) if ns}
     latest = max(found, key=found.__getitem__)
     latest_ns = found[latest]
@@ -172,10 +176,11 @@ def _late_ns(facts: Sequence[StepFacts], idle_ns: Sequence[int], hosts: _Hosts) 
 def _adjusted(
     facts: StepFacts, idle_ns: list[int], late_ns: float, more: _More
 ) -> tuple[StepFacts, float]:
-    """The corrected step of one rank, and the part of the correction that is unclear."""
+    """The corrected step of one rank, and how much of the time moved from work to waiting is
+    unexplained."""
     share = late_ns / sum(more.needs_ns) if late_ns else 0.0
-    # Count the lateness in the phases of the host: if the host is late in one phase, its device may
-    # idle in a later one.
+    # Add the lateness to the phases in which the host is late. The device may idle in a later
+    # phase, which is not the one to blame.
     kept_ns = [round(share * ns) - idle for ns, idle in zip(more.needs_ns, idle_ns, strict=True)]
     found = facts._replace(
         phases_ns=tuple(map(add, facts.phases_ns, kept_ns)),
@@ -192,23 +197,24 @@ def _adjusted(
 
 
 class HostNeed:
-    """The usual time of one rank's host in each phase."""
+    """Learns how long one rank's host usually needs in each phase."""
 
     def __init__(self) -> None:
         self._first_ns: list[tuple[int, ...]] = []
         self._last_first = 0
         self._usual_ns = [0.0] * len(WORK_PHASES)
-        # By phase: the number of consecutive outliers, and the smallest of them.
+        # By phase: how many steps in a row were outliers, and the shortest of these outliers.
         self._far = [(0, 0)] * len(WORK_PHASES)
-        # The usual time in `other`, without waits for the device.
+        # The usual time in the phase `other`, if the host did not wait for its device there.
         self._alone_ns = 0.0
         self._steps = 0
-        # Moving average of waits for batches; its maximum in the present and the previous block of
-        # steps.
+        # EWMA of the waits for batches. `_shown_ns` has the maximum of this EWMA in the present and
+        # in the previous block of NEED_SHOWN_STEPS steps.
         self._load_ns = 0.0
         self._shown_ns = [0.0, 0.0]
         self._shown_first_ns = 0.0
-        # For the last gaps between steps: the duration, and the device's lag at the start.
+        # For the last gaps between steps: how long the gap took, and how far the device lagged
+        # behind the host when it began.
         self._between_ns: deque[tuple[int, int]] = deque(maxlen=limits.NEED_WAITS_STEPS)
         self.waits: bool | None = None
         """Whether the host waits for its device between steps; None if unknown yet."""
@@ -269,23 +275,25 @@ class HostNeed:
         self._far[at] = (many, least_ns)
 
     def usual_ns(self, others_wait: bool) -> list[float]:
-        """The host's usual time by phase, without its waits for its device between steps.
+        """The host's usual time by phase, without waits for its device between steps.
 
-        *others_wait*: whether other hosts wait for their devices. If that is unknown for this host,
-        assume that it does as the others: most likely it runs the same program.
+        *others_wait*: whether other hosts wait for their devices there. A host of which that is not
+        known is assumed to wait too: most likely it runs the same program.
         """
         if self.waits is False or not (self.waits or others_wait):
             return self._usual_ns
         return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
 
     def loads_ns(self, rank: HostNeed) -> float:
-        """How long this loader may take for a batch.
+        """How long this host's loader may take for a batch.
 
-        While batches are ready, that time is hidden. Then it is assumed to be at least the time of
-        *rank*'s loader, if this loader has ever taken at least half as long.
+        While batches are ready before the host asks, that time does not show. Then it is taken as
+        the longest wait so far; or, if that is longer, but at most twice as long, as the usual wait
+        for *rank*'s loader.
         """
         usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
-        # Slow first batches do not count if *rank*'s first batches were slow as well.
+        # Ignore slow first batches of this loader if *rank*'s first batches were slow too: such a
+        # start says nothing about later batches.
         starts_slowly = rank._shown_first_ns > limits.NEED_STARTS_SLOWLY * theirs_ns
         most_ns = max(shown_ns, 0 if starts_slowly else self._shown_first_ns)
         if usual_ns < limits.NEED_READY * most_ns:
@@ -294,15 +302,15 @@ class HostNeed:
 
     @property
     def waits_ns(self) -> float:
-        """How long the host usually waits for a batch."""
+        """How long the host usually waits for a batch, i.e. its usual time in `data`."""
         return self._usual_ns[_DATA]
 
 
 def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | None:
-    """Whether the host waits for its device between steps, as in `.item()`.
+    """Whether the host waits for its device between steps, as `.item()` does; *before* if unclear.
 
-    If it does, the device has caught up at the end of the gap, and the gap is longer by the
-    device's lag. The duration of other work does not depend on the lag.
+    If it waits, the device has caught up when the gap between steps ends, and the gap is longer by
+    what the device lagged behind. Without a wait, the gap does not depend on the lag.
     """
     if len(between_ns) < limits.NEED_WAITS_STEPS:
         return before
@@ -315,7 +323,7 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | No
     with_wait_ns = _spread_ns([took for took, _ in between_ns])
     alone_ns = _spread_ns([took - behind for took, behind in between_ns])
     if max(with_wait_ns, alone_ns) < limits.NEED_TICK_NS:
-        # If neither duration varies, it is unknown whether the host waits.
+        # If the gaps hardly vary, with and without the lag, they don't show whether the host waits.
         return before
     if alone_ns < limits.NEED_CLEARLY_LESS * with_wait_ns:
         return True
@@ -330,15 +338,15 @@ def _spread_ns(values: list[int]) -> float:
 
 
 class LaunchNeed:
-    """The time that one rank's host needs to launch a step.
+    """Learns how long one rank's host needs to launch a step.
 
-    It can be measured only while the host is not ahead of its device, as in the first steps or
-    after a pause. Otherwise the full launch queue blocks the host.
+    The time shows only in steps in which the host is not ahead of its device, as in the first steps
+    or after a pause. In others, the full launch queue blocks the host, which makes it longer.
     """
 
     def __init__(self) -> None:
         self._steps = 0
-        # For each step in which the launch time could be measured: its index, and that time.
+        # For each step in which the launch time showed: the number of the step, and that time.
         self._shown: deque[tuple[int, int]] = deque(maxlen=limits.LAUNCH_MOST)
 
     def follow(self, facts: StepFacts) -> None:
@@ -350,7 +358,8 @@ class LaunchNeed:
             self._shown.append((self._steps, sum(map(facts.host_ns.__getitem__, _COMPUTE))))
 
     def usual_ns(self, step_ns: float) -> float:
-        """The usual launch time; 0 if unknown, or too long for a step of *step_ns*."""
+        """The usual launch time; 0 if it is unknown, or outdated because a step takes only
+        *step_ns*."""
         while self._shown and self._steps - self._shown[0][0] > limits.LAUNCH_SHOWN_STEPS:
             self._shown.popleft()
         if len(self._shown) < limits.LAUNCH_FEWEST:

@@ -10,7 +10,7 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.window import Compared, Unit, by_stage
 from otel_ddp.vocabulary.words import COMPUTE_PHASES, WORK_PHASES, Kind
 
-# The first phases of a step, in their order.
+# The phases with which a step begins, in this order; `_behind_s` adds up the lag over them.
 _FIRST_PHASES = ("other", "data", "forward")
 
 
@@ -19,7 +19,7 @@ class _Need(NamedTuple):
 
     work_s: float
     phases_s: tuple[float, ...]
-    # By phase: the time in which the device was bound by its host; None without a device clock.
+    # By phase: how long the host held the device up; None without a device clock.
     paced_s: tuple[float, ...] | None
     # The number of tokens or samples.
     amount: float
@@ -71,7 +71,7 @@ class PhaseTable:
         self._left_out = left_out
         self._words = [word for at, word in enumerate(WORK_PHASES) if at not in left_out]
         self._needs: dict[int, _Need] = {}
-        # By pipeline stage: the units from which the usual need is estimated.
+        # By pipeline stage: the sample of ranks or nodes from which the usual time is estimated.
         self._samples = {
             stage: [places[at] for at in some_of(len(places))]
             for stage, places in by_stage([unit.stage for unit in units]).items()
@@ -130,12 +130,11 @@ class PhaseTable:
         return self._need(i).amount / others - 1 if others > 0 else 0.0
 
     def side(self, i: int, phase: str) -> str:
-        """`host` or `device`, whichever makes unit *i* late in this phase.
+        """What makes unit *i* late in this phase, `host` or `device`; empty without a device clock.
 
-        A device is late because of its host if it was bound by the host for most of the excess. In
-        forward and data, the host is also the cause if the device had little work queued at the
-        start or the end of the phase: a slow device lags at least as much as the others' devices.
-        Empty without a device clock.
+        It is the host if the device was held up by it for most of the excess. In data and forward,
+        it is also the host if the device had little work queued when the phase began or ended: a
+        slow device lags behind its host at least as far as other devices do.
         """
         paced_s = self._need(i).paced_s
         if paced_s is None:
@@ -166,7 +165,8 @@ class PhaseTable:
         return "host" if min(began_s, left_s) <= few_s and left_s <= most_s else "device"
 
     def _behind_s(self, i: int, phases: int) -> float | None:
-        """How far unit *i*'s devices lag behind their hosts after this many of _FIRST_PHASES."""
+        """How far the devices of unit *i* lag behind their hosts after the first *phases* phases of
+        a step."""
         at = [WORK_PHASES.index(word) for word in _FIRST_PHASES[:phases]]
         each_ns = [
             behind_ns + sum([step.phases_ns[j][rank] - step.host_ns[j][rank] for j in at])
@@ -181,7 +181,8 @@ class PhaseTable:
     ) -> tuple[Kind, str]:
         """The kind of verdict on unit *i*, and the phase with most of its excess.
 
-        *before*: the kind and phase of the open verdict; hysteresis keeps these from flapping.
+        *before*: kind and phase of the open verdict, which are kept unless another one is clearly
+        better.
         """
         others_s = self._phases_s(self._usual_need(i))
         phase = self._phase(i, excess_s, others_s, before[1] if before else "")
@@ -207,7 +208,8 @@ class PhaseTable:
             return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
-        # A slow device is slow in both forward and backward, so the phase is then `compute`.
+        # If forward and backward are equally slow, the device itself is slow: name the phase
+        # `compute`.
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
             slower, other_slower = excess[phase] / others_s[phase], excess[other] / others_s[other]
@@ -217,7 +219,8 @@ class PhaseTable:
 
 
 def _against(before: str | None, answer: str) -> float:
-    """Hysteresis: raises the threshold for a new answer, and lowers it for the present one."""
+    """What to add to a threshold for hysteresis: more for a new *answer*, less for the present
+    one."""
     if not before:
         return 0.0
     return -limits.PHASE_MARGIN if before == answer else limits.PHASE_MARGIN

@@ -22,13 +22,14 @@ _ADVICE = (
 
 
 class _Stall(NamedTuple):
-    """A stall in one step, or in several steps close to each other."""
+    """A stall: one step, or a few close to each other, in which one rank took far longer than the
+    others."""
 
     number: int
-    # The number of the last of its steps.
+    # The number of the last of the stall's steps; `number` is that of the first.
     last: int
     ended_ns: int
-    # The duration of the step without the stall.
+    # How long the step would have taken without the stall.
     step_ns: float
     excess_ns: float
 
@@ -44,12 +45,13 @@ class _Rank:
 
 
 class RecurringStalls:
-    """Finds recurring stalls in one run. It is fed unusual steps, too."""
+    """Finds recurring stalls in one run. It also gets unusual steps, such as checkpoints."""
 
     def __init__(self) -> None:
         self._left_out: Sequence[int] = ()
         self._ranks: list[_Rank] = []
-        # Stalls in the last step: index of the rank, phase, stall, and how long the others waited.
+        # Stalls of the last step that may not count yet: index of the rank, phase, stall, and how
+        # long the others waited in that step.
         self._pending: list[tuple[int, str, _Stall, float]] = []
         self._changes: list[Change] = []
         self.lost_s: dict[Labels, float] = {}
@@ -76,7 +78,8 @@ class RecurringStalls:
         other ranks the job has.
         """
         for i, phase, stall, waited_ns in self._pending:
-            # If a stall comes after the last wait of a step, the others wait in the next step.
+            # If the stall came after the last collective of its step, the others wait for the rank
+            # only in the next step. So add their waits in both steps.
             if waited_ns + _waited_ns(i, facts) >= limits.RECURS_WAITED * stall.excess_ns:
                 self._append(self._ranks[i], phase, stall, others)
         for rank in self._ranks:
@@ -106,9 +109,11 @@ class RecurringStalls:
         collected_ns = sum([each.garbage_ns for each in facts])
         for i, (each, excess_ns) in enumerate(zip(facts, excesses_ns, strict=True)):
             if each.garbage_ns:
-                # Subtract the others' mean: ranks that collect in turn delay each other alike.
+                # Subtract the mean collection time of the other ranks: if ranks collect in turn,
+                # each delays the others as much as they delay it.
                 mean_ns = (collected_ns - each.garbage_ns) / (len(facts) - 1)
-                # At most the excess: a collection while the rank itself waits delays no other rank.
+                # Count at most the excess: a collection that runs while the rank itself waits
+                # delays nobody.
                 more_ns = min(each.garbage_ns - mean_ns, excess_ns)
                 if more_ns > limits.EXCESS_NS:
                     yield i, GARBAGE, more_ns
@@ -139,7 +144,8 @@ class RecurringStalls:
                 self._close(rank)
 
     def _recur(self, rank: _Rank, phase: str, stalls: Sequence[_Stall]) -> bool:
-        """Whether the last stalls are regular, and the other ranks hardly stall in this phase."""
+        """Whether these stalls recur: they are regular, and other ranks hardly stall in this
+        phase."""
         if len(stalls) < limits.RECURS_REGULAR or _varies(stalls) > limits.RECURS_ALIKE:
             return False
         since, own_ns = stalls[0].number, _sum_ns(stalls[1:])
@@ -205,9 +211,10 @@ def _every(stalls: Sequence[_Stall]) -> float:
 
 
 def _varies(stalls: Sequence[_Stall]) -> float:
-    """The coefficient of variation of the distances.
+    """The coefficient of variation of the distances between stalls.
 
-    Half a step is subtracted from the deviation: stalls every 5.5 steps have distances of 5 and 6.
+    Distances are whole steps: stalls every 5.5 steps have distances of 5 and 6. So half a step is
+    subtracted from the standard deviation.
     """
     mean = _every(stalls)
     gaps = [later.number - earlier.number for earlier, later in pairwise(stalls)]

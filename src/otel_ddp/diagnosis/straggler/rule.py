@@ -13,8 +13,8 @@ from otel_ddp.diagnosis.straggler import limits
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable, some_of
 from otel_ddp.diagnosis.straggler.window import ExcessHistory
 
-# Each length, its number of strides, and the least number of its steps in which a late unit must be
-# above the others.
+# For each of LENGTHS: the length, the strides in it, and in how many of its steps a late rank or
+# node must at least be slower than the others.
 _LEAST_ABOVE = [
     (length, length // limits.STRIDE, length / 2 + limits.SIGMAS * length**0.5 / 2)
     for length in limits.LENGTHS
@@ -22,7 +22,7 @@ _LEAST_ABOVE = [
 
 
 def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]) -> int | None:
-    """The number of last steps that show that unit *i* is late; None if it is not late.
+    """Whether unit *i* is late: over how many of the last steps it shows; None if it is not late.
 
     *table*: returns the phase table of this many last steps.
     """
@@ -33,15 +33,15 @@ def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]
 
 
 def is_over(history: ExcessHistory, i: int, length: int) -> bool:
-    """Whether a unit that was late over *length* steps has recovered."""
+    """Whether a rank or node that was late over *length* steps has recovered."""
     length = max(length, history.soon)
     return len(history) >= length and _is_low(history, history.excess_ns(i, length))
 
 
 def is_alike_no_more(nodes: ExcessHistory, i: int) -> bool:
-    """Whether a rank of a late node has recovered.
+    """Whether a rank of a late node has recovered, so that the node as a whole is no longer late.
 
-    Uses the longest length, as a single rank varies more than the median of a node.
+    Uses the longest of LENGTHS, because a single rank varies more than the median of a node.
     """
     length = limits.LENGTHS[-1]
     if len(nodes) < length:
@@ -64,7 +64,8 @@ def is_alike(nodes: ExcessHistory, i: int, length: int) -> bool:
 
 
 def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -> bool:
-    """Whether hardly any rank on nodes outside of *late* is as late as the ranks of node *i*."""
+    """Whether hardly any rank on other nodes is as late as the ranks of node *i*. Other late nodes,
+    *late*, are left out."""
     node = nodes.units[i]
     alike = [unit for j, unit in enumerate(nodes.units) if j not in late]
     others = [at for unit in alike if unit.stage == node.stage for at in unit.members]
@@ -77,7 +78,8 @@ def is_apart(nodes: ExcessHistory, i: int, length: int, late: Collection[int]) -
 
 
 def may_be_its_node(nodes: ExcessHistory, i: int, length: int) -> bool:
-    """Whether a rank may be late because its whole node *i* is late, which will show soon."""
+    """Whether the whole node *i* seems to be late, so that the verdict on a rank of it should
+    wait."""
     if len(nodes.units[i].members) == 1:
         return False
     least_ns = limits.EXCESS_PER_WINDOW * median(nodes.window.steps_ns(length))
@@ -90,9 +92,10 @@ def least_excess_ns(step_ns: float) -> float:
 
 
 def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
-    """The lengths over which a unit is above the others too often for chance.
+    """The numbers of last steps (LENGTHS, or fewer if steps are slow) in which unit *i* is above
+    the others too often for chance.
 
-    This cheap check comes first, as its result is nearly always empty.
+    This check is cheap and nearly always finds nothing, so it comes before the others.
     """
     counts, found = history.above[i], []
     if (far := history.far_above(i)) >= limits.SOON_FEWEST and far >= (soon := history.soon):
@@ -113,25 +116,27 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     if _mean_without_pauses(excess_ns, history.waits_ns(i, length)) <= least_mean_ns:
         return False
     each_ns = _window_medians(excess_ns)
-    # If one window is far below another, the lateness began within these steps, and the steps
-    # before would blur its phase.
+    # If one window is far below another, the rank became late within these steps. Then wait: the
+    # steps before would blur the phase in which it is late.
     return min(each_ns) > max(limits.EXCESS_PER_WINDOW * step_ns, limits.ALIKE * max(each_ns))
 
 
 def _is_far_out(history: ExcessHistory, i: int, length: int) -> bool:
-    """Whether unit *i* is above the others by several of its own standard deviations."""
+    """Whether the excess of unit *i* is several of its own standard deviations above zero."""
     excess_ns = history.excess_ns(i, limits.LENGTHS[0])
-    # In a normal distribution, the median absolute deviation is 0.674 standard deviations.
+    # Estimate the standard deviation from the median absolute deviation, which outliers don't
+    # change: in a normal distribution, it is 0.674 standard deviations.
     middle_ns = median(excess_ns)
     deviation_ns = median([abs(ns - middle_ns) for ns in excess_ns]) / 0.674
     return min(_window_medians(excess_ns[-length:])) > limits.SOON_SIGMAS * deviation_ns
 
 
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
-    """The mean excess, which is low if a rank is slow in some steps and fast in others.
+    """The mean excess without rare pauses. It is low if a rank is slow in some steps and fast in
+    others.
 
-    Two rare things are not counted: a rank's own pauses, which do not make it late, and its waits
-    for pauses of other ranks, which do not make it fast.
+    A rank's own pauses do not make it late, and its waits for pauses of other ranks do not make it
+    fast, so neither count.
     """
     order = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
     few = int(limits.PAUSES * len(order))
@@ -150,7 +155,7 @@ def _window_medians(excess_ns: Sequence[float]) -> list[float]:
 def _is_among_slowest(table: PhaseTable, i: int) -> bool:
     """Whether unit *i* is slower than the slower half of the others.
 
-    So one fast rank of three does not make the other two late.
+    Without this check, one fast rank of three would make the other two late.
     """
     others_s = sorted(table.others_work_s(i))
     slower_s = others_s[len(others_s) // 2]

@@ -25,7 +25,7 @@ from otel_ddp.vocabulary.words import WORK_PHASES
 
 _PEERS = ("send", "recv")
 _INDEX = {word: at for at, word in enumerate(WORK_PHASES)}
-# Programs repeat few sequences of calls. A program that logs every tenth step has two.
+# How many plans to keep. Programs repeat few sequences of calls: two if they log every tenth step.
 _MOST_PLANS = 8
 # The waits of ranks are shown as means over this many steps.
 _MEAN_OF = 100
@@ -39,18 +39,20 @@ _CLOCKS = "ranks wait for other nodes, and no clock is exact enough to say for h
 
 
 class _Unknown(Exception):
-    """It is unknown who waits for whom. The message gives the reason."""
+    """Raised if it is unknown who waits for whom. The message gives the reason."""
 
 
 class _Member(NamedTuple):
-    """A rank of a group, and the indices of the group's collectives among the rank's calls."""
+    """A member of a process group: the index of its rank, and the indices of the group's
+    collectives among all calls of the rank."""
 
     rank: int
     places: Sequence[int]
 
 
 class _Receive(NamedTuple):
-    """A receive and its send: the index of each rank, and of the call among the rank's calls."""
+    """A receive and the matching send: the index of each rank, and of the call among its rank's
+    calls."""
 
     rank: int
     place: int
@@ -65,8 +67,8 @@ class _Phases:
         """*each*: the calls of the rank."""
         phases = [call.phase for call in each]
         after = [*phases[1:], ""] if phases else []
-        # Calls whose waits may be part of `comm_wait`: all calls in that phase, and the last call
-        # of each backward, for which the rank waits in `comm_wait`.
+        # Calls whose waits the phase `comm_wait` may already include: all calls made in it, and the
+        # last call of each backward, whose result the rank awaits in `comm_wait`.
         self.beside_gradients = [
             at
             for at, (phase, following) in enumerate(zip(phases, after, strict=True))
@@ -74,7 +76,8 @@ class _Phases:
         ]
         for at in self.beside_gradients:
             phases[at] = ""
-        # Consecutive calls in one phase: index into WORK_PHASES, first call, and end.
+        # Runs of calls in the same phase: the index of the phase in WORK_PHASES, the index of the
+        # first call, and the index after the last.
         self.stretches = list[tuple[int, int, int]]()
         first = 0
         for phase, same in groupby(phases):
@@ -84,13 +87,14 @@ class _Phases:
             first = end
         self.of_peers = [at for at, call in enumerate(each) if call.op in _PEERS]
         self.of_kind = defaultdict[Collective, list[int]](list)
-        """The indices of the calls by collective, without sends: how long these wait is unknown."""
+        """By collective: the indices of its calls. No sends, as their waits are unknown."""
         for at, call in enumerate(each):
             if call.op != "send":
                 self.of_kind[call.kind].append(at)
 
     def spent_ns(self, waits_ns: Sequence[int], known_ns: int) -> list[int]:
-        """The waits by phase, without *known_ns*, the time that already counts as `comm_wait`."""
+        """How much of these waits lies in each phase. *known_ns*: what `comm_wait` already counts
+        of them."""
         found = [0] * len(WORK_PHASES)
         for at, first, end in self.stretches:
             found[at] += sum(waits_ns[first:end])
@@ -100,10 +104,10 @@ class _Phases:
 
 
 class _Plan:
-    """Matches the calls that all ranks make in a step."""
+    """Matches the calls of all ranks in a step with each other."""
 
     def __init__(self, each: Sequence[_Each], numbers: Mapping[int, int]) -> None:
-        """*each*: the calls of each rank. *numbers*: the index of a rank, by its rank number."""
+        """*each*: the calls of each rank. *numbers*: by rank number, the index of the rank."""
         self.each = each
         self.groups = self._groups()
         self.receives = self._receives(numbers)
@@ -111,7 +115,8 @@ class _Plan:
         self.phases = [_Phases(calls) for calls in each]
 
     def ready_ns(self, at_ns: Sequence[Sequence[int]]) -> list[list[int]]:
-        """When each call of each rank is ready."""
+        """When each call of each rank is ready: a collective when its last member arrives, a
+        receive when its message has been sent."""
         found = [[*own_ns] for own_ns in at_ns]
         for members in self.groups.values():
             columns = [[at_ns[i][place] for place in places] for i, places in members]
@@ -162,9 +167,9 @@ class _Plan:
     def _stages(self, numbers: Mapping[int, int]) -> tuple[int, ...]:
         """The pipeline stage of each rank; -1 if no stage sends to it.
 
-        A rank that sends before it receives is in the first stage. The first send of each rank goes
-        to the next stage. If all ranks send first, as in a ring, or none does, there is no
-        pipeline.
+        A rank that sends before it receives is in the first stage. Each rank's first send goes to a
+        rank of the next stage. If all ranks send first, as in a ring, or none does, there is no
+        pipeline, and all are in stage 0.
         """
         first = [next((e for e in each if e.op in _PEERS), None) for each in self.each]
         sends = [next((e for e in each if e.op == "send"), None) for each in self.each]
@@ -184,7 +189,8 @@ class _Plan:
         return tuple([stages.get(i, -1) for i in range(len(first))])
 
     def check(self, world_size: int, nodes: Sequence[Labels]) -> None:
-        """Raise if ranks wait for ranks that are unknown here, or on a node with another clock."""
+        """Raise _Unknown if ranks wait for ranks whose steps are unknown here, or for ranks on
+        other nodes, whose clocks are not exact enough."""
         known = len(self.each)
         groups = self.groups.values()
         if known < world_size and any(len(members) < known for members in groups):
@@ -195,7 +201,8 @@ class _Plan:
             raise _Unknown(_CLOCKS)
 
     def alike(self, i: int, late: Sequence[int]) -> list[int]:
-        """The ranks of rank *i*'s stage that make as many calls, without the *late* ones."""
+        """The ranks to compare rank *i* with: of its pipeline stage, with as many calls, and not
+        among the *late* ones."""
         stages = self.stages or (0,) * len(self.each)
         return [
             at
@@ -221,7 +228,8 @@ class _Step(NamedTuple):
     waits_ns: Sequence[Sequence[int]]
 
     def works_ns(self, i: int) -> list[int]:
-        """The time that rank *i* worked before each of its calls, and after the last one."""
+        """How long rank *i* worked before each of its calls; the last value is its work after the
+        last call."""
         facts = self.facts[i]
         own_ns = facts.calls.at_ns if facts.calls is not None else ()
         edges_ns = pairwise([facts.ended_ns - facts.took_ns, *own_ns, facts.ended_ns])
@@ -229,7 +237,8 @@ class _Step(NamedTuple):
         return list(map(sub, spans_ns, [0, *self.waits_ns[i]]))
 
     def awaited_ns(self, i: int) -> dict[int, int]:
-        """By index of rank *i*'s collectives: the longest wait among a few of the other members."""
+        """By index of a collective among rank *i*'s calls: the longest wait of a few other members
+        in it."""
         found = {}
         for members in self.plan.groups.values():
             places = next((each.places for each in members if each.rank == i), ())
@@ -245,27 +254,30 @@ class Waits:
     def __init__(self) -> None:
         self._numbers: Mapping[int, int] = {}
         self._nodes: Sequence[Labels] = ()
-        # Offset of each rank's clock from the clock of its node.
+        # By rank: how far its clock is ahead of the clock of its node's first rank.
         self._ahead_ns: Sequence[int] = ()
-        # By the `id`s of the ranks' tuples of calls: these tuples, kept so that no `id` is reused,
+        # Cached plans. The key is the `id`s of the ranks' tuples of calls, as steps with the same
+        # calls share one tuple. The value is these tuples, kept alive so that no `id` is reused,
         # and their plan, or the reason why there is none.
         self._plans: dict[tuple[int, ...], tuple[Sequence[_Each], _Plan | str]] = {}
         self.why = ""
         """Why it was unknown in the last step who waits for whom; empty if it was known."""
         # The last steps, which `where` examines.
         self._last: deque[_Step] = deque(maxlen=limits.CALLS_KEPT)
-        # The waits of each rank in the last steps, by collective; and their sums.
+        # By step, rank and collective: the waits in the last _MEAN_OF steps. And their sums over
+        # these steps.
         self._by_kind_ns = deque[Sequence[Mapping[Collective, int]]]()
         self._sums_ns: Sequence[Counter[Collective]] = ()
 
     def start_again(self, ranks: Sequence[RankState]) -> None:
-        """Start over with these ranks, in the order of rows."""
+        """Start over with these ranks. `take` must get their steps in the same order."""
         self._numbers = {
             int(number): i
             for i, number in enumerate([rank_number(each.labels) for each in ranks])
             if number.isdecimal()
         }
-        # All processes of a node share one clock, but each adds its own offset to it.
+        # All processes of a node share one monotonic clock, but each adds its own offset to it. So
+        # compare the offsets with that of the node's first rank.
         self._nodes = [node_of(each.labels) for each in ranks]
         shared_ns: dict[Labels, int] = {}
         self._ahead_ns = [
@@ -321,10 +333,11 @@ class Waits:
             sums_ns.update(newest_ns)
 
     def where(self, late: Sequence[int]) -> str:
-        """The calls in which others first wait for the late ranks; empty if unknown.
+        """Names the process group in which others first wait for the late ranks; empty if unknown.
 
-        Before these calls, the late ranks work longer than other ranks of their stage. Later calls
-        do not show who is late: ranks that have waited for a late rank arrive as late as that rank.
+        It has the calls before which the late ranks work longer than other ranks of their stage.
+        Later calls do not show who is late: ranks that have waited for a late rank arrive at them
+        as late as that rank.
         """
         found: Counter[Call] = Counter()
         for step in self._last:
@@ -378,7 +391,8 @@ class Waits:
 def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int]:
     """How long a rank waited after each of its calls.
 
-    *ready_ns*: when the calls are ready, on its node's clock. *ahead_ns*: the rank's own offset.
+    *ready_ns*: when each call was ready, by the clock of its node's first rank. *ahead_ns*: how far
+    the rank's own clock is ahead of that clock.
     """
     if facts.calls is None:
         return []
@@ -388,7 +402,8 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
     for ready, at_ns, end_ns, parts in zip(
         ready_ns, own_ns, ends_ns, facts.calls.idle, strict=True
     ):
-        # A call that is ready does not end the rank's wait for an earlier call.
+        # The rank may still wait for an earlier call when this one is ready, so `until_ns` never
+        # falls.
         if ready > until_ns:
             until_ns = ready
         open_ns = until_ns + ahead_ns - at_ns
@@ -399,7 +414,8 @@ def _waits(facts: StepFacts, ahead_ns: int, ready_ns: Sequence[int]) -> list[int
 
 def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> StepFacts:
     """The step with these waits removed from its phases."""
-    # A wait may outlast the phase of its call, so at most the time of the phase is removed.
+    # A wait may go on after the phase in which its call was made, so remove at most the time of
+    # that phase.
     taken_ns = list(map(min, phases.spent_ns(waits_ns, facts.wait_ns), facts.phases_ns))
     return facts._replace(
         wait_ns=facts.wait_ns + sum(taken_ns),
@@ -410,19 +426,23 @@ def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> Step
 def _more_before(
     each: _Each, works_ns: Sequence[Sequence[int]], awaited_ns: Mapping[int, int]
 ) -> Counter[Call]:
-    """For each call in which others wait for the first of these ranks: how much longer that rank
-    has worked before the call than the other ranks."""
+    """By call in which others wait for the late rank: how much longer than the other ranks the late
+    rank has worked before it.
+
+    *works_ns*: of the late rank first, then of the others.
+    """
     found: Counter[Call] = Counter()
     own_ns, *others_ns = works_ns
     if not others_ns or not each:
         return found
     more_ns = list(map(sub, own_ns, map(round, map(median, zip(*others_ns, strict=True)))))
-    # Work after the last call makes others wait in the first call of the next step, so it is added
-    # to the first call.
+    # After the last call of a step, extra work makes others wait in the first call of the next
+    # step. So count it as work before the first call.
     carried_ns = more_ns.pop()
     for at, (call, ns) in enumerate(zip(each, more_ns, strict=True)):
         carried_ns += ns
-        # The delay shows when the rank sends, and in collectives if others wait for half of it.
+        # The extra work so far counts for the first call in which it shows: a send, or a collective
+        # in which another rank waits for more than half of it.
         shows = call.op == "send" or awaited_ns.get(at, 0) > carried_ns / 2
         if shows or at == len(each) - 1:
             found[call] += max(carried_ns, 0)

@@ -36,7 +36,7 @@ class _Rank:
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self.seen = 0
-        # The number of its steps since the last complete row.
+        # How many of its steps have been read since the last complete row.
         self.since_row = 0
 
 
@@ -45,9 +45,10 @@ class Alignment:
 
     def __init__(self) -> None:
         self._ranks: dict[Labels, _Rank] = {}
-        # Sorted lazily: thousands of ranks are added one by one.
+        # The ranks in order; empty until somebody needs it. Sorting at each change would take too
+        # long, as thousands of ranks are added one by one.
         self._ordered: list[_Rank] = []
-        # Incomplete rows, by step number.
+        # By step number: the steps of rows for which other ranks' steps are still missing.
         self._waiting: defaultdict[int, dict[_Rank, StepFacts]] = defaultdict(dict)
         self._share_in_common = 1.0
 
@@ -68,7 +69,7 @@ class Alignment:
         return self._ordered
 
     def add(self, labels: Labels) -> bool:
-        """Include the rank in all further rows; returns True if it is new."""
+        """Include the rank in all further rows. Returns True if it was not included yet."""
         if labels in self._ranks:
             return False
         self._ranks[labels] = _Rank(labels)
@@ -142,7 +143,8 @@ class Alignment:
 
 
 def _at_one_time(facts: Sequence[StepFacts]) -> bool:
-    """Whether these may be the same step: ranks that wait for each other end a step together."""
+    """Whether these steps may be one step of all ranks: they then end at about the same time, since
+    ranks wait for each other."""
     ends_ns = [each.ended_ns for each in facts]
     apart_ns = max(ends_ns) - min(ends_ns) - 100_000_000
     return apart_ns <= 0 or apart_ns <= 2 * max(each.took_ns for each in facts)
@@ -198,9 +200,10 @@ class Compared(NamedTuple):
 
 
 def _packed(column: Sequence[Any]) -> Sequence[Any]:
-    """With very many ranks, the column as an array: a tenth of the memory."""
+    """With very many ranks, packs the column into an array, which takes a tenth of the memory."""
     for size in "Iq" if len(column) >= limits.MANY_RANKS else "":
-        # If a value is None or too large for this type, try the larger type, or keep the column.
+        # Try 4-byte integers, then 8-byte ones. If a value is None or too large for both, keep the
+        # column as it is.
         with suppress(TypeError, OverflowError):
             return array(size, column)
     return column
@@ -239,11 +242,12 @@ class Window:
         return median(self.steps_ns(length)) / 1e9
 
     def stand_for(self, length: int) -> int:
-        """How many steps the last *length* measured steps and the steps between them are."""
+        """How many steps the last *length* measured steps stand for, with the unmeasured ones
+        between them."""
         return sum([each.steps for each in self.last(length)])
 
     def one_of(self, length: int) -> int:
-        """N if one of N steps is measured, rounded to a power of two."""
+        """N if about one of N steps is measured; a power of two."""
         return 1 << round(log2(self.stand_for(length) / length))
 
     @property
@@ -303,21 +307,23 @@ def by_stage(stages: Sequence[int]) -> dict[int, list[int]]:
 
 
 class ExcessHistory:
-    """The excess of each unit over the median of the others, for each step of a window.
+    """By how much each unit exceeds the median of the others, in each step of a window.
 
-    The value of a node is the median of its ranks.
+    A unit is a rank or a node; a node's work is the median of its ranks.
     """
 
     def __init__(self, window: Window, units: Sequence[Unit] = ()) -> None:
         self.window, self.units = window, units
         self._kinds = by_stage([unit.stage for unit in units]).values()
         self._excesses_ns: list[array[float]] = []
-        # The excesses of all units in the steps since the last full stride.
+        # The excesses of all units in the steps since the last complete block of STRIDE steps.
         self._fresh: list[list[float]] = []
-        # By unit and stride: in how many steps the unit was above the others.
+        # By unit, then by block of STRIDE steps: in how many of these steps the unit was above the
+        # others.
         self.above: list[list[int]] = [[] for _ in units]
-        # By unit: the number of consecutive last steps in which it was far above the others. Empty
-        # if steps are so fast that the shortest of LENGTHS shows a clear case soon enough.
+        # By unit: how many steps in a row, up to the last, it was far above the others. Empty if
+        # steps are so fast that LENGTHS[0] of them take at most SOON_NS, so that no shortcut is
+        # needed.
         self._in_a_row: Sequence[int] = ()
 
     def __len__(self) -> int:
@@ -351,7 +357,8 @@ class ExcessHistory:
 
     @property
     def soon(self) -> int:
-        """How many steps suffice to show a clear case; the slower the steps, the fewer."""
+        """How many steps suffice to call a clear case late: LENGTHS[0], and fewer the slower the
+        steps are."""
         if not self._in_a_row:
             return limits.LENGTHS[0]
         step_ns = self.window.apart * median(self.window.steps_ns(limits.SOON_FEWEST))
@@ -359,17 +366,18 @@ class ExcessHistory:
         return min(max(steps, limits.SOON_FEWEST), limits.LENGTHS[0])
 
     def far_above(self, i: int) -> int:
-        """The number of consecutive last steps in which unit *i* was far above the others."""
+        """How many steps in a row, up to the last, unit *i* was far above the others."""
         return self._in_a_row[i] if self._in_a_row else 0
 
     @property
     def is_any_far_above(self) -> bool:
-        """Whether a unit has just become a clear case."""
+        """Whether some unit has now been far above the others for exactly `soon` steps, so it is
+        time to look."""
         return bool(self._in_a_row) and self.soon in self._in_a_row
 
     @property
     def is_at_stride(self) -> bool:
-        """Whether the last step completed a stride."""
+        """Whether the last step completed a block of STRIDE steps."""
         return not self._fresh and bool(self._excesses_ns)
 
     def excess_ns(self, i: int, length: int) -> list[float]:
@@ -384,7 +392,8 @@ class ExcessHistory:
     def rank_excesses_ns(
         self, i: int, ranks: Sequence[int], length: int
     ) -> list[tuple[float, ...]]:
-        """The excess of each of these ranks over the nodes other than *i*, in the last steps."""
+        """For each of these ranks: its excess over the nodes other than *i*, in each of the last
+        steps."""
         members = self.units[i].members
         found = []
         for step, excess_ns in zip(
@@ -395,7 +404,7 @@ class ExcessHistory:
         return list(zip(*found, strict=True))
 
     def some_steps(self, length: int) -> list[Compared]:
-        """A sample of the last steps, latest first."""
+        """Every third of the last steps, with very many ranks every ninth; latest first."""
         return self.window.last(length)[:: -3 if len(self.units) < limits.MANY_RANKS else -9]
 
     def step_without_s(self, late: Set[int], length: int) -> float:
@@ -416,10 +425,10 @@ class ExcessHistory:
         return median(self.excess_ns(i, length)) / 1e9
 
     def late_for(self, i: int, length: int) -> int:
-        """For how many of the last steps unit *i* has been late, at most *length*.
+        """For how many of the last *length* steps unit *i* has been late.
 
-        Counted from the first step whose excess is above half of the median, if the excess of most
-        of the next steps is too.
+        It counts as late from the first step whose excess is above half of the median excess,
+        provided that the median of the STRIDE steps from there is too.
         """
         excess_ns = self.excess_ns(i, length)
         least_ns = median(excess_ns) / 2
@@ -438,7 +447,7 @@ def _count_above(excesses: Sequence[float]) -> int:
 
 
 class Late(NamedTuple):
-    """A late unit: its index in the history, and the number of steps that show it."""
+    """A late rank or node: its index in the history, and the number of last steps that show it."""
 
     history: ExcessHistory
     i: int

@@ -15,7 +15,8 @@ from otel_ddp.history.whole_run import WholeRun
 from otel_ddp.journal.survey import Survey
 
 _MOST_EVENTS = 200
-# Limits of a saved page: charts, points of all lines in a chart, characters of a post-mortem.
+# Limits of a saved page: the number of charts, the points of all lines of a chart together, and the
+# characters of a post-mortem.
 _SAVED_NAMES, _SAVED_POINTS, _SAVED_TEXT = 60, 8192, 256 * 1024
 _SAVED_COLUMNS, _FEWEST_COLUMNS = 512, 32
 _SAVED_FILES = 5
@@ -29,7 +30,10 @@ def _names(run: WholeRun, question: Question) -> dict[str, Any]:
 
 
 def _events(run: WholeRun, question: Question) -> dict[str, Any]:
-    """The last events, exceptions and checkpoints that contain `like`, latest first."""
+    """The last events, exceptions and checkpoints, latest first.
+
+    If the request has the parameter `like`, only those that contain its text.
+    """
     found: list[dict[str, Any]] = [
         {**each._asdict(), "node": run.node_of(history, each.rank)}
         for history in run.histories
@@ -81,7 +85,7 @@ def saved(run: WholeRun, reports: Sequence[Any] = ()) -> str:
 
 
 def _pictures(run: WholeRun, names: Sequence[str], *kinds: str) -> dict[str, Any]:
-    """The answer for the chart of each name. Charts of many lines have fewer points per line."""
+    """For each name, the data of its chart. A chart of many lines has fewer points per line."""
     found = {}
     for name in names:
         lines = sum(len(each.series(kind, name)) for each in run.histories for kind in kinds)

@@ -24,7 +24,7 @@ from otel_ddp.vocabulary.words import ENDED_STATES
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Requests that need no histories, so they are answered even while the disk hangs.
 _WITHOUT_DISK = ("now", "stacks")
-# Answers of more bytes are compressed.
+# An answer is compressed if it has more bytes than this.
 _PACKED_FROM = 4096
 HIDDEN = (
     "This page is shown to the user of the agent and to root on this node, and to whoever has "
@@ -54,10 +54,10 @@ class App:
         live: Callable[[], Survey] | None = None,
         ask_stacks: AskStacks | None = None,
     ) -> None:
-        """*ours*: read the folder only while no other user can write there.
+        """*ours*: True to read the folder only while no other user can write there.
 
-        *disk_hangs*: whether the disk of the folder hangs. *live*: returns the agent's state; None
-        without an agent.
+        *disk_hangs*: returns whether the disk of the folder hangs. *live*: returns the agent's
+        state; None if no agent serves the page.
         """
         self._runs = Runs(folder, ours)
         self._disk_hangs = disk_hangs
@@ -74,7 +74,7 @@ class App:
         if takes and len(body) > _PACKED_FROM:
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
-        # The page polls less often if answers are expensive.
+        # The CPU time of this answer. The page polls less often if its answers are expensive.
         extra["Server-Timing"] = f"cpu;dur={(time.thread_time() - began_s) * 1000:.1f}"
         return Answer(status, {**extra, **headers}, body)
 
@@ -104,7 +104,7 @@ class App:
             http.check_post(question.headers)
         elif question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
-        # While the disk hangs, reading histories would block this thread too.
+        # While the disk hangs, reading a history would block this thread, so none is read.
         hangs = path not in _WITHOUT_DISK and self._disk_hangs()
         if path == "runs":
             rows, faults = ([], []) if hangs else self._runs.rows()
@@ -150,7 +150,7 @@ class App:
         return {**result.to_json(), "tables": tables}
 
     def _may_read(self) -> bool:
-        """False if other users may write into a folder that must be ours."""
+        """Whether the folder may be read: not if it should be ours, but others can write there."""
         return not self._ours or files.is_kept(self._runs.folder)
 
     def _list(self, found: list[dict[str, Any]], faults: list[str]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from otel_ddp.vocabulary.words import MEASURED_PHASES, PHASE
 
 _MOST_COLUMNS = 4096
 _MOST_NAMES, _MOST_SERIES = 20, 200
-# Limit of ranks times columns.
+# Limit of the answer on steps: the number of ranks times the number of columns.
 _MOST_CELLS = 60_000
-# Colours and names of phases.
+# How the page shows each phase: its colour and its name.
 SHOWN_PHASES = [
     {
         "name": each.word,
@@ -28,7 +28,7 @@ SHOWN_PHASES = [
     }
     for each in map(PHASE.__getitem__, MEASURED_PHASES)
 ]
-# Keys in the JSON of a series that a label must not override.
+# Keys in the JSON of a series. A label with such a name is left out, so that it overrides none.
 _TAKEN = ("run", "name", "rank", "node", "columns")
 
 
@@ -59,8 +59,8 @@ def columns_of(run: WholeRun, question: Question, *kinds: str) -> dict[str, Any]
         for name in question.texts("name")[:_MOST_NAMES]:
             found += _over_ranks(run, name, kinds, (wanted, first, until))
         return {"series": found, "left_out": 0}
-    # If a rank moved to another node: the first step of its series on the newest node. Only for
-    # earlier steps, its series on older nodes are used.
+    # A rank that moved to another node has a series on each node, the newest first. From an older
+    # series, use only the steps before the first step of the newer one, which `begins` has.
     begins: dict[SeriesKey, int] = {}
     for name in question.texts("name")[:_MOST_NAMES]:
         for history, series in _named(run, name, kinds):
@@ -134,7 +134,7 @@ def _as_columns(buckets: list[Bucket]) -> dict[str, list[Any]]:
 
 
 def _rates(buckets: list[Bucket]) -> dict[str, list[Any]]:
-    """The rates of a counter per second; None after a reset."""
+    """The rates of a counter per second. None where the counter fell, i.e. was reset."""
     found: dict[str, list[Any]] = {"first": [], "x": [], "ms": [], "per_second": []}
     for one, other in pairwise(buckets):
         if one.last is not None and other.last is not None and other.last_ns > one.last_ns:

@@ -38,7 +38,7 @@ class Question(NamedTuple):
 
     @classmethod
     def of_address(cls, target: str, **more: Any) -> Question:
-        """*target*: path and query, which `check_request` has accepted."""
+        """Parse a request. *target*: its path and query, which `check_request` has accepted."""
         try:
             parts = urlsplit(target)
             query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
@@ -58,7 +58,7 @@ class Question(NamedTuple):
         return self.query.get(name, ())
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """An integer, clamped to the bounds."""
+        """The integer parameter *name*, clamped to *low* and *high*; *default* if not given."""
         text = self.text(name)
         if not text:
             return default
@@ -84,7 +84,7 @@ def json_text(content: Any, **how: Any) -> str:
 
 
 def as_json(status: int, content: Any) -> Answer:
-    # "replace": a shortened text may end with half a surrogate pair.
+    # "replace": a text that was cut may end with half a surrogate pair, which UTF-8 cannot encode.
     body = json_text(content, separators=(",", ":")).encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON}, body)
 
@@ -106,13 +106,14 @@ def _plain(content: Any) -> Any:
 
 # -- requests that are refused
 
-# A Host header: a name or an address, with or without a port; no user, no escapes, no zone.
+# Matches a Host header: a name or an IP address, and perhaps a port, but no user name, no escapes
+# and no network interface.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I | re.ASCII)
 # A POST must have this header, which a form of another site cannot set.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
-    # For all answers but the page, which has a policy of its own.
+    # For all answers but the page: the page sends a policy of its own.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -125,9 +126,9 @@ HEADERS: Mapping[str, str] = {
 def check_request(target: str, headers: Message, *, any_name: bool = False) -> None:
     """Raises Refused for a request by another site.
 
-    A site may resolve its own name to this machine, so that its scripts can read our answers (DNS
-    rebinding). The Host header then has the site's name. *any_name*: accept any Host, as a token is
-    required.
+    A hostile site may resolve its own name to this machine, so that its scripts can read our
+    answers (DNS rebinding). The Host header then has the name of the site, so a Host that is no
+    name of this machine is refused. *any_name*: accept any Host, if requests need a token.
     """
     if not target.startswith("/") or target.startswith("//"):
         raise Refused(400, "ask for a path on this machine, such as /metrics")
@@ -153,20 +154,21 @@ def _is_foreign(headers: Message, hosts: Sequence[str]) -> bool:
     """Whether a script of another site sent the request."""
     if site := headers.get("Sec-Fetch-Site"):
         return site not in ("same-origin", "none")
-    # Browsers omit Sec-Fetch-Site for plain HTTP from other machines.
+    # Browsers omit Sec-Fetch-Site if the page came by plain HTTP from another machine. So compare
+    # the header Origin with the Host.
     named = [host.strip().lower() for host in hosts]
     origins = [str(each).strip().lower() for each in headers.get_all("Origin", [])]
     return any(origin.partition("://")[2] not in named for origin in origins)
 
 
 def check_post(headers: Mapping[str, str]) -> None:
-    """Raises Refused for a POST by another site."""
+    """Raises Refused for a POST by another site: its scripts cannot set the header ASKED."""
     if headers.get(ASKED) != "page":
         raise Refused(403, f"send the header {ASKED}: page")
 
 
 def _is_ours(host: str) -> bool:
-    # Without a DNS query: another site could control the answer.
+    # Do not look up the name in DNS, because another site could control the answer.
     own = socket.gethostname().lower()
     if host in ("localhost", own, own.partition(".")[0]) or host.endswith(".localhost"):
         return True

@@ -27,7 +27,8 @@ from otel_ddp.vocabulary.words import ADVICE, HARMLESS_VERDICTS, TIME_CAUSES
 
 _MOST_SUMMARY, _MOST_SUMMARY_IN_LIST = 200, 60
 _MOST_SENTENCES = 5
-# Limits for each run in the list: points of its curve, and settings.
+# Limits for each run in the list: the points of its sparkline, and the settings of its
+# configuration.
 _CURVE, _MOST_SETTINGS = 40, 60
 _RANK = "group run node rank state step phase phase_since_ns seen_alive_ns reason measuring read_ns"
 
@@ -36,7 +37,7 @@ _Signature = tuple[int, ...]
 
 
 class _File(NamedTuple):
-    """Data of a history file. It is read again once the signature of the file changes."""
+    """Cached data of a history file. It is read again once its signature (size, time) changes."""
 
     signature: _Signature
     of_run: RunKey = ("", "")
@@ -49,7 +50,7 @@ class Runs:
     """The runs of a folder, with a cache of unchanged files. Thread-safe."""
 
     def __init__(self, folder: Path, ours: bool) -> None:
-        """*ours*: read the folder only while no other user can write there."""
+        """*ours*: True to read the folder only while no other user can write there."""
         self.folder = folder
         self._ours = ours
         self._lock = threading.Lock()
@@ -57,7 +58,7 @@ class Runs:
         self._rows: dict[RunKey, tuple[dict[Path, _Signature], dict[str, Any]]] = {}
 
     def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """The rows of the list, newest run first; and for each unreadable file the reason."""
+        """The rows of the list, newest run first; and the reasons why files could not be read."""
         try:
             files = self._read()
         except Unreadable as why:
@@ -155,7 +156,7 @@ def _label(value: Any) -> str:
 
 
 def _curve(run: WholeRun, main: Mapping[str, str]) -> list[float | None]:
-    """The means of a main value, for a sparkline."""
+    """The course of one logged value as means over neighbouring steps, for a sparkline."""
     buckets = run.values.get((main["name"], main["split"]), [])
     many = math.ceil(len(buckets) / _CURVE)
     parts = [buckets[at : at + many] for at in range(0, len(buckets), many or 1)]
@@ -178,7 +179,7 @@ def head(run: WholeRun, live: Survey) -> dict[str, Any]:
     ranks = newest.ranks.values()
     steps = [step for each in ranks if (step := plain.whole(each.get("step"))) is not None]
     summary = run.summary[:_MOST_SUMMARY]
-    # `insufficient` is empty for a run that is over: its ranks are no longer compared.
+    # `insufficient` has the reasons why ranks cannot be compared now. A run that is over has none.
     goes_on = any(each.of_run == of_run and not each.ended for each in live.processes)
     shown_verdicts, time_spent = verdicts(run.verdicts()), goodput_of(run)
     return {
@@ -232,7 +233,7 @@ def _newest(run: WholeRun, live: Survey) -> Newest:
 
 
 def ranks(run: WholeRun, live: Survey) -> dict[str, Any]:
-    """The processes of the newest attempt; not part of `head`, as there may be thousands."""
+    """The processes of the newest attempt. They may be thousands, so `head` does not have them."""
     found = _newest(run, live).ranks.items()
     return {"now_ns": time.time_ns(), "ranks": [shown(e) | {"rank": rank} for rank, e in found]}
 
@@ -243,7 +244,11 @@ def shown(process: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add `harmless`, for the colour, and `advice`, which the sentences of past verdicts lack."""
+    """The verdicts with two more keys: `harmless` and `advice`.
+
+    The page colours a verdict by `harmless`. It shows `advice` if the sentence has none, as for a
+    past verdict.
+    """
     return [
         {
             **each,

@@ -11,13 +11,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 _FOLDER = Path(__file__).parent / "static"
-# The chart library, which is not a JavaScript module.
+# The chart library. It is a plain script, no JavaScript module, so it is included separately.
 _PLOTS = "uplot.min.js"
 _IMPORT = re.compile(r'"\./([\w]+\.js)"')
 _NONCE = "NONCE-OF-THIS-FILE"
 # Characters that a data URL need not escape.
 _AS_IT_IS = "!$&'()*+,-./:;=?@[]^_`{|}~"
-# Content security policy: only scripts with the nonce run, and the page cannot load other files.
+# The content security policy: only scripts with the nonce run, and the page cannot load any files.
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{}'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -25,14 +25,14 @@ _POLICY = (
 
 
 def served() -> tuple[str, str]:
-    """The page without data, which it requests, and its content security policy."""
+    """The page as it is served, and its content security policy. It requests its data later."""
     nonce = secrets.token_urlsafe(16)
     policy = f"{_POLICY.format(nonce)}; connect-src 'self'; frame-ancestors 'none'"
     return _page().replace(_NONCE, nonce), policy
 
 
 def saved(answers: bytes) -> str:
-    """The page with its data as gzipped JSON in base64, so that no text of a run becomes markup."""
+    """The page with its data: gzipped JSON as base64, so that no text of a run acts as HTML."""
     nonce = secrets.token_urlsafe(16)
     own = (
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(nonce)}">\n'

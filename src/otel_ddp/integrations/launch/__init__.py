@@ -27,10 +27,14 @@ def add_to_path(env: MutableMapping[str, str]) -> None:
 
 @errors.contained()
 def imported(name: str, call: str) -> None:
-    """Call our function for an imported module. `NAMES` in sitecustomize.py lists both."""
+    """Call our function *call* for the module *name*, which the program has just imported.
+
+    `NAMES` in sitecustomize.py lists the modules and their functions.
+    """
     if name in _done:
         return
-    # A program may remove torch from `sys.modules`, and import it again.
+    # Call the function for torch at each import: a program may remove torch from `sys.modules`, and
+    # import it again.
     if name != "torch":
         _done.add(name)
     module, _, function = call.rpartition(".")
@@ -42,14 +46,14 @@ def wait_for_training() -> None:
     try:
         from otel_ddp.torch.hooks.called import wait_for_training
     except ImportError:
-        # This torch is another module of that name, or years too old.
+        # The imported `torch` is another module of that name, or years too old.
         errors.reraise_foreign()
         return
     wait_for_training(_search)
 
 
 def _search() -> None:
-    # Imported here: a process that never trains does not need these modules.
+    # Imported here, since a process that never trains does not need these modules.
     from otel_ddp.torch import discovery, models
 
     if models.is_new_enough():
@@ -62,9 +66,11 @@ def _measure() -> None:
     from otel_ddp.torch import discovery
 
     if opening.in_data_worker():
-        # A data loader's worker is a copy of the training process; its data set may call models.
+        # This process is a data loader's worker: a copy of the training process, which trains
+        # nothing, but whose data set may call models.
         return
     integrations.instrument()
     if opening.in_pool_worker():
-        # A worker of a pool may train again in its next task, which is another run.
+        # This process is a pool's worker. Its next task is another run, which begins as soon as
+        # that task creates an optimizer.
         discovery.begin_with_next_optimizer(_measure)

@@ -13,16 +13,17 @@ from torch.optim import Optimizer
 
 from otel_ddp import errors
 
-# Wrappers that are switched off. Such a wrapper stays in place while another tool's wrapper calls
-# it.
+# Our wrappers that are switched off. One may have to stay in place, because another tool has
+# wrapped it and still calls it.
 _taken_off: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class Called:
     """Wraps a function: *called* gets the arguments of each call, after the function has returned.
 
-    *before*: call *called* before the function instead, as for one that does not return.
-    *begins*: called before the function; *called* is then called after an exception, too.
+    *before*: call *called* before the function instead, for a function that does not return.
+    *begins*: a second callable, called before the function; *called* then also runs if the function
+    raises.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Called:
         begins: Callable[..., None] | None = None,
     ) -> None:
         original = getattr(owner, name)
-        # The class's own entry, to be restored later: `getattr` would unwrap a C++ method.
+        # Restore this entry of the class later, not `original`: `getattr` unwraps a C++ method.
         descriptor = vars(owner)[name]
         first = called if before else begins
 
@@ -63,7 +64,7 @@ class Called:
         """Switch the wrapper off; restore the function unless another tool has wrapped it since."""
         self._on = False
         _taken_off.add(self._ours)
-        # Below this wrapper may be another one of ours that is off, as in the worker of a pool.
+        # Remove all wrappers that are off: this one may have wrapped others, as in a pool's worker.
         while (function := getattr(self._owner, self._name)) in _taken_off:
             setattr(self._owner, self._name, function.__wrapped__)
 
@@ -82,7 +83,7 @@ _signs: list[Called] = []
 
 
 def wait_for_training(act: Callable[[], None]) -> None:
-    """Call *act* once, at the first sign.
+    """Call *act* once, at the first sign of training.
 
     Until then only `Optimizer.__init__` and `backward` are wrapped.
     """

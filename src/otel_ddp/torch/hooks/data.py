@@ -18,7 +18,8 @@ _next: Called | None = None
 def attach(stepper: Stepper) -> None:
     """Time the iterator of torch's DataLoader, which has no hook.
 
-    Its `__next__` is wrapped rather than the iterator, whose type programs may check.
+    The iterator class's `__next__` is wrapped. Wrapping the iterator itself would change its type,
+    which programs may check.
     """
     global _stepper, _next
     _stepper = stepper
@@ -53,21 +54,21 @@ def timed(loader: Any) -> Any:
     return _timed_type(*(hasattr(type(loader), name) for name in _SPECIAL))(loader)
 
 
-# Python looks up special methods on the type. So there is a proxy type for each set of those that
-# an iterable has.
+# Python looks up special methods on the type, so the proxy's type must have the same ones as the
+# iterable's. Each combination of these methods has its own proxy type.
 _SPECIAL = ("__next__", "__len__", "__getitem__", "__contains__")
 
 
 class _Timed:
-    # This slot must not hide an attribute of the loader, hence the unusual name.
+    # An unusual name, so that this slot hides no attribute of the loader.
     __slots__ = ("__weakref__", "_otel_ddp_wrapped")
 
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_otel_ddp_wrapped", loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # At once rather than at the first `next`: in `iter`, torch's loader draws a random number
-        # and starts its workers.
+        # Call `iter` now rather than at the first `next`: torch's loader draws a random number and
+        # starts its workers in it.
         loader = _inside(self)
         iterator = _waited(lambda: iter(loader))
         return self if iterator is loader else timed(iterator)

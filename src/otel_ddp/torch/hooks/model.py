@@ -28,7 +28,7 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 _Tensor = torch.Tensor
 _is_tracing = torch._C._is_tracing
-# Cheap: torch itself calls this in each call of a module.
+# Cheap enough for a hook: torch itself calls this function in each call of a module.
 _trace = torch._C._get_tracing_state
 
 # The key of our hooks in a module's dictionaries.
@@ -36,14 +36,14 @@ _HOOK = "otel_ddp model"
 # Pickle and copy look this method up on the instance before the class, so an instance can have its
 # own.
 _STATE = "__getstate__"
-# The attributes with a module's hooks, and the suffixes of the attributes with options of the hooks
-# of the same key.
+# The attributes that hold a module's hooks; and the suffixes of further attributes, which hold
+# options of these hooks under the same keys.
 _KINDS, _MORE = ("_forward_pre_hooks", "_forward_hooks"), ("_with_kwargs", "_always_called")
 
 _stepper: Stepper | None = None
-# By id, so that a replica, as made by DataParallel, is not found here: it has our hooks, too.
+# By id of the model, so that replicas of DataParallel, which copy our hooks, are not found here.
 _watched: dict[int, WatchedModel] = {}
-# Modules whose call is a whole step. They get no hooks; only readings use them.
+# Modules whose call is a whole training step. They get no hooks; only readings use them.
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
@@ -54,7 +54,7 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
     if id(module) in _watched:
         return False
     watched = _watch(module)
-    # A ScriptModule does not support hooks.
+    # A ScriptModule does not support hooks, so it is not watched inside a DDP.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
     if inside is not None and not isinstance(inside, torch.jit.ScriptModule):
         watched.syncs_buffers = bool(module.broadcast_buffers) and any(
@@ -65,7 +65,7 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
         if id(inside) not in _watched:
             _watch(inside)
     if id(module) not in _watched:
-        # A signal handler has detached everything meanwhile: undo this, too.
+        # A signal handler has meanwhile detached all hooks: take off the ones just put on, too.
         take_off(module, *_ALL)
         detach()
         return False
@@ -74,7 +74,7 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
 
 def _watch(module: nn.Module) -> WatchedModel:
     watched = _watched[id(module)] = WatchedModel(module, _watched)
-    # If the model is a copy of a watched one, it has inherited hooks: take them off first.
+    # If the model is a copy of a watched one, it has a copy of our hooks: take them off first.
     take_off(module, *_ALL)
     _put_on(module)
     _hide_hooks(module)
@@ -82,10 +82,10 @@ def _watch(module: nn.Module) -> WatchedModel:
 
 
 def _put_on(module: Any) -> None:
-    """Do what torch does to put hooks first (`prepend`), with our own key instead of a handle."""
+    """Put our hooks first, as torch's `prepend=True` does, but under our own key."""
     for kind, more, hook in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, before_forward),
-        # Also called if forward raises, as the phase forward must end then, too.
+        # `always_called` means also if forward raises: the forward phase must end then, too.
         (module._forward_hooks, module._forward_hooks_always_called, after_forward),
     ):
         kind[_HOOK] = hook
@@ -96,7 +96,8 @@ def _put_on(module: Any) -> None:
 def switch(on: bool) -> None:
     """Put the hooks of watched models on, or take them off, between two steps.
 
-    They stay on models that compiled code calls: its guards on hooks would cause recompilation.
+    Models that compiled code calls keep their hooks: the code has guards on hooks, so that each
+    change would cause a recompilation.
     """
     for watched in list(_watched.values()):
         model: Any = watched.model()
@@ -120,14 +121,14 @@ def compiling(stepper: Stepper) -> None:
     """A compilation begins: models that are not being called may become parts of its graph.
 
     The graph then has guards on their hooks, so each switch of these hooks would recompile it. From
-    now on they stay on rather than off: the program may also call such a model directly, as in an
-    evaluation.
+    now on the hooks stay on. Leaving them off instead would miss direct calls of such a model, as
+    in an evaluation.
     """
     if stepper.progress.another_trains() or not outside_of_backward():
         return
     calls = {id(each.get("self")) for each in inspection.module_calls(sys._getframe())}
     for key, watched in list(_watched.items()):
-        # A wrapper that `torch.compile` has returned is not a part of the graph.
+        # A wrapper returned by `torch.compile` (it has `_orig_mod`) is not a part of the graph.
         if key in calls or watched.in_graph or hasattr(watched.model(), "_orig_mod"):
             continue
         stepper.go_on_measured()
@@ -136,7 +137,7 @@ def compiling(stepper: Stepper) -> None:
 
 def take_off(module: nn.Module, *ours: Any) -> None:
     """Take these hooks off a module."""
-    # Hooks are found by identity: a copied module has our hooks, but we have no handle of them.
+    # Find the hooks by identity, as a copied module has our hooks, but we have no handles of them.
     for kind in _KINDS:
         hooks = getattr(module, kind)
         for key, hook in list(hooks.items()):
@@ -147,7 +148,7 @@ def take_off(module: nn.Module, *ours: Any) -> None:
 
 
 def detach() -> None:
-    """Take all hooks off."""
+    """Take our hooks off all watched models."""
     global _stepper
     _stepper = None
     for watched in list(_watched.values()):
@@ -163,9 +164,9 @@ def detach() -> None:
 
 
 def add_around(module: nn.Module) -> bool:
-    """Remember a module that calls watched models, as its call is a whole step.
+    """Remember a module that calls watched models and whose call is a whole step.
 
-    False if it is known already.
+    Returns False if it is known already.
     """
     if id(module) in _around:
         return False
@@ -196,28 +197,28 @@ def watched() -> list[nn.Module]:
 
 
 def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
-    """Watch the DDP that is calling this model, if the user wrapped it after `instrument`."""
+    """Watch the DDP that is calling this model: the user may have wrapped it after `instrument`."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     # Runs in each forward, so the cheapest check comes first.
     is_new = ddp is not None and id(ddp) not in _watched
     if is_new and not models.makes_steps(ddp) and attach(ddp, stepper):
         around = _watched[id(ddp)]
-        # The DDP does the same work as the model inside.
+        # The DDP does the work of the model inside it, so the same FLOPs and samples apply.
         around.flops_per_unit, around.by_samples = watched.flops_per_unit, watched.by_samples
         around.shared = watched.shared
 
 
 def watch_compiled_in_place() -> None:
-    """Measure models compiled in place by `module.compile()` from outside of the graph."""
+    """Measure models that `module.compile()` compiled in place, by wrapping the compiled call."""
     for model in watched():
         call = getattr(model, "_compiled_call_impl", None)
         if call is not None and not isinstance(call, _CompiledInPlace):
-            # Torch leaves this attribute out of copies and pickles.
+            # Copies and pickles do not contain our wrapper: torch leaves this attribute out.
             model._compiled_call_impl = _CompiledInPlace(model, call)
 
 
 class _CompiledInPlace:
-    """Measures a module compiled in place from outside of its graph, as its hooks never run."""
+    """Measures a module compiled in place, by wrapping its compiled call: its hooks never run."""
 
     def __init__(self, module: nn.Module, call: Any) -> None:
         self.call = call
@@ -242,9 +243,9 @@ class _CompiledInPlace:
         return output
 
 
-# Our hooks are functions of this module: a class may copy models by its own method, with the hooks,
-# and pickle stores functions by name. Tools may copy hooks to other modules and call them with
-# other arguments: so all arguments have defaults, and additional ones are ignored.
+# Our hooks are module-level functions, because pickle stores functions by name: a class may copy
+# its models, with our hooks, by a method of its own. All arguments have defaults and further ones
+# are ignored, because tools may copy hooks to other modules and call them with other arguments.
 
 
 def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
@@ -273,8 +274,8 @@ def after_forward(module: nn.Module, args: Any = (), output: Any = None, *_: Any
 
 def _forward_ended(stepper: Stepper, watched: WatchedModel, module: nn.Module, output: Any) -> None:
     if stepper.forward_ended(watched, module, output):
-        # Not a full backward hook: it would wrap the outputs, and in-place changes of them in the
-        # user's code would raise.
+        # A full backward hook would wrap the outputs, and user code that changes an output in place
+        # would then raise. So put a hook on each tensor instead.
         for tensor in differentiable(output):
             stepper.backward_hook.put_on(tensor, inspection.of_tensor(tensor, "grad_fn"))
 
@@ -282,11 +283,12 @@ def _forward_ended(stepper: Stepper, watched: WatchedModel, module: nn.Module, o
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
     """The tensors of a model's output, in any container, from which a backward may start."""
     left = [output]
-    # The list grows during iteration: breadth first, as a loss is mostly in the upper levels.
+    # The loop appends to the list that it iterates over. So the search is breadth first: a loss is
+    # mostly in the upper levels.
     for value in islice(left, _MOST_OUTPUTS):
         kind = type(value)
         if issubclass(kind, _Tensor):
-            # Plain tensors take the faster attribute access.
+            # The direct attribute access is faster, but safe only for plain tensors.
             if (
                 value.requires_grad
                 if kind is _Tensor
@@ -309,7 +311,8 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
 
 def _hide_hooks(module: nn.Module) -> None:
     """Keep our hooks out of copies and of `torch.save(model)`, so it loads without otel_ddp."""
-    # With a weak reference, and past torch's `__setattr__`, as this is no part of the model.
+    # Use a weak reference, and bypass torch's `__setattr__`: this attribute is not part of the
+    # model.
     module.__dict__[_STATE] = partial(_state, ref(module))
 
 
@@ -339,14 +342,14 @@ _ALL = frozenset((before_forward, after_forward))
 
 _global_hook: Callable[..., None] | None = None
 _handle: Any = None
-# Private; compiled modules call it before each call, and warn if it returns True. A torch without
-# it does not warn, either.
+# A private function of torch. Compiled modules call it before each call, and warn if it returns
+# True. A torch without this function does not warn, either.
 _HAS_GLOBAL_HOOK = "_has_any_global_hook"
 _torchs_own: Callable[[], Any] | None = getattr(_modules, _HAS_GLOBAL_HOOK, None)
 
 
 def set_global_hook(hook: Callable[..., None] | None) -> None:
-    """Set the hook on all modules, which is off at first; None: remove it."""
+    """Set the hook on all modules, still off until `put_on_all`. None: remove the hook."""
     global _global_hook
     take_off_all()
     _global_hook = hook
@@ -355,14 +358,14 @@ def set_global_hook(hook: Callable[..., None] | None) -> None:
 
 
 def put_on_all() -> None:
-    """Call the hook before each call of a module."""
+    """Switch the hook on all modules on: torch calls it before each call of a module."""
     global _handle
     if _handle is None and _global_hook is not None:
         _handle = register_module_forward_pre_hook(_global_hook)
 
 
 def take_off_all() -> bool:
-    """Stop calling the hook; returns whether it was on."""
+    """Switch the hook on all modules off; returns whether it was on."""
     global _handle
     handle, _handle = _handle, None
     if handle is None:

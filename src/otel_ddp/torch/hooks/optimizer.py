@@ -18,7 +18,7 @@ from otel_ddp.recording.steps import CountedSteps
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 
-# The attributes in which wrappers hold an optimizer, and how many nested objects are searched.
+# The attributes in which wrappers hold an optimizer; and the most objects that are searched.
 _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
 _DEEPEST = 8
 
@@ -42,7 +42,7 @@ def attach(stepper: Stepper) -> None:
 
 
 def switch(on: bool) -> None:
-    """Put the pre-step hook on, or take it off; then the post-step hook only counts most steps."""
+    """Put the pre-step hook on, or take it off: then the post-step hook mostly only counts."""
     global _before
     if on and _before is None:
         _before = register_optimizer_step_pre_hook(before_step)
@@ -50,7 +50,7 @@ def switch(on: bool) -> None:
         _before.remove()
         _before = None
     if _after is not None:
-        # Replaced in place: torch may be iterating over these hooks.
+        # Replace the post-step hook in place: torch may be iterating over the hooks.
         _after.hooks_dict_ref()[_after.id] = after_step if on else count_step
 
 
@@ -62,7 +62,7 @@ def forget(own: Any) -> None:
 
 
 def forget_others() -> None:
-    """Check optimizers of no watched model again: one of them may train a model found since."""
+    """Check all optimizers without a watched model again: a model found since may be theirs."""
     for key, (owned, _) in list(_known.items()):
         if not owned:
             _known.pop(key, None)
@@ -76,9 +76,9 @@ def torchs_own(given: Any) -> Optimizer | None:
         each = level.pop(0)
         seen += 1
         if isinstance(each, Optimizer):
-            # A wrapper may subclass Optimizer without calling its `__init__`, which makes the
-            # class's step run the hooks. If it runs them, the steps of optimizers inside belong to
-            # it.
+            # A wrapper that subclasses Optimizer runs torch's hooks in its `step` only if it calls
+            # Optimizer's `__init__`. If its `step` runs them, a step of an optimizer inside the
+            # wrapper belongs to the wrapper's step.
             if getattr(type(each).step, "hooked", False):
                 return each
             found = found or each
@@ -99,11 +99,11 @@ def detach() -> None:
 
 
 def _is_ours(optimizer: Optimizer) -> bool:
-    # Compare parameters only at the optimizer's first step, as sharding may replace them before.
+    # Compare parameters only at the optimizer's first step: until then sharding may replace them.
     models = model_hooks.trained()
     mine = {id(p) for module in models for p in module.parameters()}
     owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-    # DeepSpeed's engine holds an optimizer with copies of the parameters.
+    # This finds an optimizer that holds copies of the parameters, as in DeepSpeed's engine.
     owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
     stepper = _stepper
@@ -139,14 +139,14 @@ def _step_begins(stepper: Stepper, optimizer: Optimizer, args: Any, kwargs: Any)
 
 
 def count_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-    """The post-step hook while hooks are off: most optimizer steps are only counted."""
+    """The post-step hook while other hooks are off: it only counts most optimizer steps."""
     counted = _counted
     if counted is None or not counted.counts(optimizer):
         after_step(optimizer)
 
 
 def after_step(optimizer: Optimizer, *_: Any) -> None:
-    """The post-step hook while hooks are on; it also stays if compiled code has a guard on it."""
+    """The post-step hook while hooks are on, and always if compiled code has a guard on it."""
     if is_dynamo_compiling():
         if _may_be_one_graph(optimizer):
             return
@@ -174,7 +174,7 @@ def _step_ended(optimizer: Optimizer, stepper: Stepper) -> None:
         stepper.another_stepped(optimizer)
         return
     if not known:
-        # Only now is its model watched: the closure has called it for the first time.
+        # Its step began before its model was watched: the closure has just called the model.
         stepper.optimizer_began(optimizer, False)
     stepper.optimizer_ended(optimizer)
     if stepper.searching:

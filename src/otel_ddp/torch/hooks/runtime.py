@@ -41,7 +41,7 @@ def detach() -> None:
     _stepper = None
     ignore(compiling, _compiled)
     detach_from_gc()
-    # `_steps` is kept: replays of a graph are counted again if hooks are attached again.
+    # Keep `_steps`: once hooks are attached again, they count replays of these graphs again.
     while _handles:
         _handles.pop().remove()
 
@@ -74,7 +74,7 @@ def ignore(*listeners: Callable[..., None]) -> None:
 
 def _callbacks() -> Any:
     """Dynamo's lists of callbacks; None if it is not imported."""
-    # Private. If it is missing, the time of a compilation counts for the surrounding phase.
+    # A private object. A torch without it counts compilations to the phase in which they happen.
     found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     return found if all(hasattr(found, name) for name in ("start_callbacks", "clear")) else None
 
@@ -89,7 +89,7 @@ def _begin(stepper: Stepper) -> None:
         stepper.search.compiling()
     stepper.compile_began(threading.get_ident())
     model_hooks.compiling(stepper)
-    # The compiled code may be an optimizer's step, with guards on its hooks: these now stay on.
+    # If the compiled code is an optimizer's step, it has guards on these hooks: keep them on.
     optimizer_hooks.switch(True)
 
 
@@ -119,7 +119,7 @@ def _attach_to_graphs() -> None:
 
 def _capture_ended(graph: Any) -> None:
     stepper = _stepper
-    # Not through `act`, which ignores all hooks during a capture.
+    # Do not use `_act`: the stepper's `act` ignores all hooks during a capture, even its end.
     if stepper is not None and stepper.alive and (steps := stepper.capture_ended()):
         _steps[graph] = steps
 
@@ -165,7 +165,7 @@ def _timer(work: Work, clock: Callable[[], int]) -> Any:
     callback is `getattr(phases, "start" or "stop", dictionary)`: the attribute is a property that
     advances an iterator in C, which reads the clock.
     """
-    # The start of a collection that is running already is missed: time it from now on.
+    # If a collection is running now, its start was missed: time it from now on.
     began = [clock()]
     starts = map(partial(setitem, began, 0), iter(clock, None))
     lasted = map(sub, iter(clock, None), iter(partial(getitem, began, 0), None))

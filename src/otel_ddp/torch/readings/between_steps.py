@@ -29,15 +29,15 @@ from otel_ddp.torch.steps.stream_waits import waits_for
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.vocabulary import catalog
 
-# Capabilities are reported after this many steps, when the structure of the loop is known, and are
-# checked again until `_STEPS_TO_WATCH`.
+# The run's capabilities (which values can be measured) are reported after this many steps, when the
+# structure of the loop is known, and are checked again until `_STEPS_TO_WATCH`.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
-# Slow readings are taken at each of the first flushes, so that short runs have some. Then they are
-# periodic, as they cost more than the hooks of a step.
+# The first so many times that readings are due, they are taken at once, so that short runs have
+# some. Then they are periodic, as they cost more than the hooks of a step.
 _READINGS_AT_ONCE = 20
 _READ_EVERY_NS = 10**9
-# The attribute of a gradient scaler with its inf checks since the last update. Private.
+# The private attribute in which a gradient scaler holds its inf checks since the last update.
 _FOUND = "_per_optimizer_states"
 
 
@@ -50,9 +50,9 @@ class StepOptions(NamedTuple):
     overhead: float = math.inf
     """Limit of our share of the training thread's time; infinite: measure all steps."""
     leads: bool = True
-    """Whether this rank records values that all ranks have in common."""
+    """Whether this rank records the values that are the same on all ranks."""
     reads_loss: bool = True
-    """Whether to read the loss; not if a trainer logs another value by this name."""
+    """Whether to read the loss; False if a trainer logs another value under the same name."""
     settle: Callable[[], bool] | None = None
     """Reads this process's rank from the process group; returns True once the rank is final."""
 
@@ -75,7 +75,7 @@ class Readings:
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._own_collectives = OwnCollectives()
-        # Wraps the scaler's `update`, as a skipped step runs no hook of the optimizer.
+        # Wraps the scaler's `update`: if the scaler skips a step, no hook of the optimizer runs.
         self._updates: Called | None = None
         stepper.sampled.readings = self
 
@@ -84,7 +84,7 @@ class Readings:
     ) -> None:
         """Set the options of a call of `instrument`; None keeps an earlier value."""
         stepper = self._stepper
-        # Only weak references: an optimizer's state may fill most of a device's memory.
+        # Keep only weak references to optimizers: their state may fill most of a device's memory.
         if step_optimizer is not None:
             stepper.end.choose(step_optimizer, named=True)
         if optimizer is not None:
@@ -131,15 +131,15 @@ class Readings:
         self._stepper.progress.phases.device_clock = self._clock
         if self._clock is not None and any(map(capabilities.shards, model_hooks.trained())):
             self._stepper.group_calls.waits = waits_for(device, self._stepper.progress)
-        # Report this now, as the agent compares ranks from the first steps on, and must know
-        # whether they have a device clock.
+        # Report now whether this rank has a device clock: the agent compares ranks from the first
+        # steps on, and must know.
         self._recorder.documents.facts({"capability": self._device_capability()})
 
     # -- in a step
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, output: Any) -> None:
-        """Take the readings that each model needs once, and request the next backward's loss."""
-        # Without an output the forward has raised: try again in the next one.
+        """Take the readings that each model needs once, and prepare to read the step's loss."""
+        # Without an output, the forward has raised: wait for the next one.
         if watched.flops_per_unit is None and output is not None:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
             self.flops.forward_ended(watched, module)
@@ -155,20 +155,20 @@ class Readings:
         stepper, more = self._stepper, False
         capturing = self._device is not None and captures(module_of(self._device))
         if self._loss.is_of_step and not capturing:
-            # The roots are on the training thread's stack: autograd calls this in its own thread.
-            # No local variable holds a frame, as a reference cycle would keep the graph alive.
+            # Autograd calls this method in its own thread, but the roots are on the training
+            # thread's stack. Keep no frame in a variable: the cycle would keep the graph alive.
             roots = inspection.roots_of_backward(
                 sys._current_frames().get(stepper.calls.forward_thread)
             )
-            # Without roots this is `autograd.grad`, as for a gradient penalty or an inner loop: the
-            # loss's backward comes later.
+            # Without roots this backward is `autograd.grad`, as for a gradient penalty or an inner
+            # loop. Then the loss's backward comes later.
             more = roots is None or self._loss.read_roots(roots)
         stepper.sampled.wants_backward = more
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute the gradient norm before the optimizer uses the gradients."""
         self._norm = None
-        # Not if gradients are still scaled: a fused optimizer unscales them in its own step.
+        # Skip the norm if gradients are still scaled: a fused optimizer unscales them in its step.
         capturing = self._device is not None and captures(module_of(self._device))
         if getattr(optimizer, "grad_scale", None) is None and not capturing:
             self._norm = norm_of(
@@ -215,8 +215,8 @@ class Readings:
             return
         self._readings += 1
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
-        # No search if code is compiled: calls inside it are not seen, and the search's hook would
-        # cause a recompilation.
+        # If models run but none was called, search for others. Not if code is compiled: calls
+        # inside it are not seen, and the search's hook would cause a recompilation.
         if not stepper.progress.work.forwards and not stepper.compiles:
             stepper.model_not_called()
         model_hooks.watch_compiled_in_place()
@@ -321,7 +321,7 @@ def norm_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
     The result stays on the device, so that the host does not wait.
     """
     found = [each for each in gradients if each is not None]
-    # Not for a DTensor, whose norm is a collective.
+    # Skip DTensors, whose norm would be a collective.
     if any(hasattr(each, "placements") or each.layout is not torch.strided for each in found):
         return None
     if len({each.device for each in found}) != 1:

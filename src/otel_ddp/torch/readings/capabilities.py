@@ -14,15 +14,15 @@ from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import is_up
 from otel_ddp.torch.steps.stepper import Stepper
 
-# Reasons that are not shown to people: most loops log their loss themselves, but perhaps not yet.
+# Reasons that are not shown to users: most loops log a loss themselves, if perhaps only later.
 NO_LOSS = ("no_loss", "scaled_loss", "several_losses")
 # Name of the autograd node of reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
-# Not shown to people, either, as nearly all models except language models need `flops_per_sample`.
+# Not shown to users, either: FLOPs of nearly all but language models need `flops_per_sample`.
 _UNCOUNTABLE = "uncountable"
 
-# Reason -> sentence for people.
+# Reason -> the sentence that users see.
 REASONS: Mapping[str, str] = {
     "": "",
     "not_called": "no call of the model is seen: it was compiled after instrument(), which must be "
@@ -85,8 +85,7 @@ def measured(
         found |= dict.fromkeys(("forward", "backward", "comm_wait"), "replayed")
     if stepper.group_calls.noted:
         found["calls"] = ""
-    # Checked again for later batches: the first one may be fetched before the training thread is
-    # known.
+    # This may change with later batches: the training thread may be unknown at the first one.
     is_own = stepper.loads and stepper.load_thread == stepper.progress.thread
     found["data"] = "" if is_own else "no_loader"
     found["samples"] = "" if work.samples else "shapes_unknown" if seen else "not_called"
@@ -148,7 +147,7 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
     for what, reason in found.items():
         if reason and reason not in (*NO_LOSS, _UNCOUNTABLE):
             reasons.setdefault(reason, []).append(what)
-    # Say that late ranks are found nevertheless, as a missing `comm_wait` suggests they are not.
+    # A missing `comm_wait` suggests that late ranks are not found: say that they are.
     by_calls = "; within a node a late rank is found by its calls to process groups"
     for reason, missing in reasons.items():
         noted = found.get("calls") == "" and reason != "replica_groups"

@@ -51,14 +51,14 @@ _STATISTICS = {
     catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES: "num_alloc_retries",
     catalog.TRAINING_OOMS: "num_ooms",
 }
-# Not read with the cudaMallocAsync backend: it has these keys, but their values stay 0.
+# Left out with the cudaMallocAsync backend, whose values for these keys stay 0.
 _COUNTS = (catalog.TRAINING_DEVICE_MEMORY_ALLOC_RETRIES, catalog.TRAINING_OOMS)
 
 
 def memory(
     device: torch.device, *, module: Callable[[torch.device], Any] = module_of
 ) -> dict[catalog.Metric, int]:
-    """The allocator's statistics; empty before the device is initialized, or if there are none."""
+    """The allocator's statistics; empty if there are none or the device is not initialized."""
     torchs = module(device)
     ask = getattr(torchs, "memory_stats", None)
     is_initialized = getattr(torchs, "is_initialized", None)
@@ -81,7 +81,7 @@ def memory(
 
 
 def _limit(torchs: Any, device: torch.device) -> int:
-    """The process's memory limit: its share of the device, or all where torch knows no share."""
+    """The process's memory limit: its share of the device's memory, or all if no share is known."""
     share_of = getattr(torchs, "get_per_process_memory_fraction", lambda device: 1.0)
     return int(torchs.get_device_properties(device).total_memory * share_of(device))
 

@@ -17,7 +17,7 @@ from otel_ddp.vocabulary import catalog
 class ModelFlops:
     """Estimates the FLOPs of each model once, at the end of its first training forward.
 
-    Lazy modules have all their parameters by then.
+    Only then do lazy modules have all their parameters.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -41,7 +41,7 @@ class ModelFlops:
         if self.given_per_sample is not None:
             watched.flops_per_unit, watched.by_samples = float(self.given_per_sample), True
             self._work.flops_method = "given"
-        # No estimate if ranks share a batch: each of them would count all of it.
+        # Make no estimate if ranks share a batch: each rank would count the whole batch.
         elif watched.tokens and not watched.shared and not _holds_shards(module):
             watched.flops_per_unit = by_parameters(module)
             self._work.flops_method = "6pt"
@@ -107,7 +107,7 @@ def _dtype_of(module: nn.Module) -> str:
 
 
 class _Peaks(NamedTuple):
-    """TFLOP/s without sparsity, with accumulation in float32 if there is a choice."""
+    """Peak TFLOP/s per data type, without sparsity, and accumulating in float32 if possible."""
 
     float32: float | None = None
     tf32: float | None = None

@@ -11,15 +11,15 @@ import torch
 from otel_ddp import errors
 from otel_ddp.recording.recorder import Recorder
 
-# Losses are withheld for this many steps, in which most loops log a loss of their own; that one is
-# then used instead.
+# The losses read here are withheld for this many steps. Within them most loops log a loss of their
+# own, which is then recorded instead.
 _STEPS_TO_WITHHOLD = 200
-# Losses are withheld no longer than this, as people want to see a curve soon.
+# Losses are withheld no longer than this, as users want to see a curve soon.
 _NS_TO_WITHHOLD = 120 * 10**9
 _ADDED, _MULTIPLIED, _DIVIDED = "AddBackward", "MulBackward", "DivBackward"
 _SUMS = (_ADDED, "SubBackward")
-# With one input, autograd nodes of these kinds turn one number into one number. So does a node
-# whose input has one element (see `_SIZES`).
+# Autograd nodes of these kinds turn one number into one number, if they have one input. So does any
+# node whose input has one element (see `_SIZES`).
 _OTHERS = ("CatBackward", "CloneBackward", "StackBackward", "ToCopyBackward")
 _ONE_TO_ONE = {_ADDED, _MULTIPLIED, _DIVIDED, *_OTHERS}
 _MOST_NODES = 16
@@ -28,7 +28,7 @@ _LOCAL = "_ToTorchTensorBackward"
 # A reason why the root of a backward may be only a share of the loss: it is a quotient, such as
 # `loss / 4` with four micro-batches.
 _QUOTIENT = "quotient"
-# Attribute with the sizes of a node's input, available even after autograd has freed its tensors.
+# Attribute with the sizes of a node's input, which stays when autograd frees the input itself.
 _SIZES = "_saved_self_sym_sizes"
 
 
@@ -47,7 +47,7 @@ class StepLoss:
         # Whether there is one rank, or gradients are averaged over ranks. Then quotients divide by
         # the number of micro-batches, and their sum is the loss.
         self._averages = False
-        # Number of quotients added up in this step, and in the last step with any.
+        # How many quotients were added up in this step, and in the last step that had any.
         self._shares = self._usual_shares = 0
 
     def request(self, averages: bool) -> None:
@@ -62,7 +62,7 @@ class StepLoss:
         return self._steps.count == self._requested_in
 
     def read_roots(self, roots: tuple[Any, ...]) -> bool:
-        """Read the loss at the roots of one backward; True if the next backward adds a share."""
+        """Read the loss at a backward's roots; True if the next backward may add a share to it."""
         number, missing = _loss_at(roots[0] if len(roots) == 1 else None)
         if is_share := missing == _QUOTIENT and self._averages:
             # Each micro-batch contributes a quotient; the loss of the step is their sum.
@@ -83,8 +83,8 @@ class StepLoss:
         """The loss to record, and how many steps had ended before the loss's own step."""
         found, self._loss = self._loss, None
         if found is not None and self._shares:
-            # Drop the sum if the step had fewer micro-batches than the last one, as at the end of
-            # an epoch: it is only a part of the loss.
+            # With fewer micro-batches than in the last step, as at the end of an epoch, the sum is
+            # only a part of the loss: drop it.
             usual, self._usual_shares = self._usual_shares, self._shares
             return found if self._shares >= usual else None
         return found
@@ -115,7 +115,7 @@ class StepLoss:
 
 
 def _loss_at(root: Any) -> tuple[Any, str]:
-    """The number at this root of a backward, and the reason if it is not the loss (else empty).
+    """The number at this root of a backward, and why it is not the loss (empty if it is).
 
     If the root is a product, the loss is unknown, as autograd has freed the factor.
     """

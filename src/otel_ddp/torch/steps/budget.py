@@ -27,8 +27,8 @@ from otel_ddp.torch.steps.group_calls import GroupCalls
 _GOLDEN, _NUMBERS = 0x9E3779B97F4A7C15, 1 << 64
 _WINDOW_NS = 10 * 10**9
 _REFILL, _CAPACITY = 0.95, 0.05
-# Decay: sums over all steps are halved once they cover more than this time, sums over measured
-# steps once they cover more than this number of steps.
+# Old steps lose weight: sums over all steps are halved once they cover more than this time, sums
+# over measured steps once they cover more than this number of steps.
 _RECENT_NS, _RECENT = 4 * 10**9, 64
 _LARGEST = 1024
 # Hysteresis: lower `every` only if the cost would stay below this part of the refill.
@@ -36,15 +36,15 @@ _ROOM = 0.75
 # Part of the refill that is left for measured steps even if counting and `log` alone take more than
 # the share: otherwise nothing would be known of such runs.
 _RESERVED = 0.1
-# After this many measured steps, their mean cost alone may change `every`.
+# From this many measured steps on, their mean cost may change `every` by itself.
 _ENOUGH = 16
-# A step counts for at most this many times the mean cost. Sampled steps cost about five times the
+# A step's cost is limited to this many times the mean cost. Sampled steps cost about five times the
 # mean; a step that seems to cost far more was interrupted.
 _MOST_TIMES = 8
 
 
 def in_sample(number: int, every: int) -> bool:
-    """Whether step *number* is one of the steps that ranks measure at this *every*."""
+    """Whether step *number* is among the steps that all ranks with this *every* measure."""
     return (number * _GOLDEN) % _NUMBERS < _NUMBERS // every
 
 
@@ -60,8 +60,8 @@ class Budget:
         self._owed_ns = self._since_measured_ns = 0.0
         # Decayed sums over all steps: their time, their number, and our time in unmeasured ones.
         self._elapsed_ns = self._steps = self._beside_ns = 0.0
-        # Decayed sums over measured steps: our time, and their number. And our time in the current
-        # step.
+        # Decayed sums over measured steps: our time, and the number of steps. The third value is
+        # our time in the current step.
         self._cost_ns = self._measured = self._in_step_ns = 0.0
 
     @property
@@ -77,17 +77,17 @@ class Budget:
 
     @property
     def allows(self) -> bool:
-        """Whether the bucket pays for another measured step."""
+        """Whether the bucket is not overdrawn, so that another step may be measured."""
         return self._credit_ns >= 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the bucket has its largest debt: then evaluations are not measured, either."""
+        """Whether the bucket's debt is at its limit: then evaluations are not measured, either."""
         return self._credit_ns <= -self._capacity_ns
 
     @property
     def share(self) -> float:
-        """The share of the thread's time that we take at the current `every`."""
+        """The share of the thread's time that our work takes at the current `every`."""
         if not self._elapsed_ns:
             return 0.0
         return (self._beside_ns + self._each_ns * self._steps / self.every) / self._elapsed_ns
@@ -140,7 +140,8 @@ class Budget:
             self._cost_ns /= 2
             self._measured /= 2
         if self._measured >= _ENOUGH:
-            # The bucket forgets costs beyond its largest debt: the mean cost raises `every`, too.
+            # The bucket forgets costs beyond its largest debt. So also raise `every` by the mean
+            # cost.
             self._every = max(self._every, self._needed(1.0))
 
     def _needed(self, room: float) -> int:
@@ -158,18 +159,18 @@ class Budget:
             return False
         if self._credit_ns >= 0:
             return True
-        # This step is skipped for lack of credit, and other ranks may measure it. Raise `every` so
-        # that ranks skip the same steps, unless the debt comes from a single burst.
+        # This step is skipped for lack of credit, but other ranks may measure it. So that ranks
+        # skip the same steps, raise `every`, unless only a single burst caused the debt.
         self._every = max(self._every, self._needed(1.0))
         return False
 
 
 # -- how much longer hooks delay a training thread than their own time measurement shows
 
-# The initial and the largest factor. It is above 1, as a hook cannot time torch's call of it, and
-# hook and training evict each other's data from CPU caches.
+# The initial and the largest factor. It is above 1: a hook's own measurement misses torch's call of
+# the hook, and hook and training evict each other's data from CPU caches.
 _BEFORE, _MOST = 1.5, 4.0
-# Compute the factor again after this many comparisons, from the last so many.
+# Compute the factor again after this many comparisons, from this many of the latest ones.
 _EVERY, _KEPT = 8, 32
 
 
@@ -177,15 +178,16 @@ class Calibration:
     """Compares the thread time of measured steps with that of the unmeasured steps after them."""
 
     def __init__(self) -> None:
-        # True cost of hooks, divided by the time that they measure themselves.
+        # The true cost of hooks, divided by the time that they measure themselves.
         self.factor = _BEFORE
         self._added = 0
         self._pairs: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def add(self, measured_ns: int, bare_ns: int, seen_ns: float) -> None:
-        """Add the thread times of a measured step and of the next one, without hooks.
+        """Compare the thread time of a measured step with that of the next one, without hooks.
 
-        *seen_ns*: the sum of the times that the hooks of the measured step measured.
+        *seen_ns*: the sum of the times that the measured step's hooks took by their own
+        measurement.
         """
         self._pairs.append((measured_ns - bare_ns, seen_ns))
         self._added += 1
@@ -194,8 +196,7 @@ class Calibration:
             # The standard error of the median, from the median absolute deviation.
             deviation = median(abs(each - more) for each, _ in self._pairs)
             error = 1.86 * deviation / len(self._pairs) ** 0.5
-            # If the error is larger, steps differ by more than the hooks cost, as on a busy
-            # machine: keep the factor.
+            # Otherwise keep the factor: on a busy machine steps differ by more than hooks cost.
             if error < seen:
                 self.factor = min(max(more / seen, 1.0), _MOST)
 
@@ -204,8 +205,7 @@ class Calibration:
 
 _FAILURES_ALLOWED = 3
 _NEVER = 2**63
-# The first sample comes within this many steps: it must be one of `_FIRST_STEPS`, which are all
-# measured.
+# The first sampled step comes within this many steps: among the `_FIRST_STEPS`, all measured.
 _FIRST_WITHIN = 32
 # Collectives are counted in these steps: in some before the first verdict, then periodically. The
 # numbers are not round, as loops may have an unusual collective in every tenth or hundredth step.
@@ -224,17 +224,17 @@ class SampledSteps:
         self._failures: dict[str, int] = {}
         self._every, self._rarely = 100, 1
         self._counted = itertools.chain(_COUNTED, itertools.count(_THEN_EVERY, _THEN_EVERY))
-        # The first measured step from `_sample_at` on is sampled; in the first one from `_count_at`
-        # on, collectives are counted.
+        # The next measured step with at least the number `_sample_at` is sampled. In the next one
+        # with at least the number `_count_at`, collectives are counted.
         self._sample_at, self._count_at = _NEVER, next(self._counted)
-        # Whether the current step is sampled; whether collectives are counted in it.
+        # Whether the current step is sampled; and whether collectives are counted in it.
         self.sampling = self.counting = False
         # Whether to request the loss at the end of the next forward.
         self.wants_loss = False
         # Whether to read the requested loss when the next backward begins.
         self.wants_backward = False
         self._after_step: Callable[[], None] | None = None
-        # The next step at whose start `begin` has something to do.
+        # `begin` has something to do at the start of this step, and not before.
         self.next_change = 0
 
     def sample_every(self, every: int) -> None:
@@ -243,14 +243,14 @@ class SampledSteps:
         self.next_change = 0
 
     def at_most_one_of(self, steps: int) -> None:
-        """Sample at most one step in *steps*; applies after the next sampled step."""
+        """Sample at most one step in *steps*, from the next sampled step on."""
         self._rarely = steps
 
     def call_after_steps(self, act: Callable[[], None] | None) -> None:
         """Call *act* after each step; None: stop. This method may be called in any thread."""
         self._after_step = act
-        # Assigned last: `begin`, in another thread, assigns `next_change` before it reads
-        # `_after_step`, so the order ensures that `act` is called.
+        # Assign this last: `begin`, in another thread, assigns `next_change` before it reads
+        # `_after_step`. So `begin` either reads the new function or is called again.
         self.next_change = 0
 
     @property
@@ -259,7 +259,7 @@ class SampledSteps:
         return self._after_step is not None
 
     def begin(self, following: int, measured: bool = True) -> None:
-        """Step number *following* begins. *measured*: its phases are measured."""
+        """Step number *following* begins. *measured*: whether its phases are measured."""
         counting = measured and following >= self._count_at
         if self.counting:
             self.run(self.readings.counted_step_ended)
@@ -272,8 +272,8 @@ class SampledSteps:
             self._sample_at = following + min(-following % every, _FIRST_WITHIN)
         self.sampling = measured and following >= self._sample_at
         if self.sampling:
-            # Round up to a multiple of `every`, so that ranks that sample less often still sample
-            # some of the other ranks' steps.
+            # Round the distance up to a multiple of `every`: then ranks that sample less often
+            # still sample some of the other ranks' sampled steps.
             after = every * -(-self._rarely // every)
             self._sample_at = following + after - following % every
         self.counting = counting
@@ -302,16 +302,16 @@ class SampledSteps:
 
 # -- accounting
 
-# This many first steps are measured, whatever the cost, as they show the structure of the loop.
+# The first so many steps are measured, whatever the cost, as they show the structure of the loop.
 _FIRST_STEPS = 64
-# The mean cost of measured steps starts at this step, as the first steps are not typical.
+# The mean cost of measured steps is computed from this step on, as earlier ones are not typical.
 _LEARN_FROM = 32
-# After a step that took this many times the usual time, measure the next one.
+# A step that took this many times the usual time is odd: measure the next one.
 ODD = 4
 # If not all steps are measured, sample at most one in this many measured steps, as a sampled step
 # costs about five times as much.
 _SAMPLED = 16
-# Record a new sampling rate once it is stable for this time; and at most so many rates per run.
+# Record a new sampling rate once it was stable for this time; and at most this many rates per run.
 _SETTLED_NS, _MOST_REPORTS = 2 * 10**9, 100
 
 
@@ -322,24 +322,24 @@ class Cost:
         self._progress, self._sampled, self._calls = progress, sampled, calls
         self._steps, self._work = progress.steps, progress.work
         self._gate = progress.recorder.gate
-        # None: all steps are measured.
+        # None if our cost is not limited: then all steps are measured.
         self.budget: Budget | None = None
         self.every = 1
         self._calibration = Calibration()
-        # End and number of the last step that `step_ends` has accounted for; moving average of the
-        # step time; when `every` last changed.
+        # When the last step ended that `step_ends` has accounted for, and the step's number; the
+        # moving average of step times; and when `every` last changed.
         self.ended_ns = self._looked_at = self.usual_ns = self._changed_ns = 0
         self._reports, self._reported = 0, False
-        # Time of hooks that is not charged yet; time of hooks charged in this step; time of `log`
-        # charged so far.
+        # How long hooks took, not charged yet; how long the hooks of this step took; and how much
+        # time of `log` has been charged so far.
         self._seen_ns = self._seen_in_step_ns = self._log_ns = 0
-        # Whether the step that the current hook has ended was measured; None: it has ended none.
+        # Whether the step that the current hook call ended was measured; None: it ended no step.
         self._ended_measured: bool | None = None
-        # For the calibration: thread time at the end of the last step; thread time that the last
-        # measured step took, and that its hooks took. 0: unknown.
+        # For the calibration, in thread time: when the last step ended; how long the last measured
+        # step took; and how long its hooks took. 0: unknown.
         self._cpu_ns = self._measured_cpu_ns = self._measured_seen_ns = 0
-        # Running medians of the post-step hook's cost: if it decides whether to measure the next
-        # step, and if it only counts.
+        # Running medians of how long the post-step hook takes: if it decides whether to measure the
+        # next step; and if it only counts the step.
         self._decide_ns, self._count_ns = 10_000, 2_500
 
     def keep_to(self, share: float) -> None:
@@ -358,11 +358,11 @@ class Cost:
         """Like `took`, for a hook that decided whether to measure the next step."""
         usual_ns = self._decide_ns
         self._decide_ns = _towards(usual_ns, took_ns)
-        # Limit it: this is wall time, and a hook that took much longer was interrupted.
+        # Limit the time: it is wall time, so a hook that took much longer was interrupted.
         self.took(min(took_ns, 2 * usual_ns))
 
     def counted(self, took_ns: int) -> None:
-        """Note how long a hook took that only counted a step."""
+        """A hook that only counted a step took this long."""
         self._count_ns = _towards(self._count_ns, took_ns)
 
     def step_ends(self, now: int, measured: bool) -> tuple[bool, bool]:
@@ -370,7 +370,8 @@ class Cost:
         budget, number = self.budget, self._steps.count + 1
         if budget is None:
             return True, False
-        # This step and the ones since the last call, which were only counted.
+        # The time and the steps since the last call: this step, after others that were only
+        # counted.
         since_ns = now - self.ended_ns
         steps = max(number - self._looked_at, 1)
         each_ns = since_ns // steps
@@ -396,7 +397,7 @@ class Cost:
         return measures, took_ns > ODD * usual_ns
 
     def _pay(self, budget: Budget, measured: bool) -> None:
-        """Charge hooks and `log` to the token bucket."""
+        """Charge the time of hooks and of `log` to the token bucket."""
         seen_ns, self._seen_ns = self._seen_ns, 0
         took_ns = int(seen_ns * self._calibration.factor)
         if measured:
@@ -418,7 +419,7 @@ class Cost:
         self._ended_measured = measured
 
     def hook_done(self, cpu_ns: int) -> None:
-        """A hook is done, at this thread time."""
+        """A hook call is over; *cpu_ns* is the thread time now."""
         measured, self._ended_measured = self._ended_measured, None
         if measured is not None and self.budget is not None:
             if measured:
@@ -426,7 +427,7 @@ class Cost:
             self.step_over(cpu_ns, measured)
 
     def step_over(self, cpu_ns: int, measured: bool = False) -> None:
-        """The hook that ended a step is done, at this thread time."""
+        """The hook call that ended a step is over; *cpu_ns* is the thread time now."""
         before_ns, self._cpu_ns = self._cpu_ns, cpu_ns
         took_ns = cpu_ns - before_ns if before_ns else 0
         if measured:
@@ -453,5 +454,5 @@ class Cost:
 
 
 def _towards(median_ns: int, found_ns: int) -> int:
-    """A running median, moved by one value."""
+    """A running median, moved a fixed amount towards a new value."""
     return median_ns + (250 if found_ns > median_ns else -250)

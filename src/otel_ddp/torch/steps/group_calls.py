@@ -28,7 +28,7 @@ from otel_ddp.vocabulary.words import PHASE_CODE, phase_word
 # The id of our hooks in torch; hooks of other programs have other ids.
 _HOOK = 0x07E1_DD90
 _SHIFT = layout.CALL_SHIFT
-# The longest step whose calls are recorded, as the word has limited bits for the time in the step.
+# Calls of longer steps are not recorded, as a journal word has few bits for the time in the step.
 _LONGEST_NS = 1 << layout.CALL_IDLE_SHIFT + layout.CALL_UNIT_SHIFT
 _UNIT, _IDLE_SHIFT = layout.CALL_UNIT_SHIFT, layout.CALL_IDLE_SHIFT
 _CALL, _CALLS = layout.STEP_CALL << layout.CODE_SHIFT, layout.STEP_CALLS << layout.CODE_SHIFT
@@ -38,18 +38,17 @@ _COUNT, _BYTES = (
 _MOST_BYTES = (1 << _SHIFT) - 1
 # Idle shares are stored in units of 1/_WHOLE.
 _WHOLE = 1 << _SHIFT - _IDLE_SHIFT
-# Limit of calls per step, as a step may contain an evaluation with any number of calls.
+# Limit of recorded calls per step, as a step may contain an evaluation with any number of calls.
 _MOST_CALLS = 10_000
 # Estimated cost of recording one call, nearly all of it in torch: with 180 calls a step, even an
-# empty hook takes 20 us per call. The budget multiplies this by a factor, at first 1.5 and then
-# measured.
+# empty hook takes 20 us per call. The budget multiplies it by a factor: first 1.5, then measured.
 _EACH_NS = 14_000
 # Estimated cost of reading the sizes of a call's tensors.
 _SIZES_NS = 4_000
-# Limit of recorded calls per second, over all ranks: they cost the lead 2 MB/s and an eighth of a
-# core.
+# Limit of recorded calls per second, over all ranks. At this rate they cost the lead (the agent
+# that judges the run) 2 MB/s and an eighth of a core.
 _MOST_OF_ALL = 250_000
-# Limit of different calls that are defined: one per 1,024 bytes of the journal's definitions area.
+# A rank defines at most one call per so many bytes of its journal's area for definitions.
 _ROOM_BYTES = 1024
 # Reads a call's operation and root rank: 2 us.
 _known_of = attrgetter("name.value", "root")
@@ -57,7 +56,7 @@ _PEERS = ("send", "recv")
 _MESH = "mesh_"
 # Limit of mesh dimensions with their own series; all other groups share the series `_OTHER`.
 _MOST_DIMENSIONS, _OTHER, _LONGEST = 16, "other", 60
-# A group's name with a digest of its ranks, its mesh dimension, and its label in series.
+# Three texts of a group: name and digest of its ranks; mesh dimension; label in series.
 _Group = tuple[str, str, str]
 # A thread may be inside a call to a process group if its stack has a function of one of these
 # modules, or if its innermost function uses one of the names in `_CALLED`.
@@ -92,14 +91,14 @@ class GroupCalls:
         self.on_device = False
         """Whether tensors are on a device."""
         self.waits: StreamWaits | None = None
-        """Marks the device's waits, which would count as work otherwise; None if not needed."""
-        # Whether calls and bytes of this step are summed up; and the bytes of each call so far.
+        """Marks the device's waits, which otherwise count as work; None if this is not needed."""
+        # Whether calls and bytes of this step are summed up; and the bytes per kind of call so far.
         self._adds_up = False
         self._bytes = Counter[int]()
         self._dimensions = set[str]()
         # Limit of recorded calls in this step; 0: no calls are recorded.
         self._most = 0
-        # Whether all calls of this step were recorded so far; and when the step began.
+        # Whether no call of this step was left out so far; and when the step began.
         self._complete, self._began_ns = False, 0
         # Wall and thread time at the last call, or at the beginning of the step.
         self._last_ns = self._last_cpu_ns = 0
@@ -122,7 +121,8 @@ class GroupCalls:
         return self.waits is not None and not self._given_up
 
     def least_every(self, step_ns: int) -> int:
-        """The least `every` of the budget, a power of two, that bounds the lead's load by calls.
+        """The smallest `every` of the budget that limits the lead's work with calls; a power of
+        two.
 
         It is above 1 only with very many ranks or calls.
         """
@@ -154,7 +154,7 @@ class GroupCalls:
 
     def _sums(self) -> list[int]:
         """The words with the number and the bytes of each call in this step."""
-        # First a word without a call, so that readers also count a step without calls.
+        # Begin with a word that names no call, so that readers also count a step without calls.
         found = [_COUNT]
         for call, count in Counter(word >> _SHIFT << _SHIFT for word in self._words).items():
             name, left = call - _CALL, self._bytes[call]
@@ -196,11 +196,12 @@ class GroupCalls:
             self.waits.take_off()
 
     def _at_exit(self) -> None:
-        """Take hooks off: torch frees groups after Python has ended, but freeing hooks needs it."""
+        """Take hooks off: torch frees groups after Python has ended, but their hooks need
+        Python."""
         self.give_up()
         for group in self._on:
-            # Its hook could not be taken off, as another thread may be in a call. Leak the group,
-            # so that torch never frees this hook.
+            # The hook of this group could not be taken off, as another thread may be in a call.
+            # Leak the group, so that torch never frees the hook.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _put_on(self) -> bool:
@@ -244,7 +245,7 @@ class GroupCalls:
     def _hook(self, name: Any, group: Any, ranks: list[int], whole: bool) -> Callable[[Any], None]:
         """Create a group's hook. It must not refer to the group: that would be a reference cycle.
 
-        *whole*: all ranks are members of the group.
+        *whole*: whether all ranks are members of the group.
         """
         key = f"{name}:{blake2s(repr(ranks).encode(), digest_size=4).hexdigest()}"
         described = str(getattr(group, "group_desc", ""))
@@ -282,14 +283,14 @@ class GroupCalls:
             except errors.ANY_ERROR:
                 self._complete = False
                 errors.record_failure("a call to a process group")
-                # Only after a failure of our own: `record_failure` has raised exceptions of signal
-                # handlers again.
+                # This is a failure of our own: if a signal handler had raised, `record_failure`
+                # would have raised its exception again.
                 self._given_up = True
 
         return called
 
     def _idle(self, now: int) -> int:
-        """The bits for the share of time since the last call in which this thread did not run."""
+        """The bits for the share of the time since the last call that this thread was idle."""
         cpu_ns = thread_time_ns()
         took_ns, ran_ns = now - self._last_ns, cpu_ns - self._last_cpu_ns
         self._last_ns, self._last_cpu_ns = now, cpu_ns

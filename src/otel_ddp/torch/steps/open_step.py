@@ -16,7 +16,7 @@ from otel_ddp import errors
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.inspection import times_called
 
-# Private, so looked up by name: if a torch lacks them, a backward that raises is not noticed.
+# Private in torch, so looked up by name. Without them, a backward that raises is not noticed.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _RUN_BACKWARD = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", 0)
 
@@ -47,7 +47,7 @@ class OpenCalls:
         self._steps, self._progress = progress.steps, progress
         phases = progress.phases
         self._leave = phases.leave
-        # One phase object per kind, as no phase is nested in itself.
+        # One phase object per kind is enough, as no phase is nested in itself.
         self.forward = phases.of_hooks("forward")
         self.eval = phases.of_hooks("eval")
         self.backward = phases.of_hooks("backward")
@@ -55,23 +55,23 @@ class OpenCalls:
         self.load = phases.of_hooks("data")
         # Depth of nested forwards of watched models, and whether the outermost one trains.
         self.forwards, self.trains = 0, False
-        # Whether a backward of any model is open (only one is, at a time), and autograd's id of it.
+        # Whether a backward is open (of all models, at most one is); and autograd's id of it.
         self.in_backward, self.backward_id = False, -1
         # The thread of the last forward, also in an evaluation; `Progress.thread` is the thread of
         # the last training forward.
         self.forward_thread = 0
 
     def is_outside_step(self, thread: int, trains: bool = True) -> bool:
-        """Whether a call that begins in this thread does not belong to the measured steps.
+        """Whether a call that begins in this thread lies outside of the measured steps.
 
-        *trains*: the call is a part of training rather than of an evaluation.
+        *trains*: whether the call is a part of training rather than of an evaluation.
         """
         if self.in_backward:
-            # Forwards that the open backward recomputes in an autograd thread are outside, too.
+            # Other threads are outside, even an autograd thread that recomputes a forward.
             return is_another_thread(self._progress.thread, thread) and _backward_runs()
         if self.forwards:
-            # Training takes precedence: its forward replaces the open forward of an evaluation in
-            # another thread (an actor or evaluator).
+            # Training takes precedence: a training forward replaces an open forward of an
+            # evaluation in another thread (an actor or evaluator).
             another = is_another_thread(self.forward_thread, thread)
             return another and (self.trains or not trains)
         if trains or not self._steps.in_step:
@@ -79,12 +79,12 @@ class OpenCalls:
         return is_another_thread(self._progress.thread, thread)
 
     def forward_in_another_thread(self) -> bool:
-        """Whether another thread is in a watched model: this thread may then call parts of it."""
+        """Whether another thread is in a watched model: then this thread may be in a part of it."""
         return self.forwards > 0 and is_another_thread(self.forward_thread, threading.get_ident())
 
     def backward_has_raised(self) -> bool:
-        """Whether the open backward has raised, as a gradient arrives in a new backward that is not
-        nested."""
+        """Whether the open backward has raised: a gradient now arrives in another backward that is
+        not nested in it."""
         if current_backward() == self.backward_id:
             return False
         if threading.get_ident() != self._progress.thread:
@@ -94,7 +94,7 @@ class OpenCalls:
     # -- cleanup after exceptions
 
     def close_forward(self) -> None:
-        """End a forward that was left by Ctrl-C or sys.exit: torch calls no hook then."""
+        """End a forward that Ctrl-C or sys.exit has left: torch calls no hook then."""
         self.forwards = 0
         self._leave(self.forward)
         self._leave(self.eval)
@@ -113,7 +113,7 @@ class OpenCalls:
 
 # -- the hook on the outputs of models, which marks the start of a backward
 
-# Private; called by a tensor's own `register_hook`.
+# A private method of torch's graph nodes, through which `Tensor.register_hook` works.
 _REGISTER = "_register_hook_dict"
 _KEY = "otel_ddp"
 
@@ -129,7 +129,7 @@ class BackwardHook:
     """
 
     def __init__(self) -> None:
-        # A tensor that only holds the hook, as torch registers a tensor's hooks at a graph node.
+        # This tensor only carries the hook: torch lets a graph node take over a tensor's hooks.
         self._tensor = torch.empty(0, requires_grad=True)
         self._hooks: OrderedDict[str, Any] = OrderedDict()
         self._tensor._backward_hooks = self._hooks
@@ -146,7 +146,7 @@ class BackwardHook:
     def put_on(self, output: torch.Tensor, node: Any) -> None:
         """Like `output.register_hook(self.hook)`, but three times faster. *node*: its `grad_fn`."""
         if node is None:
-            return  # an output that is a parameter would get one more hook in each forward
+            return  # such as a parameter, which would get one more hook in each forward
         # Put the hook on only once: a model may return the same stored output each time.
         if (marks := getattr(node, "metadata", None)) is not None:
             if self in marks:
@@ -160,8 +160,8 @@ class BackwardHook:
 
 # -- which optimizer's step ends a training step
 
-# If the optimizer that ends training steps makes no step while another one makes this many, with as
-# many backwards, the other one takes over.
+# If the optimizer that ends training steps makes no step while another one makes this many steps
+# and there are as many backwards, the other one takes its place.
 _PATIENCE = 10
 
 
@@ -186,11 +186,11 @@ class StepEnd:
         # training step.
         self._others: dict[int, int] = {}
         self._others_after = 0
-        # How many training steps were missed before this optimizer was found to end them.
+        # How many training steps were missed until the current optimizer was found to end them.
         self.missed = 0
-        # Since the last training step: how many backwards there were at the latest optimizer step;
-        # and how many losses. Each optimizer step directly after a backward has a loss of its own
-        # (a GAN has two).
+        # Since the last training step: how many backwards had run at the latest optimizer step; and
+        # how many losses there were. An optimizer step with new backwards before it has a loss of
+        # its own (a GAN has two).
         self._stepped_after = self._losses = 0
         # Whether a step had more than one loss since this optimizer was chosen.
         self.several_losses = False
@@ -214,10 +214,10 @@ class StepEnd:
         self.known = known
 
     def model_came(self, found: bool = False) -> None:
-        """A model is new, or instrumented again: it may have another optimizer than the last one.
+        """A model is new, or instrumented again: another optimizer may end its training steps.
 
-        *found*: discovery found the model. Then a living optimizer stays, as the model may be one
-        of several that train together.
+        *found*: whether discovery found the model. If so, keep an optimizer that is still alive, as
+        the model may be one of several that train together.
         """
         self.has_model = True
         if not (self._named or (found and self.optimizer is not None)):
@@ -251,9 +251,9 @@ class StepEnd:
     def scaler_skips(self, found: Any) -> bool:
         """Whether the scaler, about to be updated, has skipped our optimizer's step.
 
-        *found*: optimizer id -> the inf checks since the scaler's last update. Without our
-        optimizer, the update is for another one, as in a GAN. Values on a device are not read, as
-        that would synchronize.
+        *found*: optimizer id -> the inf checks since the scaler's last update. If our optimizer is
+        not in it, another one is updated, as in a GAN. Values on a device are not read, as that
+        would synchronize.
         """
         let, self.stepped_since_update = self.stepped_since_update, False
         took_part = not isinstance(found, dict) or any(each in found for each in self.known)

@@ -36,12 +36,12 @@ from otel_ddp.torch.steps.open_step import (
 from otel_ddp.torch.steps.watched_model import Batches, WatchedModel
 
 _FAILURES_ALLOWED = 3
-# Check for a due flush every 16 forwards, as there may be many before a step ends.
+# Check whether a flush is due every 16 forwards, as there may be many before a step ends.
 _OFTEN = 16
 # After this many backwards without a step, report that none is counted: gradient accumulation takes
 # fewer.
 _LONGEST_ACCUMULATION = 32 * _OFTEN
-# Most consecutive steps that are only counted, without a decision about the next one.
+# Most consecutive steps that are only counted, without deciding whether to measure the next one.
 _MOST_COUNTED = 64
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
 # If other optimizers make more steps than this within one training step, check whether the
@@ -77,8 +77,8 @@ class Stepper:
         self._compile = progress.phases.of_hooks("compile")
         self._graph = progress.phases.of_hooks("graph")
         self._queue_callback = Variable._execution_engine.queue_callback
-        # The id of the optimizer that is stepping, and whether its step has a closure, which calls
-        # the model.
+        # The id of the optimizer that is in its step; and whether this step has a closure, a
+        # function that calls the model.
         self._optimizing: int | None = None
         self._closure = False
         # Whether an optimizer has stepped inside the open backward.
@@ -86,10 +86,10 @@ class Stepper:
         # The last model called in evaluation mode with gradients enabled, if no model was called in
         # training mode since. If a step ends now, this model is trained in evaluation mode.
         self._evaluated: WatchedModel | None = None
-        # Taken for the training thread until a training forward shows it: mostly the training
-        # thread calls `instrument`.
+        # This thread counts as the training thread until a training forward shows which one it is:
+        # mostly the training thread calls `instrument`, which creates this object.
         self._creator_thread = _get_ident()
-        # Number of batches fetched, and the thread that fetched the last one.
+        # How many batches were fetched; and the thread that fetched the last one.
         self.loads = self.load_thread = 0
         self.compiles = False
         # Whether the last step was replayed from a CUDA graph.
@@ -97,33 +97,32 @@ class Stepper:
         # Whether a CUDA graph is being captured, and how many training steps it contains so far.
         self._is_capturing = False
         self._captured_steps = 0
-        # Depth of nested optimizer steps in the capture: a subclass may call `super().step()`.
+        # How deep optimizer steps are nested in the capture: a subclass may call `super().step()`.
         self._open_captured = 0
         self._failures = 0
-        # Whether the phases of the current step are measured. If not, only the post-step hook of
-        # optimizers is on.
+        # Whether the phases of the current step are measured. If not, the only hook that is on is
+        # the post-step hook of optimizers.
         self.measured = True
         # Puts hooks on (True) or takes them off, between two steps.
         self.switch_hooks: Callable[[bool], None] = lambda on: None
         self.cost = Cost(progress, self.sampled, self.group_calls)
-        # Whether the post-step hook alone cannot see the ends of training steps, as inside of
-        # backward. Then all hooks stay on.
+        # Whether the post-step hook alone would miss the ends of training steps, as when optimizers
+        # step inside backward. Then all hooks stay on.
         self._needs_hooks = False
         # Whether the current step is measured from its beginning.
         self._measured_whole = False
-        # If hooks saw only a part of the current step: for how many steps to assume the usual work,
-        # as one step may stand for several (missed ones, or a replay).
+        # If hooks saw only a part of the current step: how many times the usual work to assume, as
+        # one step may stand for several (missed ones, or those of a replay).
         self._unseen_steps = 0
-        # The work of the last fully measured step; and the total work up to the previous step's
-        # end.
+        # The work of the last fully measured step; and the total work when the previous step ended.
         self._usual_work = self._work_before = Amounts(0, 0, 0.0, 0, 0)
         # Autograd nodes per measured step; autograd's sequence number at the end of an earlier
         # step; and the number of that step.
         self._usual_nodes = self._nodes_before = self._nodes_step = 0
-        # Whether steps create different numbers of nodes; whether values are logged in unmeasured
-        # steps.
+        # Whether steps differ in their number of nodes; and whether the program logs values in
+        # unmeasured steps.
         self._nodes_vary = self._logs_unmeasured = False
-        # A bound method, created once, as it is assigned in each step.
+        # Bind this method once, as it is assigned in each step.
         self._catch_up_bound = self._catch_up
 
     def failed(self, where: str) -> None:
@@ -185,7 +184,7 @@ class Stepper:
     # -- steps
 
     def _begin(self) -> None:
-        """Work begins: begin a step, unless one is open."""
+        """Work of a step begins: begin a step, unless one is open."""
         # Close an optimizer's step that has raised: its end was not reported.
         if self._optimizing is not None:
             self._optimizing = None
@@ -202,8 +201,8 @@ class Stepper:
     def _finish(
         self, skipped: bool = False, phase: Phase | None = None, between: bool = False
     ) -> None:
-        """A step ends, together with *phase*. *between*: no call of a model is open, so hooks may
-        be switched."""
+        """End a step, and *phase* with it. *between*: whether no call of a model is open, so that
+        hooks may be switched."""
         if self._evaluated is not None:
             self._evaluated.trains_in_eval = True
         if not self.end.backwards:
@@ -251,8 +250,8 @@ class Stepper:
     def _measure_next(self, measures: bool) -> None:
         """The next step begins: put its hooks on if it *measures*, else take them off."""
         steps, was, amounts = self._steps, self.measured, self._work.amounts()
-        # Take the first step's work as the usual one, even if hooks did not see all of it: there
-        # may be no other measured step.
+        # After the first step, its work is the usual work, even if hooks did not see all of it:
+        # there may be no other measured step.
         if was and (self._measured_whole or not any(self._usual_work)):
             pairs = zip(amounts, self._work_before, strict=True)
             self._usual_work = Amounts._make(now - before for now, before in pairs)
@@ -270,12 +269,13 @@ class Stepper:
         """An optimizer has stepped in an unmeasured step; returns whether that ended a training
         step.
 
-        Not called at every such step: `CountedSteps` counts most of them.
+        Called at few of these steps, as `CountedSteps` counts most of them.
         """
         if id(optimizer) not in self.end.known:
             return False
         now, steps = self._phases.clock(), self._steps
-        # Without a flush this hook takes less time than two reads of the thread's clock.
+        # Read the thread's clock only if a flush is due: else reading it takes longer than this
+        # hook.
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
@@ -304,7 +304,7 @@ class Stepper:
             self.go_on_measured()
 
     def _end_unmeasured(self, now: int, skipped: bool) -> None:
-        """An unmeasured step has ended: assume the work of the last measured one."""
+        """An unmeasured step has ended: add the work of the last measured one."""
         steps, counted = self._steps, self.progress.counted
         if took_ns := counted.took_ns:
             counted.took_ns = 0
@@ -331,17 +331,20 @@ class Stepper:
         self._work.add(self._usual_work)
 
     def _add_unseen_work(self, times: int) -> None:
-        """Hooks missed a part of *times* steps: raise their work to the usual work of each."""
+        """Hooks missed a part of the last *times* steps: raise their total work to the usual
+        one."""
         found = zip(self._work.amounts(), self._work_before, self._usual_work, strict=True)
         missed = (max(before + times * each - now, 0) for now, before, each in found)
         self._work.add(Amounts._make(missed))
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
-        """From now on only count steps, up to the next one whose end needs a decision."""
+        """Only count the coming steps, until one after which a decision about the next is
+        needed."""
         if self.cost.compares or self.end.has_scaler or self.searching:
             return
-        # Do not count in two cases. A checkpoint may step an optimizer only to create its state.
-        # And `_catch_up` needs the node count of each step, if values are logged and steps differ.
+        # Two cases need this hook in each step. A checkpoint may step an optimizer only to create
+        # its state. And if values are logged and steps differ, `_catch_up` needs each step's node
+        # count.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
             self._logs_unmeasured and self._nodes_vary
         ):
@@ -381,12 +384,13 @@ class Stepper:
         self.switch_hooks(True)
 
     def model_comes(self) -> None:
-        """A new model is about to be called: measure its first step whole."""
+        """A new model is about to be called: measure its first step as a whole."""
         if _get_ident() == self.progress.thread:
             self.go_on_measured()
 
     def evaluates(self) -> None:
-        """A watched model was put into evaluation mode: measure that unless the budget is spent."""
+        """A watched model was put into evaluation mode: measure the evaluation if the budget
+        allows."""
         if _get_ident() != self.progress.thread:
             return
         budget = self.cost.budget
@@ -402,7 +406,7 @@ class Stepper:
         if _get_ident() != self.progress.thread or not self._usual_nodes:
             return
         self._logs_unmeasured = True
-        # A model was called if there are half the nodes of one forward; a step may have several.
+        # Half of one forward's usual nodes show that a model was called; a step may have several.
         if 2 * self._nodes_made() * max(self._usual_work.forwards, 1) > self._usual_nodes:
             self.progress.counted.stop()
             self._steps.catch_up = None
@@ -436,7 +440,7 @@ class Stepper:
         if in_forward and not times_called(sys._getframe(), CALL_MODULE):
             calls.close_forward()
         if not calls.forwards:
-            # No model is fetching this batch in its own forward: it may begin a step.
+            # No open forward is fetching this batch, so the batch may begin a step.
             if calls.in_backward:
                 return
             if not self._steps.in_step or self.end.backwards:
@@ -474,7 +478,7 @@ class Stepper:
             calls.close_forward()
         if calls.in_backward or calls.forwards:
             # A nested model, or one that activation checkpointing recomputes in backward. If it is
-            # the module inside a DDP, the phase of the buffers' broadcast before it ends.
+            # the module inside a DDP, the DDP's broadcast of buffers, a phase, ends now.
             calls.forwards += 1
             self._phases.leave(self._buffers)
             return
@@ -528,8 +532,8 @@ class Stepper:
         self._phases.leave(calls.eval)
         self.progress.flush_if_due()
         if _is_grad_enabled() and not steps.model_called:
-            # This model is trained in evaluation mode, if a step ends before any model is called in
-            # training mode.
+            # If a step ends before any model is called in training mode, this model is trained in
+            # evaluation mode.
             self._evaluated = watched
         return False
 
@@ -549,8 +553,9 @@ class Stepper:
         calls.in_backward = True
         calls.backward_id = current_backward()
         self._phases.enter(calls.backward)
-        # Autograd runs callbacks in order: ours when the local gradients are done, then DDP's
-        # finalizer, which is queued later. `_gradients_done` queues one more, after the finalizer.
+        # Autograd runs these callbacks in order: first ours, when the local gradients are done;
+        # then DDP's finalizer, queued later. `_gradients_done` queues one more of ours, which runs
+        # last.
         self._queue_callback(partial(self._in_backward, "gradients done", self._gradients_done))
         if self.sampled.wants_backward:
             self.sampled.run(self.sampled.readings.backward_began)
@@ -567,7 +572,7 @@ class Stepper:
     def _backward_ended(self) -> None:
         """The gradients of all ranks are reduced."""
         end = self.end
-        # Also ends the phase comm_wait inside backward.
+        # This also ends the phase comm_wait, which is inside the phase backward.
         self.calls.close_backward()
         self._work.micro_batches += 1
         self.batches.backward_ended()
@@ -583,7 +588,7 @@ class Stepper:
     # -- optimizers: one at a time; a step inside another optimizer's step belongs to the outer one
 
     def optimizer_began(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        """An optimizer of a watched model begins its step. *closure*: with a closure."""
+        """An optimizer of a watched model begins its step. *closure*: whether it was given one."""
         calls, end = self.calls, self.end
         # Get the thread's id only if a call is open: Dynamo may trace this method, but cannot trace
         # calls of `threading`.
@@ -601,8 +606,8 @@ class Stepper:
             return
         if calls.forwards:
             calls.close_forward()
-        # If the same optimizer is open, its last step has raised, or it is a subclass that calls
-        # `super().step()`.
+        # If a step of the same optimizer is open, this step has raised, or the optimizer is a
+        # subclass that calls `super().step()`.
         if open_one is not None or not self._steps.began:
             self._begin()
         self._optimizing = id(optimizer)
@@ -624,11 +629,11 @@ class Stepper:
             return
         if self._optimizing != id(optimizer):
             if self._optimizing is None and self.end.is_of(optimizer):
-                # The optimizer's class is a subclass, and its `super().step()` has ended the
-                # training step already.
+                # A class that calls `super().step()`: that inner step has ended the training step
+                # already.
                 self._needs_hooks = self._needs_hooks or not _only_fills_its_state()
             return
-        # With a closure, the gradients exist only now.
+        # With a closure, sample the gradients now: they did not exist before the step.
         if self._closure:
             self._sample_optimizer(optimizer)
         self._optimizing = None
@@ -650,7 +655,8 @@ class Stepper:
             self.sampled.run(self.sampled.readings.optimizer_steps, optimizer)
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first step is over: if the run was resumed, continue its earlier step numbers."""
+        """After the first step: if the run was resumed, continue the step numbers of earlier
+        processes."""
         self._steps.resume_from(steps_made(optimizer) - 1)
 
     # -- compilation
@@ -660,8 +666,8 @@ class Stepper:
         self.compiles = True
         self.progress.go_on_uncounted()
         calls = self.calls
-        # Only compilations for the training thread, a backward (in an autograd thread) or an open
-        # forward are a phase; those of other threads belong to no step.
+        # A compilation is a phase only if the training thread, a backward (in an autograd thread)
+        # or an open forward waits for it. Those of other threads belong to no step.
         evaluates = calls.forwards and thread == calls.forward_thread
         if thread == self.progress.thread or calls.in_backward or evaluates:
             self._phases.enter(self._compile)
@@ -673,7 +679,8 @@ class Stepper:
     # -- CUDA graphs: captured work does not run during the capture, but in each replay
 
     def capture_began(self) -> None:
-        """A thread begins to capture a graph: if it trains, that is a compilation."""
+        """A thread begins to capture a graph. If it may be the training thread, this is a
+        compilation."""
         if self.progress.thread not in (0, _get_ident()):
             return
         self.progress.go_on_uncounted()
@@ -682,8 +689,8 @@ class Stepper:
         self._is_capturing, self._captured_steps, self._open_captured = True, 0, 0
 
     def captures(self) -> bool:
-        """Whether calls are being captured now. Torch is asked as well, as a failed capture may
-        report no end."""
+        """Whether calls are being captured now. This asks torch, too, as no hook may report the end
+        of a failed capture."""
         if self._is_capturing and not torch.cuda.is_current_stream_capturing():
             self.capture_ended()
         return self._is_capturing
@@ -723,7 +730,7 @@ class Stepper:
             self.progress.go_on_uncounted()
             self.progress.count_missed(steps - 1)
         if not self.measured:
-            # Decide only after the graph's last step whether the next one is measured.
+            # Whether to measure the next step is decided only after the graph's last step.
             for _ in range(steps - 1):
                 self._add_usual_work()
             self._end_unmeasured(self._phases.clock(), False)
@@ -732,8 +739,8 @@ class Stepper:
         self._finish(False, self._graph, between=not self.calls.forwards)
 
 
-# Private, so looked up by name: without it, values logged while hooks are off may get the number of
-# the previous step.
+# Private in torch, so looked up by name. Without it, values logged while hooks are off may get the
+# number of the previous step.
 _autograd_nodes: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 

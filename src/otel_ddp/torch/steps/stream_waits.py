@@ -18,9 +18,9 @@ from otel_ddp.torch.steps.open_step import outside_of_backward
 # collective. Between FSDP's frame and `Event.wait` are at most two methods of `Stream`.
 _COLLECTIVES = "torch.distributed"
 _MOST_FRAMES = 3
-# Estimated thread time of marking one wait; the budget corrects it by a measured factor.
+# Estimated thread time for marking one wait; the budget multiplies it by a measured factor.
 _EACH_NS = 12_000
-# Estimated thread time of the two hooks at one call to a process group.
+# Estimated thread time for the two hooks at one call to a process group.
 _CALL_NS = 28_000
 
 
@@ -36,14 +36,15 @@ class StreamWaits:
         self._wait: Phase = progress.phases.of_hooks("comm_wait")
         self._module, self._index = module, index
         self._wrapped: list[Called] = []
-        # `_open`: the open wait, as the id of the awaited object, or ~ the id of a call; 0: none.
-        # `_marked`, `_calls`: waits marked and calls made in this step.
+        # `_open` identifies the open wait by the id of the awaited object, or by ~ and the id of a
+        # call to a process group; 0: none. `_marked`, `_calls`: waits marked and calls made in this
+        # step.
         self._open = self._marked = self._calls = 0
         self.has_calls = False
         """Whether collectives run on the computing stream itself, so that each measured step needs
         the hooks of process groups. Found in steps in which calls are counted."""
         self.unseen: set[str] = set()
-        """The phases of this step with collectives whose waits cannot be marked."""
+        """The phases of this step that have collectives whose waits cannot be marked."""
 
     def step_ended(self) -> int:
         """A step ends; return the estimated thread time that marking its waits took."""
@@ -105,13 +106,15 @@ class StreamWaits:
         """Whether the given (or current) stream is the training's computing stream."""
         if (clock := self._phases.device_clock) is None:
             return False
-        # That is the stream on which the phase began: a loop may compute on a stream of its own.
+        # This stream is the one on which the phase began, as a loop may compute on a stream of its
+        # own.
         if (stream or self._module.current_stream(self._index)) != clock.stream:
             return False
         return get_ident() == self._progress.thread or not outside_of_backward()
 
     def _began(self, key: int) -> None:
-        # No marks inside the phase comm_wait at the end of backward: all of it is a wait.
+        # Put no marks inside the phase comm_wait at the end of backward: all of it is a wait
+        # already.
         if not self._open and self._phases.opened[-1].name != self._wait.name:
             self._open = key
             self._marked += 1

@@ -1,6 +1,6 @@
 """A model whose steps are measured; counts the samples and tokens of its inputs.
 
-They are counted by the shapes of inputs, never by values.
+Samples and tokens are counted by the shapes of inputs, never by values.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class WatchedModel:
         self.syncs_buffers = False
         # The model inside of wrappers: a loop may call `train()` or `eval()` on it alone.
         self.inside = ref(models.unwrapped(model))
-        # Whether it is or contains a DDP, which averages gradients over ranks. A DDP may be wrapped
-        # by torch.compile or by a module that computes a loss.
+        # Whether the model is or contains a DDP, which averages gradients over ranks. A DDP may be
+        # inside a module of torch.compile, or of one that computes a loss.
         self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
         # Whether it is trained in evaluation mode, to freeze its batch statistics.
         self.trains_in_eval = False
-        # Whether the last forward's inputs are counted: only those of a step's first model are.
+        # Whether the inputs of the last forward are counted: only the first model of a step counts.
         self.counted = True
         # FLOPs of forward and backward, per token, or per sample if the user has passed
         # `flops_per_sample`. None: not estimated yet; 0: cannot be estimated.
@@ -73,7 +73,7 @@ _WHOLE = frozenset(
 _MOST = 16
 _Tensor = torch.Tensor
 
-# Private, so looked up by name: without it, batches inside `vmap` are miscounted.
+# Private in torch, so looked up by name. Without it, batches inside `vmap` are miscounted.
 in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
@@ -93,7 +93,7 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         if not kwargs:
             return samples, 0
     samples, tokens = _searched(args, kwargs)
-    # Unknown while tracing, when sizes are tensors.
+    # While a model is traced, sizes are tensors, and the counts are unknown.
     return (samples, tokens) if type(samples) is type(tokens) is int else (0, 0)
 
 
@@ -133,8 +133,8 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
         return False
     if not sharded:
         return True
-    # FSDP shards over a mesh of one dimension, or of two if the first one replicates (HSDP). Any
-    # further dimension splits matrix products over ranks.
+    # FSDP alone shards over a mesh of one dimension, or of two if the first one replicates (HSDP).
+    # Any further dimension means that matrix products are split over ranks.
     if mesh.ndim == 2:
         return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
     return bool(mesh.ndim > 2)
@@ -142,7 +142,8 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
 
 def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     given = [*args, *kwargs.values()] if kwargs else args
-    # A list of dictionaries holds columns of the same samples, as in contrastive learning.
+    # A list of dictionaries is taken for several columns of the same samples, as in contrastive
+    # learning.
     columns = next((each for each in given[:_MOST] if _holds_columns(each)), None)
     if columns is not None:
         found = [_counted((each,), None) for each in columns[:_MOST]]
@@ -216,10 +217,10 @@ class Batches:
         # The first model called in the step; only its inputs are counted, as an encoder and its
         # decoder work on one batch.
         self.model: WatchedModel | None = None
-        # Whether a forward has run since the last backward: its batch is counted already.
+        # Whether a forward has run since the last backward, so that a batch is counted already.
         self.awaits = False
-        # Samples of further forwards since then, counted when a backward of their own follows, as
-        # in a pipeline.
+        # Samples of each further forward since the last backward. They are counted when this
+        # forward's own backward follows, as in a pipeline.
         self._late: deque[int] = deque(maxlen=_MOST_UNDER_WAY)
 
     def forward_begins(self, watched: WatchedModel) -> None:
@@ -242,7 +243,7 @@ class Batches:
             self._work.samples += self._late.popleft()
 
     def no_backward_seen(self) -> None:
-        """A step ends, and hooks have seen no backward: count each forward as a batch."""
+        """A step ends in which hooks have seen no backward: count each forward as a batch."""
         self._work.samples += sum(self._late)
 
     def step_ended(self) -> None:

@@ -1,9 +1,10 @@
 """Encodes OTLP metrics from attributes that were encoded once; decodes replies of a collector.
 
 The official encoder creates a protobuf object for each attribute of each point: 20 us per point.
-The attributes of a series never change, so they are encoded once, and a point is these bytes after
-two or three numbers. The tags are those of opentelemetry/proto/metrics/v1/metrics.proto; tests
-compare them with the official classes, which encode the few histograms, spans and log records.
+The attributes of a series never change, so they are encoded once. A point is then two or three
+numbers, followed by these bytes. The field tags are those of metrics.proto in
+opentelemetry/proto/metrics/v1. Tests compare them with the official classes, which still encode
+the few histograms, spans and log records.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from otel_ddp.agent.export.delivery import Outcome
 from otel_ddp.agent.export.post import one_line
 from otel_ddp.vocabulary.catalog import Kind, Metric
 
-# Gateways mostly refuse requests above 1 MiB (nginx) or 4 MiB (gRPC).
+# Size limit of a request. Most gateways refuse requests above 1 MiB (nginx) or 4 MiB (gRPC).
 MOST_BYTES = 900 * 1024
 
 AttributeValue = str | bool | int | float
@@ -36,7 +37,7 @@ Attributes = Mapping[str, AttributeValue]
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 SCOPE = "otel_ddp"
 
-# The number of the field `attributes` in each message.
+# The field number of `attributes` in each protobuf message.
 NUMBER_ATTRIBUTES = 7
 HISTOGRAM_ATTRIBUTES = 9
 RESOURCE_ATTRIBUTES = 1
@@ -44,12 +45,12 @@ LOG_ATTRIBUTES = 6
 SPAN_ATTRIBUTES = 9
 
 _DOUBLE = Struct("<d").pack
-# Tags and numbers: start (field 2), time (3) and as_double (4).
+# Each byte is the tag of the number after it: start (field 2), time (3) and as_double (4).
 _TIME_VALUE = Struct("<BQBd").pack
 _START_TIME_VALUE = Struct("<BQBQBd").pack
 _TIME = Struct("<BQ").pack
 
-# The flag "no recorded value" (field 8) of a point with one number.
+# The encoded field `flags` (number 8) of a point that says "no recorded value".
 _NO_NUMBER = b"\x40\x01"
 
 _LONGEST_CACHED = 200
@@ -57,7 +58,8 @@ _CUMULATIVE = b"\x10\x02"
 _MONOTONIC = b"\x18\x01"
 
 
-# Cached: most numbers are lengths, and the loop would take as long as the rest of a point.
+# Cached, since most numbers are repeated lengths, and this loop would take as long as encoding the
+# rest of a point.
 @lru_cache(1024)
 def _varint(number: int) -> bytes:
     out = bytearray()
@@ -74,13 +76,14 @@ def element(number: int, content: bytes) -> bytes:
 
 
 def _around(number: int, parts: Sequence[bytes]) -> list[bytes]:
-    """A length-delimited field, as a list of parts. Only `request` joins them, in one copy."""
+    """A length-delimited field, as a list of parts. `request` joins all parts with a single
+    copy."""
     return [_varint(number << 3 | 2) + _varint(sum(map(len, parts))), *parts]
 
 
 def utf8(text: str) -> bytes:
     """Encode any text, even with lone surrogates."""
-    # A lone surrogate has no UTF-8, and would invalidate the whole request.
+    # A lone surrogate cannot be encoded in UTF-8. A collector would refuse the whole request.
     return text.encode("utf-8", "replace")
 
 
@@ -136,7 +139,7 @@ def histogram_point(
     bucket_counts: Sequence[int],
     flags: int = 0,
 ) -> bytes:
-    """One point of a histogram; there is one more bucket than there are bounds."""
+    """One point of a histogram. *bucket_counts* has one element more than *bounds*."""
     point = HistogramDataPoint(
         start_time_unix_nano=start_ns,
         time_unix_nano=time_ns,
@@ -150,12 +153,13 @@ def histogram_point(
 
 
 def no_number(attributes: bytes, time_ns: int) -> bytes:
-    """The end marker of a counter, an up-down counter or a gauge."""
+    """A point that ends the series of a counter, an up-down counter or a gauge."""
     return element(1, _TIME(0x19, time_ns) + attributes + _NO_NUMBER)
 
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
-    """The end marker of a histogram. It has all buckets, so that backends end each one's series."""
+    """A point that ends the series of a histogram. It has all buckets, since some backends store a
+    series for each bucket."""
     zeros = [0] * (len(bounds) + 1)
     flag = DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
     return histogram_point(attributes, time_ns, 0, 0.0, bounds, zeros, flag)
@@ -185,13 +189,14 @@ _SCHEMA = element(3, SCHEMA_URL.encode())
 
 
 def in_scope(name: str, version: str, contents: Iterable[bytes]) -> list[bytes]:
-    """One scope with its metrics, spans or log records, each encoded as field 2; list of parts."""
+    """One scope with its metrics, spans or log records, each encoded as field 2. Returns a list of
+    parts."""
     scope = element(1, utf8(name)) + element(2, utf8(version))
     return _around(2, [element(1, scope), *contents, _SCHEMA])
 
 
 def request(resource: bytes, scope: Iterable[bytes]) -> bytes:
-    """A request for metrics, traces or logs: the field numbers of the three services are equal."""
+    """A request for metrics, traces or logs, which all have the same field numbers."""
     return b"".join(_around(1, [resource, *scope, _SCHEMA]))
 
 
@@ -223,7 +228,7 @@ def answered(status: int, why: str, detail: str, signal: str, retry_after_s: flo
 
 
 def accepted_with(reply: bytes, where: str) -> Outcome:
-    """The outcome of an accepted request, whose reply may report partial success."""
+    """The outcome of an accepted request. The reply may say that some of its data was rejected."""
     rejected, message = 0, ""
     # Some backends reply with text, which is ignored.
     with contextlib.suppress(DecodeError):

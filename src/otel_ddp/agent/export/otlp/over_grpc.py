@@ -1,6 +1,6 @@
 """Sends OTLP requests over gRPC.
 
-Imported only if gRPC is configured: grpc takes 15 MiB and 80 ms.
+Imported only if gRPC is configured, since importing grpc takes 15 MiB and 80 ms.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _METHODS = {
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
-# Equivalent HTTP status codes; 503 for all other codes. The cause of INTERNAL may be the request or
-# the server.
+# The HTTP status code for each gRPC code, 503 for the others. Codes that either the request or the
+# server may cause, such as INTERNAL, become 500.
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -47,7 +47,7 @@ class GrpcSender:
         self._metadata = tuple(there.headers().items())
         options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"otel_ddp/{__version__}")]
         if is_loopback(self._url):
-            # A cluster's http_proxy would connect to its own loopback address, not to ours.
+            # No proxy for a loopback address: it would connect to its own machine instead of ours.
             options.append(("grpc.enable_http_proxy", 0))
         is_packed = there.compression() == "gzip"
         compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
@@ -77,7 +77,7 @@ class GrpcSender:
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
-        # Drop the text before "last error: ", which describes the channel's attempts.
+        # Drop the text before "last error: ". It describes earlier attempts of the channel.
         text = one_line(details.rpartition("last error: ")[2])
         where = without_credentials(self._url)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -88,6 +88,6 @@ class GrpcSender:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             status = 413
         elif status == 500 and "http2 header with status" in text.lower():
-            # Retry, since a proxy that answers in plain HTTP has not read the request.
+            # A proxy has answered in plain HTTP. The server has not read the request, so retry.
             status = 503
         return answered(status, f"{code.name} from {where}", text, self._signal, 0.0)

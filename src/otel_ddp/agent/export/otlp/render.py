@@ -23,7 +23,7 @@ from otel_ddp.vocabulary.catalog import Kind, Metric
 
 # The service name of data without a project, unless the user sets one.
 _SERVICE = "otel-ddp"
-# Limits of one request: points, or spans and log records.
+# Size limits of one request: points in a request for metrics; spans, or log records, in others.
 _MOST_POINTS, _MOST_MESSAGES = 2000, 500
 _MOST_STEP_TRACES = 4096
 _S = 10**9
@@ -31,20 +31,21 @@ _HOUR_NS = 3600 * _S
 # Severity numbers of OpenTelemetry's log data model.
 _SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
-# Encoded points of one series and hour, or one span or log record: bytes, time of the first point,
-# number of points, metric. A tuple, not a class, since thousands are made per second.
+# What a request consists of: encoded points of one series within one hour, or one span or log
+# record. The fields are: bytes, time of the first point, number of points, metric. It is a tuple,
+# not a class, since thousands are made per second.
 _Part = tuple[bytes, int, int, Metric | None]
 
 
 class _Batch:
-    """The parts of one request."""
+    """Collects the parts of one request."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
         self.count = self.size = 0
 
     def has_room(self, part: _Part, most: int) -> bool:
-        """Whether a part fits. Any part fits into an empty request."""
+        """Whether a part fits into this request. An empty request takes any part."""
         room = self.size + len(part[0]) <= encode.MOST_BYTES
         return not self.parts or (room and self.count + part[2] <= most)
 
@@ -55,7 +56,7 @@ class _Batch:
 
 
 def _batches(parts: Iterable[tuple[str, _Part]], most: int) -> Iterator[tuple[str, _Batch]]:
-    """Divide the parts of each project into batches for one request each."""
+    """Divide the parts into batches of one request each. A batch has parts of one project only."""
     batches: dict[str, _Batch] = {}
     for project, part in parts:
         batch = batches.setdefault(project, _Batch())
@@ -70,10 +71,10 @@ def _batches(parts: Iterable[tuple[str, _Part]], most: int) -> Iterator[tuple[st
 
 
 def resource_of(node: str, host: str) -> dict[str, str]:
-    """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES take precedence."""
+    """The attributes of the OTLP resource. OTEL_RESOURCE_ATTRIBUTES overrides ours."""
     ours = {
         "service.name": _SERVICE,
-        # The id is not random, since a restart of the agent must not begin new series.
+        # Not a random id: with a new id, each restart of the agent would begin new series.
         "service.instance.id": node,
         "host.name": host,
         "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(
@@ -98,24 +99,27 @@ def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
 
 
 class Renderer:
-    """Renders data of one node; each project has its own resource."""
+    """Renders the data of one node. Each project of it has its own OTLP resource."""
 
     def __init__(self, attributes: Mapping[str, str]) -> None:
         self._attributes = attributes
-        # Run and name of the latest step traces whose root span was made.
+        # The latest traces of steps, by run and name, for which this agent has already made the
+        # root span.
         self._step_traces: dict[tuple[str, str], None] = {}
 
     def metrics(self, ledger: Ledger, now_ns: int) -> Iterator[Request]:
-        """New logged values, the current values of all other series, and end markers.
+        """New logged values, the current values of all other series, and ends of series.
 
-        Without an end marker, Prometheus shows an ended series for another five minutes.
+        A series that ends gets a last point without a value, its end marker. Otherwise, Prometheus
+        would show its last value for another five minutes.
         """
         with ledger.lock:
             families, ended = [*ledger.families()], ledger.take_ended()
-        # Logged values have their own requests, because a lost value cannot be replaced.
+        # Logged values have their own requests, which a full queue drops last: other metrics are
+        # sent again with current values, but a logged value is sent only once.
         logged = [each for metric, rows in families if is_logged(metric) for each in rows]
-        # Each hour has its own requests: a backend refuses a whole request for one value that is
-        # too old, and a journal that is read late contains such values.
+        # Values of different hours go into different requests. A journal that is read late contains
+        # old values, and a backend refuses a whole request for one value that is too old.
         while logged := [each for each in logged if each.history is not None]:
             first_ns = min([each.history[0][0] for each in logged if each.history])
             until_ns = (first_ns // _HOUR_NS + 1) * _HOUR_NS
@@ -172,7 +176,7 @@ class Renderer:
     def _logged(self, series: Series, until_ns: int) -> Sequence[_Part]:
         """Take the logged values of a series before this time.
 
-        Errors are contained per series: a series that cannot be encoded must not lose the others.
+        Errors are caught here, so that a series that cannot be encoded does not affect the others.
         """
         assert series.history is not None
         times, values = series.history
@@ -187,9 +191,10 @@ class Renderer:
         return found
 
     def _end(self, series: Series, now_ns: int) -> Sequence[_Part]:
-        """The end marker of a series."""
+        """The end marker of a series, a last point without a value."""
         metric = series.metric
-        # Logged values get no end marker, which could hide the last value from a dashboard.
+        # A logged value gets no end marker: some dashboards would then no longer show the last
+        # value.
         if is_logged(metric):
             return ()
         if metric.kind is Kind.HISTOGRAM:
@@ -201,7 +206,7 @@ class Renderer:
     def documents(
         self, documents_of: Iterable[tuple[Labels, str, Sequence[Document]]]
     ) -> Iterator[Request]:
-        """Requests with spans and log records; an invalid document is skipped."""
+        """Make requests with spans and log records. Invalid documents are skipped."""
         found: dict[str, list[tuple[str, _Part]]] = {"traces": [], "logs": []}
         for labels, project, documents in documents_of:
             for each in documents:
@@ -218,11 +223,13 @@ class Renderer:
                 yield self._request(signal, project, batch, contents)
 
     def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[_Part]:
-        """A span. If it is the first of a step's trace, the trace's root span comes before it."""
+        """Encode a span. If it begins the trace of a step, the trace's root span is added before
+        it."""
         run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
         span = _span(run, trace, labels, content)
         if not span.parent_span_id and layout.is_of_step(trace):
-            # The root span's id is deterministic: the agents of all nodes make the same root span.
+            # The root span's id follows from run and trace. So the spans that each node's agent
+            # makes have the same root span.
             span.parent_span_id = layout.first_span_id(run, trace)
             if (run, trace) not in self._step_traces:
                 self._step_traces[run, trace] = None
@@ -235,7 +242,7 @@ class Renderer:
 
 
 def _encoded(series: Series) -> bytes:
-    """The encoded attributes of a series, cached."""
+    """The encoded attributes of a series. They are encoded once and stored in the series."""
     is_histogram = series.metric.kind is Kind.HISTOGRAM
     field = encode.HISTOGRAM_ATTRIBUTES if is_histogram else encode.NUMBER_ATTRIBUTES
     series.encoded = series.encoded or encode.attribute_bytes(dict(series.labels), field)
@@ -255,7 +262,8 @@ def _span(run: str, trace: str, labels: Labels, content: dict[str, Any]) -> trac
         start_time_unix_nano=_time_ns(content["start"]),
         end_time_unix_nano=_time_ns(content["end"]),
         kind=trace_pb2.Span.SPAN_KIND_INTERNAL,
-        # This flag states that the parent span is in the same process.
+        # There are two flags: the parent span is known to be local or remote, and it is remote. Set
+        # only the first: the parent is local, i.e. in the same process.
         flags=trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
     )
     span.MergeFromString(_attributes(labels, content, encode.SPAN_ATTRIBUTES))
@@ -289,7 +297,7 @@ def _clean(text: Any) -> str:
 
 
 def _time_ns(value: Any) -> int:
-    # Reject damaged times, for which the OTLP classes would raise other errors.
+    # Reject impossible times here, with an error that is caught. The OTLP classes raise others.
     time_ns = int(value)
     if not 0 <= time_ns < 2**63:
         raise ValueError(f"{time_ns} is no time")
@@ -305,6 +313,6 @@ def _attributes(labels: Labels, content: dict[str, Any], field: int) -> bytes:
         found["step"] = int(content["step"])
     if content.get("exception"):
         found["error.type"] = str(content["exception"][0])
-    # Labels come last, since an attribute of the user must not replace a label.
+    # Add our labels last, so that a user's attribute of the same name cannot replace them.
     found.update(labels)
     return encode.attribute_bytes(found, field)

@@ -23,16 +23,16 @@ from otel_ddp.settings import Settings
 if TYPE_CHECKING:
     from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
-# A reply of a collector is a few bytes; a longer one comes from another program.
+# How much of a reply is read. A collector replies with a few bytes; only other programs send more.
 _REPLY_LIMIT_BYTES = 16 * 1024
-# Raised if a variable, a file or a package is unusable.
+# Exceptions that mean that a variable, a file or a package is unusable.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
 
 class Transport:
     """Sends each signal with the protocol and to the address that its variables set.
 
-    Raises nothing: each failure is an Outcome. Per signal, one thread sends at a time.
+    Raises nothing: each failure is an Outcome. Each signal must be sent by one thread at a time.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Transport:
         return Variables(signal, self._settings, self._env)
 
     def send(self, signal: str, body: bytes) -> Outcome:
-        """Make one attempt; the timeout applies to connecting, to sending and to each read."""
+        """Try once to send a body. The timeout applies separately to connecting, sending and each
+        read."""
         try:
             if signal not in self._senders:
                 self._senders[signal] = self._open(self._variables(signal))
@@ -85,9 +86,11 @@ class Transport:
 
 
 def silence_libraries() -> None:
-    """Silence the libraries' log lines on failures, as some contain credentials; we log our own."""
+    """Silence the log lines of libraries on failures, as some contain credentials. We log
+    failures."""
     logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL + 1)
-    # grpc reads this at its import. Otherwise its core prints a line for each failed handshake.
+    # grpc reads this variable when it is imported. Without it, its C core prints a line for each
+    # failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -117,7 +120,8 @@ class HttpSender:
             with self._route.post(packed, self._headers) as response:
                 outcome = self._outcome_of(response)
                 if not response.isclosed():
-                    # Do not wait for the rest of the reply.
+                    # Part of the reply is unread. Close the connection instead of waiting for the
+                    # rest.
                     self.close()
                 return outcome
         except UNANSWERED as error:
@@ -150,12 +154,12 @@ def _reply(response: HTTPResponse) -> bytes:
     try:
         return response.read(_REPLY_LIMIT_BYTES)
     except UNANSWERED:
-        # The status has arrived, so a reply that breaks off does not matter.
+        # The status has arrived, which decides the outcome. The text is not needed.
         return b""
 
 
 def _detail(response: HTTPResponse, reply: bytes) -> str:
-    """The collector's reason, in a google.rpc.Status or as plain text."""
+    """Why the collector refused a request: the message of a google.rpc.Status, or plain text."""
     kind = response.headers.get("Content-Type", "")
     if "protobuf" in kind:
         try:
@@ -166,14 +170,14 @@ def _detail(response: HTTPResponse, reply: bytes) -> str:
 
 
 def _is_tls_port(response: HTTPResponse, reply: bytes) -> bool:
-    """Whether this 400 is the answer of a TLS port to http://."""
-    # In this case, Go servers such as the collector send no headers, and their text is often lost
-    # because they close while we write. nginx and Apache send a text with these words.
+    """Whether a TLS port has answered 400 because the request came without TLS."""
+    # In this case, Go servers such as the collector send no headers. Their text is often lost,
+    # because they close the connection while we write. nginx and Apache send these words.
     return not response.headers or b"plain http" in reply.lower()
 
 
 def _retry_after_s(text: str | None) -> float:
-    """The seconds in the header; 0 for other text, such as a date."""
+    """The number of seconds in the Retry-After header; 0 for other text, such as a date."""
     with contextlib.suppress(TypeError, ValueError):
         return max(float(text or ""), 0.0)
     return 0.0

@@ -7,7 +7,7 @@ only once there is something to measure. Without otel_ddp, nothing happens.
 import os
 import sys
 
-# A module -> our function that `launch` calls after the import of this module.
+# For each module our function that `launch` calls once the program has imported the module.
 NAMES = {
     "torch": "launch.wait_for_training",
     "torch.utils.tensorboard": "trackers.listen",
@@ -32,7 +32,7 @@ class Finder(object):
         self._imported = imported
 
     def add(self, names):
-        """Also wait for these modules, unless they are imported already."""
+        """Wait for the imports of these modules too, unless they are imported already."""
         self._names.update(set(names).difference(sys.modules))
 
     def find_spec(self, name, path=None, target=None):
@@ -50,7 +50,7 @@ class Finder(object):
         return None
 
     def _watch(self, name, loader):
-        """Wrap `exec_module` of a module's loader; the loader itself stays the same."""
+        """Wrap `exec_module` of the loader, to notice when the module is imported."""
         execute = getattr(loader, "exec_module", None)
         if execute is None:
             return
@@ -69,7 +69,7 @@ class Finder(object):
 
 
 def imported(name):
-    """Report an import, if otel_ddp is available."""
+    """Tell otel_ddp that this module has been imported. Does nothing if otel_ddp is missing."""
     try:
         from otel_ddp.integrations import launch
 
@@ -79,7 +79,10 @@ def imported(name):
 
 
 def install(names=NAMES):
-    """Wait for these modules with a single finder, as `otel-ddp run` may be nested."""
+    """Wait for the imports of these modules.
+
+    If there is a finder of ours already, as in a nested `otel-ddp run`, it waits for them too.
+    """
     found = [each for each in sys.meta_path if getattr(each, "is_of_otel_ddp", False)]
     if found:
         found[0].add(names)  # type: ignore[attr-defined]
@@ -92,7 +95,7 @@ def give_way():
     here = os.path.dirname(__file__)
     sys.path[:] = [each for each in sys.path if each != here]
     sys.modules.pop("sitecustomize", None)
-    # If there is no other sitecustomize, this raises the error that Python expects.
+    # If there is no other sitecustomize, this raises ImportError, as Python expects in this case.
     __import__("sitecustomize")
 
 
