@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
     @property
     def key(self) -> tuple[Kind, Labels]:
-        """Identifies the incident."""
+        """Verdicts with the same kind and labels are about the same incident."""
         return self.kind, self.labels
 
 

@@ -27,7 +27,8 @@ class _Copy(NamedTuple):
 
 
 def module_of(device: torch.device) -> Any:
-    """The torch module of a device, such as torch.cuda; None if there is none with events.
+    """The torch module of a device, such as torch.cuda; None if there is none, or if it has no
+    events.
 
     `torch.get_device_module` would do the same, but older versions of torch lack it.
     """

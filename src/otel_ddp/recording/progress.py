@@ -453,7 +453,7 @@ class Progress:
         return None if clock is None else clock.position()
 
     def another_trains(self) -> bool:
-        """Whether another thread trains and is alive."""
+        """Whether the training thread is another thread than this one, and is alive."""
         if self.thread in (0, threading.get_ident()):
             return False
         return any(each.ident == self.thread for each in threading.enumerate())

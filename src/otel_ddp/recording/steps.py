@@ -204,8 +204,8 @@ class StepNumbers:
         logged = self.last
         if logged == self.logged_before:
             return self.logged_number + 1
-        # A value logged within a step belongs to that step, a value logged between two steps to the
-        # earlier one. In that case, the next step gets the next number.
+        # A value logged within a step has the number of that step. A value logged between two steps
+        # has the number of the earlier one, so the step that ends next gets the number after it.
         return logged if self.in_step and logged != self._before_step else logged + 1
 
     def resume_from(self, done: int) -> None:

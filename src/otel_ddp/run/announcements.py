@@ -70,8 +70,7 @@ def journal_is_full(agent: str) -> None:
 
 
 def exports_are_unknown(choice: Choice) -> None:
-    """Warn that the strategy needs this process's rank, which is unknown: series stay on the
-    node."""
+    """Warn that the strategy needs this process's rank, but lacks it: series stay on the node."""
     what = "LOCAL_RANK" if choice.text == "node" else "RANK"
     warn_once(
         "strategy",

@@ -107,7 +107,7 @@ def instrument(
         flops_per_sample=flops_per_sample,
     )
     if mirror:
-        # Imported by name here, as integrations import this module (an import cycle).
+        # Import this only here, by name: integrations import this module, which would be a cycle.
         import_module("otel_ddp.integrations.trackers").mirror(opened)
     return opened
 

@@ -142,7 +142,7 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
     if error is None:
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
-            # torch's spawn reports a failure by exiting with 1 from its exception handler.
+            # torch's spawn calls `sys.exit(1)` in its exception handler: find the exception itself.
             error = (error.__context__ or error) if error.code else None
     code = None if bootstrap is None else bootstrap.f_locals.get("exitcode")
     reason = values.error_line(error) if error is not None else f"exit code {code}" if code else ""

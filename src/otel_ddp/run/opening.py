@@ -64,7 +64,7 @@ class LeadSearch:
     """Looks up which agent leads the run (judges all its ranks), in the process group's store."""
 
     def __init__(self, conf: Settings | None = None) -> None:
-        # Whether to look up the lead again, as the store may have another answer later.
+        # Whether the store is still to be asked for the lead.
         self.is_sought = conf is not None and conf.lead != "off"
         self._found: Lead | None = None
         self._has_answer = False
@@ -151,7 +151,7 @@ class Task(NamedTuple):
 
 
 def in_pool_worker() -> bool:
-    """Whether a pool's worker calls us."""
+    """Whether this code runs in a worker of a process pool."""
     return _find_task()[0] is not None
 
 

@@ -73,8 +73,7 @@ class Run:
         self._origin = origin
         self._identity: Identity | None = None
         self._choice = Choice("all")
-        # False at first, also in a child process: a run that came by pickle or fork opens at first
-        # use.
+        # False at first, also in a child: a run that came by pickle or fork opens when first used.
         self._opened = False
         self._records: Records | None = None
         self._ending = Ending()
@@ -171,8 +170,7 @@ class Run:
         if records.said_where or not is_wanted or not self._speaks_for_all():
             return False
         if text := announcements.where_to_look(records.place, self.run):
-            # Set this before printing: a signal handler that interrupts the printing must not
-            # repeat it.
+            # Set this first: a signal handler that interrupts the printing must not repeat it.
             records.said_where = True
             announcements.say(text)
         return not records.said_where
@@ -456,8 +454,7 @@ class Run:
 
     @errors.contained(default=True)
     def _settle_by_hooks(self) -> bool:
-        """Read rank, run name and lead from a hook during training; True once all three are
-        final."""
+        """Read rank, run name and lead during training; True once all three are final."""
         records = self._records
         if records is None:
             return True
@@ -492,8 +489,7 @@ class Run:
             self._log_by_run()
         records.exported = self._choice.exports(process)
         written = records.recorder.documents.identity(self._identity_record(records.exported))
-        # A signal handler has interrupted another write, so nothing was written: the next call
-        # will.
+        # None: a signal handler has interrupted another write, so the next call writes it.
         if written is None:
             return
         records.settled = self.identity.settled
@@ -571,8 +567,7 @@ class Run:
         if reason:
             actions.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
-        # Write the progress before the end record, so that a reader of the latter finds final
-        # progress.
+        # Write the progress before the end record: who reads the latter finds final progress.
         actions += [
             partial(progress.end_run, state),
             partial(recorder.documents.append, layout.END, content),
@@ -726,8 +721,7 @@ class Run:
         return (_attach, ({k: v for k, v in arguments.items() if not callable(v)},))
 
     def _for_a_child(self) -> dict[str, Any]:
-        """The arguments with which a child process joins this run: without ranks and
-        configuration."""
+        """The arguments with which a child process joins this run: no ranks, no configuration."""
         stays = ("config", "global_rank", "local_rank", "world_size")
         own = self._origin.arguments.items()
         arguments = {key: value for key, value in own if key not in stays}
@@ -742,8 +736,7 @@ def silent() -> Run:
 
 
 def _attach(arguments: dict[str, Any]) -> Run:
-    """Unpickle a run: return this process's run or, if it has none, one that joins the pickled
-    run."""
+    """Unpickle a run: return this process's run; if it has none, one that joins the other."""
     attached: Run = current_run.attach(Run(Origin(arguments, joins=True)))
     return attached
 

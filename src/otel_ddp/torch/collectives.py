@@ -232,7 +232,7 @@ class OwnCollectives:
         self._counts = _counts()
 
     def phase_ended(self, phase: str) -> None:
-        """Assign the collectives since the previous call to this phase."""
+        """Count the collectives started since the previous call as those of this phase."""
         if not self._numbered:
             return
         before, self._counts = self._counts, _counts()

@@ -34,7 +34,7 @@ _IN_MARK = layout.IN_MARK // 8
 
 
 class _Mark:
-    """An event on the device's stream, at which the phase in this journal word begins."""
+    """An event on the device's stream; the phase in its journal word begins at this event."""
 
     __slots__ = ("event", "not_before_ns", "word")
 
@@ -80,7 +80,7 @@ class _DeviceTime:
             self.since = None
 
     def passed(self, marks: _Marks) -> None:
-        # The loop runs ten times a step or more, so it uses local variables.
+        # The loop below runs at least ten times per step, so it uses local variables.
         since, reached_ns, offset_ns = self.since, self._reached_ns, self._offset_ns
         words, paced, pool = self._words, self._paced, self._pool
         spent_ms: dict[int, float] = {}
@@ -233,8 +233,8 @@ class DeviceClock:
         step = None
         for at, mark in [(at, mark) for at, marks in enumerate(held) for mark in [*marks]]:
             if not mark.event.query():
-                # Only steps that the host has finished have a number: the first such step at or
-                # after this mark is the one that the device is in.
+                # Only steps that the host has finished have a number. The device is in the first of
+                # them that ends at or after this mark.
                 numbers = [marks.number for marks in held[at:] if marks.number]
                 step = numbers[0] - 1 if numbers else None
                 break

@@ -32,8 +32,8 @@ from otel_ddp.torch.steps.stepper import Stepper
 # A search ends after this many optimizer steps. One step would be too few: a GAN's critic may make
 # several steps before the generator is first called.
 _STEPS = 10
-# After this many searches in a row that found no model, a newly created optimizer starts no further
-# search, as a program may create an optimizer in each step. After twice as many, nothing does.
+# After this many searches in a row without a model, a newly created optimizer starts no search, as
+# a program may create one in each step. After twice as many, no search starts at all.
 _MOST_FRUITLESS = 4
 # A compilation outside of any module counts as this many searches without a model, so the search
 # ends soon: each switch of our hook makes Dynamo recompile, which it does at most eight times.
@@ -173,7 +173,7 @@ class _Search:
         self.pause()
 
     def failed(self) -> None:
-        """A hook raised: the stepper counts failures, and stops after some."""
+        """A hook raised: the stepper counts failures, and stops measuring after a few."""
         self.stepper.failed("looking for the model")
 
     @errors.contained()

@@ -70,7 +70,7 @@ CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 
 def outward(frame: FrameType | None) -> list[FrameType]:
     """A frame and its callers, innermost first."""
-    # Not a generator: an exception that a signal handler raises inside one may be lost.
+    # Return a list: an exception that a signal handler raises inside a generator may be lost.
     found = []
     while frame is not None:
         found.append(frame)

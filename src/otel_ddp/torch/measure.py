@@ -109,7 +109,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     )
     current.readings.update_options(**options)
     optimizer_hooks.forget(options["optimizer"])
-    # Attach now rather than at the first step: an evaluation before it may compile.
+    # Attach the runtime's hooks now: an evaluation before the first step may compile.
     runtime.attach(current.stepper)
     return current.stepper
 
@@ -149,7 +149,7 @@ def _take_off() -> None:
     if current is not None:
         ours = [current.window.close, current.readings.close, current.stepper.stop]
         ours += [each.take_off for each in (current.evaluates, *current.replaces)]
-    # Contain each call on its own, so that after a failure the others still run.
+    # Contain the exceptions of each call on its own, so that after a failure the others still run.
     for hooks in (discovery, model_hooks, data_hooks, optimizer_hooks, runtime):
         ours.append(hooks.detach)
     for act in (*ours, stack_answers.stop):

@@ -102,7 +102,6 @@ def _store(module: Any) -> Any:
         # torchrun's agent keeps one store across restarts of its workers, and gives each attempt
         # its own key prefix. Drop the prefix, so that the run keeps its name across restarts. In
         # other stores it stays, as several launches may share one store with different prefixes.
-        # prefixes.
         store = _bare(store)
     return store
 
@@ -123,10 +122,10 @@ def _within_limit(
 ) -> GroupFacts:
     """The group's facts, with run and lead from the store if it answers in time.
 
-    The thread limits the wait: compare_set normally returns at once, but if the store's server is
-    stopped, it blocks forever, whatever the store's timeout (PyTorch 2.15), and so would the
-    training. The thread takes 0.3 ms and then ends: a permanent one would keep alive a store that
-    the program has dropped.
+    A thread of its own asks the store, and its caller waits only for some seconds. For compare_set
+    normally returns at once, but if the store's server is stopped, it blocks forever, whatever the
+    store's timeout (PyTorch 2.15), and so would the training. The thread takes 0.3 ms and then
+    ends: a permanent one would keep alive a store that the program has dropped.
     """
     answers = [found]
 

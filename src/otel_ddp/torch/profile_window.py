@@ -42,8 +42,7 @@ class OpenAnnotations:
     def watch(self, give_way: Callable[..., None]) -> None:
         """Track all annotations from now on.
 
-        *give_way*: called before the program uses torch's profiler itself, which would raise while
-        ours is on.
+        *give_way*: called before the program uses torch's profiler, which raises while ours is on.
         """
         opened = self._open
 
@@ -282,8 +281,7 @@ class ProfileWindow:
                     raise _Refused("the training ended before that many steps")
                 self._save(request)
         else:
-            # Only the thread that started the profiler could stop it, but it will end no more
-            # steps.
+            # Only the thread that started the profiler can stop it, but it ends no more steps.
             self._annotations.leave()
             self._write("refused", request, "the training ended in another thread")
 

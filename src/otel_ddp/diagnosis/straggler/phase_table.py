@@ -103,11 +103,11 @@ class PhaseTable:
         return self._need(i).work_s
 
     def others_work_s(self, i: int) -> list[float]:
-        """The time that the other units work in a step, or a sample of them."""
+        """How long the other units, or a sample of them, work in a step."""
         return [self._need(at).work_s for at in self._others(i)]
 
     def left_out_s(self) -> float:
-        """The longest time of any rank in excluded phases."""
+        """How long a rank spends in excluded phases per step: the maximum over all ranks."""
         left_out_ns = [
             median([sum([each.phases_ns[at][i] for at in self._left_out]) for each in self._steps])
             for i in range(len(self._steps[0].works_ns))

@@ -2,8 +2,9 @@
 
 Calls are matched by their order: the n-th collective of a group in a step is the same on all
 members, and the n-th send from A to B matches the n-th receive of B from A. A collective is ready
-when the last member arrives, a receive when its message is sent. Until a call is ready, the rank
-may wait for it, at once or later, but at most while its thread is idle.
+when the last member arrives, a receive when its message is sent. A rank waits for a call at most
+until it is ready: right after the call or later (in `work.wait()`), and only while its thread is
+idle.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Receive(NamedTuple):
 
 
 class _Phases:
-    """Assigns the waits after one rank's calls to phases."""
+    """Assigns the waits of one rank to phases. Each wait follows a call to a process group."""
 
     def __init__(self, each: _Each) -> None:
         """*each*: the calls of the rank."""

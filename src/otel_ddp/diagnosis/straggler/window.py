@@ -286,9 +286,8 @@ def ranks_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
 
 
 def nodes_of(ranks: Sequence[Labels], stages: Sequence[int]) -> list[Unit]:
-    """A unit for each node; empty if there is one node, if no node has several ranks, or if a
-    node's ranks are of several stages.
-    """
+    """A unit for each node. Empty if nodes cannot be compared: there is only one, none has several
+    ranks, or the ranks of some node are of several pipeline stages."""
     nodes: dict[Labels, list[int]] = {}
     for i, labels in enumerate(ranks):
         nodes.setdefault(node_of(labels), []).append(i)

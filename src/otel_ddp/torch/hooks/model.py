@@ -311,8 +311,7 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
 
 def _hide_hooks(module: nn.Module) -> None:
     """Keep our hooks out of copies and of `torch.save(model)`, so it loads without otel_ddp."""
-    # Use a weak reference, and bypass torch's `__setattr__`: this attribute is not part of the
-    # model.
+    # Use a weak reference, and bypass torch's `__setattr__`: the model itself stays unchanged.
     module.__dict__[_STATE] = partial(_state, ref(module))
 
 

@@ -33,8 +33,8 @@ from otel_ddp.vocabulary import catalog
 # structure of the loop is known, and are checked again until `_STEPS_TO_WATCH`.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
-# The first so many times that readings are due, they are taken at once, so that short runs have
-# some. Then they are periodic, as they cost more than the hooks of a step.
+# Slow readings are taken at each of this many first flushes, so that short runs have some.
+# Later they are taken periodically, as they cost more than the hooks of a step.
 _READINGS_AT_ONCE = 20
 _READ_EVERY_NS = 10**9
 # The private attribute in which a gradient scaler holds its inf checks since the last update.
@@ -215,8 +215,8 @@ class Readings:
             return
         self._readings += 1
         self._due_ns = now + _READ_EVERY_NS if self._readings >= _READINGS_AT_ONCE else 0
-        # If models run but none was called, search for others. Not if code is compiled: calls
-        # inside it are not seen, and the search's hook would cause a recompilation.
+        # If steps run without a call of a watched model, search for others. Not if code is
+        # compiled: calls inside it are not seen, and the search's hook would cause a recompilation.
         if not stepper.progress.work.forwards and not stepper.compiles:
             stepper.model_not_called()
         model_hooks.watch_compiled_in_place()

@@ -44,8 +44,8 @@ class StepLoss:
         self._withheld: list[tuple[Any, int, int]] = []
         # The step in which the loss was requested.
         self._requested_in = 0
-        # Whether there is one rank, or gradients are averaged over ranks. Then quotients divide by
-        # the number of micro-batches, and their sum is the loss.
+        # Whether the quotients of a step add up to its loss. They do with one rank, or if gradients
+        # are averaged over ranks: then each quotient divides by the number of micro-batches.
         self._averages = False
         # How many quotients were added up in this step, and in the last step that had any.
         self._shares = self._usual_shares = 0

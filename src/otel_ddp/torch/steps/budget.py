@@ -140,8 +140,7 @@ class Budget:
             self._cost_ns /= 2
             self._measured /= 2
         if self._measured >= _ENOUGH:
-            # The bucket forgets costs beyond its largest debt. So also raise `every` by the mean
-            # cost.
+            # The bucket forgets costs beyond its largest debt: also raise `every` by the mean cost.
             self._every = max(self._every, self._needed(1.0))
 
     def _needed(self, room: float) -> int:
@@ -186,8 +185,7 @@ class Calibration:
     def add(self, measured_ns: int, bare_ns: int, seen_ns: float) -> None:
         """Compare the thread time of a measured step with that of the next one, without hooks.
 
-        *seen_ns*: the sum of the times that the measured step's hooks took by their own
-        measurement.
+        *seen_ns*: the sum of the times that the measured step's hooks took, by their own clock.
         """
         self._pairs.append((measured_ns - bare_ns, seen_ns))
         self._added += 1
@@ -370,8 +368,7 @@ class Cost:
         budget, number = self.budget, self._steps.count + 1
         if budget is None:
             return True, False
-        # The time and the steps since the last call: this step, after others that were only
-        # counted.
+        # Time and steps since the last call: this step, and earlier ones that were only counted.
         since_ns = now - self.ended_ns
         steps = max(number - self._looked_at, 1)
         each_ns = since_ns // steps

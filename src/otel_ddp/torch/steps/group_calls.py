@@ -98,7 +98,7 @@ class GroupCalls:
         self._dimensions = set[str]()
         # Limit of recorded calls in this step; 0: no calls are recorded.
         self._most = 0
-        # Whether no call of this step was left out so far; and when the step began.
+        # Whether all calls of this step so far have been recorded; and when the step began.
         self._complete, self._began_ns = False, 0
         # Wall and thread time at the last call, or at the beginning of the step.
         self._last_ns = self._last_cpu_ns = 0
@@ -121,8 +121,7 @@ class GroupCalls:
         return self.waits is not None and not self._given_up
 
     def least_every(self, step_ns: int) -> int:
-        """The smallest `every` of the budget that limits the lead's work with calls; a power of
-        two.
+        """The smallest power of two for `every` at which calls do not overload the run's lead.
 
         It is above 1 only with very many ranks or calls.
         """

@@ -79,7 +79,7 @@ class OpenCalls:
         return is_another_thread(self._progress.thread, thread)
 
     def forward_in_another_thread(self) -> bool:
-        """Whether another thread is in a watched model: then this thread may be in a part of it."""
+        """Whether another thread is in a watched model: this thread may then run a part of it."""
         return self.forwards > 0 and is_another_thread(self.forward_thread, threading.get_ident())
 
     def backward_has_raised(self) -> bool:

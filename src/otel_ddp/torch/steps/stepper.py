@@ -116,11 +116,10 @@ class Stepper:
         self._unseen_steps = 0
         # The work of the last fully measured step; and the total work when the previous step ended.
         self._usual_work = self._work_before = Amounts(0, 0, 0.0, 0, 0)
-        # Autograd nodes per measured step; autograd's sequence number at the end of an earlier
-        # step; and the number of that step.
+        # How many autograd nodes a measured step creates; autograd's sequence number at the end of
+        # an earlier step; and the number of that step.
         self._usual_nodes = self._nodes_before = self._nodes_step = 0
-        # Whether steps differ in their number of nodes; and whether the program logs values in
-        # unmeasured steps.
+        # Whether steps differ in their number of nodes; whether unmeasured steps log values.
         self._nodes_vary = self._logs_unmeasured = False
         # Bind this method once, as it is assigned in each step.
         self._catch_up_bound = self._catch_up
@@ -274,8 +273,7 @@ class Stepper:
         if id(optimizer) not in self.end.known:
             return False
         now, steps = self._phases.clock(), self._steps
-        # Read the thread's clock only if a flush is due: else reading it takes longer than this
-        # hook.
+        # Read the thread's clock only for a flush: two reads take longer than this hook.
         began_ns = thread_time_ns() if now >= self.progress.flush_due_ns else 0
         try:
             if not _only_fills_its_state():
@@ -331,20 +329,17 @@ class Stepper:
         self._work.add(self._usual_work)
 
     def _add_unseen_work(self, times: int) -> None:
-        """Hooks missed a part of the last *times* steps: raise their total work to the usual
-        one."""
+        """Hooks missed a part of the last *times* steps: raise their work to the usual amount."""
         found = zip(self._work.amounts(), self._work_before, self._usual_work, strict=True)
         missed = (max(before + times * each - now, 0) for now, before, each in found)
         self._work.add(Amounts._make(missed))
 
     def _count(self, following: int, optimizer: torch.optim.Optimizer) -> None:
-        """Only count the coming steps, until one after which a decision about the next is
-        needed."""
+        """Only count the coming steps, up to the next one whose end needs a decision."""
         if self.cost.compares or self.end.has_scaler or self.searching:
             return
         # Two cases need this hook in each step. A checkpoint may step an optimizer only to create
-        # its state. And if values are logged and steps differ, `_catch_up` needs each step's node
-        # count.
+        # its state. And `_catch_up` needs each step's nodes if values are logged and steps differ.
         if (_CHECKPOINTS in sys.modules and not optimizer.state) or (
             self._logs_unmeasured and self._nodes_vary
         ):
@@ -389,8 +384,7 @@ class Stepper:
             self.go_on_measured()
 
     def evaluates(self) -> None:
-        """A watched model was put into evaluation mode: measure the evaluation if the budget
-        allows."""
+        """A watched model was put into evaluation mode: measure that, if the budget allows."""
         if _get_ident() != self.progress.thread:
             return
         budget = self.cost.budget
@@ -406,7 +400,7 @@ class Stepper:
         if _get_ident() != self.progress.thread or not self._usual_nodes:
             return
         self._logs_unmeasured = True
-        # Half of one forward's usual nodes show that a model was called; a step may have several.
+        # Half the nodes of one forward show that a model was called; usual steps may have several.
         if 2 * self._nodes_made() * max(self._usual_work.forwards, 1) > self._usual_nodes:
             self.progress.counted.stop()
             self._steps.catch_up = None
@@ -532,8 +526,7 @@ class Stepper:
         self._phases.leave(calls.eval)
         self.progress.flush_if_due()
         if _is_grad_enabled() and not steps.model_called:
-            # If a step ends before any model is called in training mode, this model is trained in
-            # evaluation mode.
+            # This model trains in evaluation mode, if the step has no call in training mode.
             self._evaluated = watched
         return False
 
@@ -554,8 +547,7 @@ class Stepper:
         calls.backward_id = current_backward()
         self._phases.enter(calls.backward)
         # Autograd runs these callbacks in order: first ours, when the local gradients are done;
-        # then DDP's finalizer, queued later. `_gradients_done` queues one more of ours, which runs
-        # last.
+        # then DDP's finalizer, queued later; last another of ours, which `_gradients_done` queues.
         self._queue_callback(partial(self._in_backward, "gradients done", self._gradients_done))
         if self.sampled.wants_backward:
             self.sampled.run(self.sampled.readings.backward_began)
@@ -629,8 +621,7 @@ class Stepper:
             return
         if self._optimizing != id(optimizer):
             if self._optimizing is None and self.end.is_of(optimizer):
-                # A class that calls `super().step()`: that inner step has ended the training step
-                # already.
+                # Its class calls `super().step()`: that inner step has ended the training step.
                 self._needs_hooks = self._needs_hooks or not _only_fills_its_state()
             return
         # With a closure, sample the gradients now: they did not exist before the step.
@@ -655,8 +646,7 @@ class Stepper:
             self.sampled.run(self.sampled.readings.optimizer_steps, optimizer)
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> None:
-        """After the first step: if the run was resumed, continue the step numbers of earlier
-        processes."""
+        """After the first step: if the run was resumed, continue its earlier step numbers."""
         self._steps.resume_from(steps_made(optimizer) - 1)
 
     # -- compilation
@@ -679,8 +669,7 @@ class Stepper:
     # -- CUDA graphs: captured work does not run during the capture, but in each replay
 
     def capture_began(self) -> None:
-        """A thread begins to capture a graph. If it may be the training thread, this is a
-        compilation."""
+        """A thread begins to capture a graph: if it may train, this counts as a compilation."""
         if self.progress.thread not in (0, _get_ident()):
             return
         self.progress.go_on_uncounted()

@@ -36,8 +36,8 @@ class StreamWaits:
         self._wait: Phase = progress.phases.of_hooks("comm_wait")
         self._module, self._index = module, index
         self._wrapped: list[Called] = []
-        # `_open` identifies the open wait by the id of the awaited object, or by ~ and the id of a
-        # call to a process group; 0: none. `_marked`, `_calls`: waits marked and calls made in this
+        # `_open` identifies the open wait: by the id of the awaited object, or by ~ and the id of a
+        # call; 0: none. `_marked`, `_calls`: how many waits were marked and calls made in this
         # step.
         self._open = self._marked = self._calls = 0
         self.has_calls = False
@@ -106,15 +106,13 @@ class StreamWaits:
         """Whether the given (or current) stream is the training's computing stream."""
         if (clock := self._phases.device_clock) is None:
             return False
-        # This stream is the one on which the phase began, as a loop may compute on a stream of its
-        # own.
+        # The computing stream is the one on which the phase began: a loop may use its own stream.
         if (stream or self._module.current_stream(self._index)) != clock.stream:
             return False
         return get_ident() == self._progress.thread or not outside_of_backward()
 
     def _began(self, key: int) -> None:
-        # Put no marks inside the phase comm_wait at the end of backward: all of it is a wait
-        # already.
+        # Put no marks inside the phase comm_wait at the end of backward, all of which is a wait.
         if not self._open and self._phases.opened[-1].name != self._wait.name:
             self._open = key
             self._marked += 1

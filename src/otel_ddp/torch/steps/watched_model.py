@@ -29,18 +29,18 @@ class WatchedModel:
         # A weak reference, as the model may fill most of a device's memory. Its callback must not
         # be a Python function: an exception that a signal handler raises in one would be lost.
         self.model = ref(model, partial(among.pop, id(model)))
-        # Whether it was called outside of compiled code, so that its hooks run.
+        # Whether the model was called outside of compiled code, so that its hooks run.
         self.called = False
-        # Whether it may be a part of a compiled graph, so that its hooks must not change.
+        # Whether the model may be a part of a compiled graph, so that its hooks must not change.
         self.in_graph = False
-        # Whether a forward may broadcast buffers to all ranks.
+        # Whether a forward of this model may broadcast buffers to all ranks.
         self.syncs_buffers = False
         # The model inside of wrappers: a loop may call `train()` or `eval()` on it alone.
         self.inside = ref(models.unwrapped(model))
-        # Whether the model is or contains a DDP, which averages gradients over ranks. A DDP may be
-        # inside a module of torch.compile, or of one that computes a loss.
+        # Whether the model is or contains a DDP, which averages gradients over ranks. The DDP may
+        # be wrapped by torch.compile or by a module that computes a loss.
         self.is_ddp = any(isinstance(each, DistributedDataParallel) for each in model.modules())
-        # Whether it is trained in evaluation mode, to freeze its batch statistics.
+        # Whether the model is trained in evaluation mode, which freezes its batch statistics.
         self.trains_in_eval = False
         # Whether the inputs of the last forward are counted: only the first model of a step counts.
         self.counted = True
@@ -142,8 +142,7 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
 
 def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     given = [*args, *kwargs.values()] if kwargs else args
-    # A list of dictionaries is taken for several columns of the same samples, as in contrastive
-    # learning.
+    # Dictionaries in a list hold columns of the same samples, as in contrastive learning.
     columns = next((each for each in given[:_MOST] if _holds_columns(each)), None)
     if columns is not None:
         found = [_counted((each,), None) for each in columns[:_MOST]]
@@ -177,7 +176,7 @@ def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
         else:
             others = others or shape[0]
     if fractions:
-        # No tokens: integers beside floats may be labels, or the edges of a graph.
+        # Count no tokens: integers beside floats may be labels, or the edges of a graph.
         return fractions, 0
     if words is None:
         return others, 0
