@@ -54,6 +54,10 @@ def test_texts_of_a_journal_fit_every_terminal_label_and_encoding(
     assert reader.names[1].text == "n\ufffd"
     assert reader.reason() == "r\ufffd"
     assert reader.unreadable == 0
+    for text in ("a\rb", "a\bb", "a\x7fb"):
+        writer.definitions.define(layout.FACTS, json.dumps({"ascii": text}).encode())
+        reader.read()
+        assert reader.facts["ascii"] == "a\ufffdb"
 
 
 # -- what is no journal

@@ -457,9 +457,9 @@ def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
         content = files.parse_json(text)
-        # Don't search an ASCII text without such an escape: JSON requires it for nearly all control
-        # characters.
-        if "\\u" in text or not text.isascii():
+        # An ASCII text without an escape has no control character but DEL, which JSON does not
+        # escape.
+        if "\\" in text or "\x7f" in text or not text.isascii():
             content = _printable(content)
     except ValueError:
         return None
