@@ -128,7 +128,7 @@ class _Definitions:
         self._used = 0
         self.define(layout.IDENTITY, identity)
         self.left = self._shares()
-        # Names must leave a sixteenth of the area for counters that exist once per name of a value.
+        # A sixteenth of the area is reserved for counters, of which each name of a value needs one.
         self._reserve = writer.areas.definitions[1] // 16
         self._names = 0
         self._totals = 0
@@ -161,7 +161,8 @@ class _Definitions:
         return True
 
     def name(self, name: bytes, split: bytes) -> int:
-        """Define a name with its split; returns the name's number, or 0 if there is no room."""
+        """Define the name of a value, and its split, such as `val`; returns its number, or 0 if
+        there is no room."""
         number = self._names + 1
         payload = layout.NAME_HEAD.pack(number, len(name), len(split)) + name + split
         if not self.within(layout.NAME, layout.NAME, payload, self._reserve):

@@ -160,10 +160,11 @@ def _run(store: Any, ours: str) -> str | None:
 
 
 def _lead(store: Any, store_host: str, process: Identity) -> Lead | None:
-    """The lead of this run: the first rank's proposal, completed by the addresses of rank 0's node.
+    """The agent that leads this run, as proposed by the rank that reaches the store first.
 
-    Only rank 0 knows these addresses, and it may come last. Until then, the other ranks use the
-    store's host as a guess, or the addresses of the previous attempt.
+    Only rank 0 knows all addresses of that agent, and adds them, but may reach the store last.
+    Until then, the other ranks use the store's host as a guess, or the addresses of the previous
+    attempt.
     """
     # Each run has its own key, as ranks may have several runs in sequence. The key has no restart
     # count, which may differ between nodes: torchrun counts restarts on each node separately.

@@ -169,7 +169,8 @@ def _speed(case: RunCase) -> Iterator[_Row]:
             continue
         if rank.work_s is not None:
             nodes.add(node_of(rank.labels))
-        # This series with an empty phase exists for every rank in the report, even if it is never late.
+        # This series with an empty phase exists for every rank in the report, even if the rank is
+        # never late.
         yield _Row(catalog.TRAINING_STRAGGLER, (*rank.labels, ("phase", "")), 0.0)
         for phase, share in rank.excess.items():
             yield _Row(catalog.TRAINING_STRAGGLER_EXCESS, (*rank.labels, ("phase", phase)), share)

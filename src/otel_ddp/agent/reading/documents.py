@@ -98,8 +98,8 @@ class StepSpans:
     def __init__(self) -> None:
         self._seen = self._shown_ns = 0
         self._usual_ns = 0.0
-        # Whether a sample is due: if the n-th step is unmeasured, the next measured step gets
-        # spans.
+        # Every n-th step gets spans. If that step is unmeasured, this stays True until the next
+        # measured step, which gets them instead.
         self._sample_is_due = False
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:

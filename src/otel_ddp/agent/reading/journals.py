@@ -38,7 +38,7 @@ _NO_TEXTS: dict[str, Any] = {"description": "", "config": {}, "summary": []}
 
 
 class Rank(NamedTuple):
-    """A living process, as the readers of this node's metrics see it."""
+    """A living rank: what the code that reads the node's metrics needs to know of it."""
 
     labels: Labels
     pid: int

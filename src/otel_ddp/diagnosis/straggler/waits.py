@@ -427,8 +427,8 @@ def _without(facts: StepFacts, phases: _Phases, waits_ns: Sequence[int]) -> Step
 def _more_before(
     each: _Each, works_ns: Sequence[Sequence[int]], awaited_ns: Mapping[int, int]
 ) -> Counter[Call]:
-    """By call in which others wait for the late rank: how much longer than the other ranks the late
-    rank has worked before it.
+    """For each call in which others wait for the late rank: how much longer than the others that
+    rank has worked before the call.
 
     *works_ns*: of the late rank first, then of the others.
     """

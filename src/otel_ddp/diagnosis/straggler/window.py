@@ -446,7 +446,7 @@ def _count_above(excesses: Sequence[float]) -> int:
 
 
 class Late(NamedTuple):
-    """A late rank or node: its index in the history, and the number of last steps that show it."""
+    """A late rank or node: its index in the history, and how many of the last steps show this."""
 
     history: ExcessHistory
     i: int
