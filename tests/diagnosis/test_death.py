@@ -317,6 +317,29 @@ def test_a_run_that_is_started_anew_closes_the_incident(
     assert [each.opened for each in fed(deaths, [killed(4, 2)])] == [True]
 
 
+def test_an_end_that_is_reported_again_joins_no_newer_incident() -> None:
+    deaths = Deaths()
+    first = killed(0)._replace(labels=labels_of(0, node="n1"))
+    fed(deaths, [first])
+    seen_at_work(deaths, 0, "n2")
+    newer = killed(0, 15)._replace(labels=labels_of(0, node="n2"))
+    fed(deaths, [newer])
+
+    assert fed(deaths, [first]) == []
+
+
+def test_an_open_incident_is_kept_longer_than_closed_ones() -> None:
+    deaths = Deaths()
+    evaluator = killed("eval", 0)
+    fed(deaths, [evaluator])
+    for restart in range(1, 12):
+        fed(deaths, [killed(1, 100 * restart)])
+        deaths.feed(RankState(labels_of(1), began_ns=T + (100 * restart + 1) * S), Observation())
+        deaths.poll(0)
+
+    assert [each.opened for each in seen_at_work(deaths, "eval")] == [False]
+
+
 # -- after a hang
 
 

@@ -280,6 +280,37 @@ def test_ranks_that_do_not_log_are_told_by_the_one_that_does() -> None:
     assert attempts.held() == {}
 
 
+def test_an_attempt_that_ends_before_its_first_number_replaces_no_step_of_earlier_ones() -> None:
+    attempts = begun_again(numbered(1, 100, ahead=-1))
+    attempts.place("0", "host", numbered(1, 5, 300))
+
+    held = attempts.release("0", "host")
+    assert [(each.number, each.is_repeated) for each in held] == [
+        (n, None) for n in range(101, 106)
+    ]
+    assert "last_step" not in attempts.entries[1]
+
+
+def test_a_next_attempt_begins_with_the_held_steps_of_a_rank_whose_end_is_unknown() -> None:
+    played = trained(100, logged=0)
+    played.ends(100)
+    played.begins(110)
+    played.steps(1, 5, 111)
+    # Its node is lost, and the rank begins on another one.
+    played.begins(120, node="b")
+
+    assert [each.get("last_place") for each in played.attempts] == [100, 105, None]
+
+
+def test_the_first_of_very_many_attempts_is_kept() -> None:
+    attempts = begun_again(numbered(1, 100, ahead=-1))
+    for each in range(200):
+        attempts.begin(BEGAN + (400 + each) * S)
+
+    assert len(attempts.entries) == 100
+    assert attempts.entries[0]["attempt"] == 1
+
+
 def test_steps_that_wait_for_a_number_are_told_at_the_end() -> None:
     attempts = begun_again(numbered(1, 100, ahead=-1))
     attempts.place("1", "host", numbered(40, 42, 300))

@@ -112,7 +112,8 @@ class Attempts:
             self._remember(self.entries[-1])
         number = self.entries[-1]["attempt"] + 1 if self.entries else 1
         self.entries.append({"attempt": number, "began_ns": began_ns})
-        del self.entries[:-_MOST_ATTEMPTS]
+        # The first one stays: it has the beginning of the run, and its first step number.
+        del self.entries[1 : 1 - _MOST_ATTEMPTS]
         self._numbers = _Numbers()
         self._held.clear()
 
@@ -190,7 +191,7 @@ class Attempts:
 
     def held(self) -> dict[str, tuple[int, int]]:
         """For each rank with held steps: when the first one began, and when the last one ended."""
-        found = {rank: held for (rank, _), held in self._held.items() if held}
+        found = {rank: of for (rank, clock), of in self._held.items() if of and clock == "host"}
         return {rank: (held[0].began_ns, held[-1].ended_ns) for rank, held in found.items()}
 
     def _note_numbers(self, rank: str, steps: Iterable[Step]) -> None:
@@ -218,7 +219,9 @@ class Attempts:
         if shift is None or not (numbers.is_even and self._is_even):
             # Without step numbers from the program, a restart from step 0 and a resume look alike.
             # So it is unknown whether a step is repeated, except for steps beyond the furthest one.
-            return Placed(step, ours, None if ours <= self._last_place else False)
+            # If earlier attempts had step numbers, do not replace their steps: it may have resumed.
+            base = self._last_place if shift is None and self._source and self._is_even else 0
+            return Placed(step, base + ours, None if ours <= self._last_place else False)
         number = ours + shift
         return Placed(step, number - (self._first_shift or 0), number <= self._before)
 
@@ -228,9 +231,9 @@ class Attempts:
         numbers, entry = self._numbers, self.entries[-1]
         last_place = max(each.number for each in placed)
         entry["last_place"] = max(entry.get("last_place", 0), last_place)
-        if numbers.shift is None:
+        if numbers.shift is None and not self._source:
             entry["last_step"] = entry["last_place"]
-        else:
+        elif numbers.shift is not None:
             furthest = numbers.known_until + numbers.shift
             entry["last_step"] = max(entry.get("last_step", -1), furthest)
             entry |= {"shift": numbers.shift, "is_even": numbers.is_even, "source": numbers.source}

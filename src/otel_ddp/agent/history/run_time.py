@@ -194,7 +194,8 @@ class RunTime:
         if "/" in rank or (known is not None and began_ns <= known.began_ns):
             return
         before = None if known is None else self._processes.get((rank, known.began_ns))
-        is_at_work = before is not None and not before.ended_ns
+        # A process with held steps has trained.
+        is_at_work = before is not None and not before.ended_ns and rank not in self.attempts.held()
         if known is not None and not known.has_trained and is_at_work:
             # The rank's known process is still running without a step: it has only opened the run,
             # and has then started the process that trains.
@@ -209,11 +210,10 @@ class RunTime:
                 # The training has finished, so this may be an evaluation. It counts once it has
                 # made a step.
                 return
+            # If the agent was paused, it noticed the end only later, perhaps after the next start.
+            ended_ns = min(ended_ns, began_ns)
+            self._finish_attempt(began_ns)
             if ended_ns:
-                # If the agent was paused, it noticed the end only later, perhaps after the next
-                # start.
-                ended_ns = min(ended_ns, began_ns)
-                self._finish_attempt(began_ns)
                 self.attempts.end(ended_ns, state)
             self.attempts.begin(max(started_ns, ended_ns))
         elif ended_ns:
@@ -366,9 +366,9 @@ class RunTime:
         """Note the ends of the current attempt's ranks: the agent may learn of them after the next
         start."""
         for each in self._ranks.values():
+            self._release(each.rank)
             process = self._processes.get((each.rank, each.began_ns))
             if process is not None and process.ended_ns and not each.has_ended:
-                self._release(each.rank)
                 self._end(each, process._replace(ended_ns=min(process.ended_ns, next_ns)))
 
     def _end(self, rank: _Rank, process: ProcessTime) -> None:

@@ -95,7 +95,7 @@ class Deaths(Detector):
                 continue
             # Keep the incident after the restart: late or repeated reports of its ends still belong
             # to it, and must not open another one.
-            incident.restarted_ns = rank.began_ns
+            incident.restarted_ns = max(rank.began_ns, 1)
             if incident.verdict is not None:
                 who, before = say.capitalized(say.rank_name(rank.labels)), incident.verdict.sentence
                 sentence = f"{before} {who} is at work again: the run was restarted."
@@ -115,10 +115,12 @@ class Deaths(Detector):
                 self._finished[each.labels] = each
                 continue
             self._finished.pop(each.labels, None)
-            incident = next((known for known in self._incidents if known.includes(each)), None)
+            # Oldest first: an end that is reported again must not join a newer incident.
+            incident = next((e for e in reversed(self._incidents) if e.includes(each)), None)
             if incident is None:
                 incident = _Incident(stall)
-                self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
+                rest = sorted(self._incidents, key=lambda each: each.restarted_ns > 0)
+                self._incidents = [incident, *rest][:_MOST_INCIDENTS]
             elif incident.restarted_ns:
                 continue
             incident.members[each.labels] = each

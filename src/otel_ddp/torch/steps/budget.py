@@ -3,7 +3,8 @@
 A token bucket: the thread's time fills it, our work on the thread empties it, and a step is
 measured only if the bucket is not overdrawn. It holds 5 % of the cost allowed in ten seconds, and
 fills at 95 % of the share. So the cost of any ten seconds is within the share, except for the one
-step that overdraws the bucket.
+step that overdraws the bucket. If counting and `log` alone take more than 85 % of the share, a
+tenth of the share may come on top.
 
 One step in `every` is measured: the steps whose hashed number is below a bound. `every` is a power
 of two, so the steps of a larger `every` are also among those of a smaller one: ranks measure common
