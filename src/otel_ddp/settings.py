@@ -191,23 +191,23 @@ class Settings:
     disabled: bool = _setting("OTEL_SDK_DISABLED", False, _truth)
     """`true`: no journal, no agent; every call does nothing."""
     agent: str = _setting("OTEL_DDP_AGENT", "auto", _one_of("auto", "offline", "external", "off"))
-    """Who runs the node agent. `auto`: the run's first process starts it; `offline`: the same, but
-    data stays on disk for `otel-ddp replay`; `external`: the platform; `off`: nobody."""
+    """Who starts the node's agent. `auto`: the run's first process; `offline`: the same, but data
+    stays on disk for `otel-ddp replay`; `external`: the platform; `off`: nobody."""
     strategy: str = _setting("OTEL_DDP_STRATEGY", "all")
     """Ranks whose training series leave the node: `all`, `node` (local rank 0), `main` (rank 0).
     `init` also takes a function: `lambda who: who.global_rank in (0, 8)`."""
     directory: str = _setting("OTEL_DDP_DIR", "", _path())
-    """Directory of journals and agent; no other user may write to it. Unset: a private one on
-    tmpfs."""
+    """Directory of the journals and the agent's file; no other user may write to it. Unset: a
+    private one on tmpfs."""
     node: str = _setting("OTEL_DDP_NODE", "")
     """Name of this node, instead of its host name; on Kubernetes `spec.nodeName`."""
     journal_bytes: int = _setting(
         "OTEL_DDP_JOURNAL_BYTES", 2 * MIB, _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE)
     )
-    """Size of a process's journal. With a larger one, the agent may be away longer without loss."""
+    """Size of a process's journal. A larger one loses no data if the agent pauses for longer."""
     say: str = _setting("OTEL_DDP_SAY", "auto", _one_of("auto", "all", "nothing"))
-    """What the first rank prints on stderr. `auto`: where to look, and the result of a run of 10 s
-    or more; `all`: both for each run; `nothing`."""
+    """What the first rank prints on stderr. `auto`: where to see the run, and a summary of a run
+    of 10 s or more; `all`: both for each run; `nothing`: neither."""
     lead: str = _setting("OTEL_DDP_LEAD", "auto", _one_of("auto", "off"))
     """`auto`: rank 0's agent leads a run on several nodes. `off`: each agent judges its own
     ranks."""
@@ -215,13 +215,13 @@ class Settings:
     """Interval in steps: one step in each interval sends spans and records its gradient norm. Some
     slow steps send spans too."""
     overhead: float = _setting("OTEL_DDP_OVERHEAD", 0.005, _share_or_all)
-    """Share of a training thread's time that hooks may take; above it, only one of 2, 4, 8, ...
-    steps is measured. `all`: no limit; every step is measured."""
+    """Share of a training thread's time that hooks may take. If they would take more, only one of
+    2, 4, 8, ... steps is measured. `all`: every step is measured."""
     stall_timeout_s: float = _setting("OTEL_DDP_STALL_TIMEOUT_S", 60.0, _seconds)
     """After this time without progress a rank counts as stalled, or
     [later](diagnosis.md#hangs-no-rank-moves) if its steps or phases are long."""
     sources: frozenset[str] = _setting("OTEL_DDP_SOURCES", frozenset(SOURCES), _some_of(*SOURCES))
-    """What the agent reads of its node, or `none`. Leave out `host` if another agent sends
+    """What the agent measures on its node, or `none`. Leave out `host` if another agent sends
     `system.*`."""
     linger_s: float = _setting("OTEL_DDP_LINGER_S", 300.0, _seconds)
     """How long the agent serves the final state after the last process ended."""
@@ -242,18 +242,18 @@ class Settings:
     """Port of `/metrics` and the page, or the next free one. 0: the system chooses."""
     scrape_token_file: str = _setting("OTEL_DDP_SCRAPE_TOKEN_FILE", "", _path(or_else="insecure"))
     """File with the token for `/metrics` and the page, or `insecure`: everyone may read `/metrics`.
-    Without either they are served on loopback only ([how](page.md#scrape-metrics))."""
+    Unset: both are served on loopback only ([how](page.md#scrape-metrics))."""
     spool_directory: str = _setting("OTEL_DDP_SPOOL_DIR", "", _path())
     """Directory for undelivered data and offline runs. By default a private one in /var/tmp."""
     spool_bytes: int = _setting("OTEL_DDP_SPOOL_BYTES", 256 * MIB, _bytes(MIB))
-    """Limit of an agent's undelivered data. Above it, the oldest data are dropped and counted."""
+    """Limit of undelivered data. Above it, the agent drops the oldest data, and counts it."""
     history_directory: str = _setting("OTEL_DDP_HISTORY_DIR", "", _path())
     """Directory for histories and post-mortems. By default a private one in /var/tmp."""
     history_bytes: int = _setting("OTEL_DDP_HISTORY_BYTES", 1024 * MIB, _bytes(MIB))
     """Limit of all histories together; above it, the agent deletes the oldest run."""
     notify: tuple[str, ...] = _setting("OTEL_DDP_NOTIFY", (), _addresses)
-    """Where [notifications](notifications.md) go, separated by spaces: `https://` or `http://` for
-    webhooks, other forms as in the library apprise."""
+    """Addresses of [notifications](notifications.md), separated by spaces: `https://` or `http://`
+    for webhooks, other forms as in the library apprise."""
     artifact_sink: str = _setting("OTEL_DDP_ARTIFACTS", "", _path(or_else=".*://.*"))
     """Where the agent stores a copy of each output of `run.artifact`: a directory or an fsspec
     address, such as `s3://bucket/runs`."""

@@ -26,13 +26,13 @@ def kept(program: Program, root: Path) -> Result | None:
 
 def write(programs: list[Program], root: Path) -> None:
     """Put the table between its marks."""
-    lines = ["| program | ranks×steps, late in | not shown |", "|---|---|---|"]
+    lines = ["| program | ranks×steps, rank 1 late in | not recorded |", "|---|---|---|"]
     for program in programs:
         found = kept(program, root)
         if found is None or found.faults:
             raise SystemExit(f"{program.name} is not there, or has faults: run it first.")
         late = f", {found.late}" if program.late else ""
-        size = f"{program.ranks}×{found.steps}"
+        size = f"{program.ranks}×{found.steps // program.ranks}"
         lines.append(f"| {program.title} | {size}{late} | {program.lacks} |")
     text = PAGE.read_text()
     before, after = text.split(_FIRST)[0], text.split(_LAST)[1]

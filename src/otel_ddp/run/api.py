@@ -88,12 +88,12 @@ def instrument(
 ) -> Run:
     """Open a run as `init` does, and measure the steps of a model.
 
-    *group* to *tags*, *config* and *best* are as for `init`. Without a *model*, as with a trainer
-    that builds it, models are found at their first call. Pass *optimizer* if it has other
+    As `init` does, it takes *group* to *tags*, *config* and *best*. Without a *model*, as with a
+    trainer that builds it, models are found at their first call. Pass *optimizer* if it has other
     parameters than the model's, such as copies in float32. If there are several optimizers,
     *step_optimizer* is the one that ends a training step. With *scaler* (a gradient scaler),
-    skipped steps are counted. *flops_per_sample*: FLOPs of forward and backward for one sample.
-    *mirror*: also record what the program logs to W&B, SwanLab, MLflow and TensorBoard.
+    skipped steps are counted. *flops_per_sample* is the FLOPs of forward and backward per sample.
+    With *mirror*, what the program logs to W&B, SwanLab, MLflow and TensorBoard is recorded too.
     """
     arguments = {name: value for name, value in locals().items() if name not in _NOT_OF_RUN}
     opened = _open({**_NOT_OF_INSTRUMENT, **arguments})

@@ -367,7 +367,7 @@ class Run:
     ) -> None:
         """Send people a message: `run.alert("loss rises", f"{loss:.3f}", "warn")`.
 
-        The node's agent sends it to the addresses in `OTEL_DDP_NOTIFY`, and as a log record.
+        The node's agent sends it as a log record, and to the addresses in `OTEL_DDP_NOTIFY`.
         """
         self._record("alert", spans.record_alert, title, text, level)
 
@@ -390,10 +390,10 @@ class Run:
     ) -> None:
         """Record a file or directory as an output or input of this run.
 
-        `run.artifact("out/model.pt", name="model", type="model")`, once the file is written. The
-        node's agent reads size and digest, and stores a copy if `OTEL_DDP_ARTIFACTS` is set. An
-        address such as `s3://bucket/data` is recorded unchanged. *name* is by default the last part
-        of the path.
+        Call `run.artifact("out/model.pt", name="model", type="model")` when the file is written.
+        The node's agent reads size and digest, and stores a copy if `OTEL_DDP_ARTIFACTS` is set. It
+        does not read an address such as `s3://bucket/data`. *name* is by default the last part of
+        the path.
         """
         self._record("artifact", spans.record_artifact, path, name, type, direction, metadata)
 
