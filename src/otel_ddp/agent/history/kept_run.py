@@ -160,7 +160,8 @@ class KeptRun:
         if self.time.restore({key: file.about(key) for key in ("time", "attempts")}):
             for rank, (since_ns, until_ns) in (file.about("held") or {}).items():
                 why = f"the agent was restarted before the step numbers of rank {rank} were known"
-                self.leave_out(since_ns, until_ns, why)
+                # Not merged with another such gap: between the two, nothing is missing.
+                self._gaps.append({"since_ns": since_ns, "until_ns": until_ns, "why": why})
         self._began = (file.about("journals") or {}) | self._began
 
     def close(self) -> None:
