@@ -49,8 +49,8 @@ class NodeWatch:
             cores=self.sampling.cores,
         )
         self.links = Links(node, self._collector)
-        # The journal offsets up to which records were exported, if they are not committed yet; and
-        # how many batches had been fed to the histories by then.
+        # The journal offsets up to which records were exported, and how many batches the histories
+        # had been fed at that moment. None if the journals have stored these offsets.
         self._delivered: tuple[Marks, int] | None = None
 
     def threads(self) -> Iterator[KeptThread]:

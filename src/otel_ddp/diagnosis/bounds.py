@@ -178,7 +178,7 @@ class Bounds(Detector):
         return [self._open] if self._open else []
 
     def _shares(self) -> Mapping[str, float]:
-        """The typical rank's share of the time, by bound."""
+        """For each possible bound: its share of the step time, as the median of the ranks."""
         ranks = list(map(_spent_ns, zip(*self._steps, strict=True)))
         by_rank = [{word: each[word] / each["took"] for word in _OWN} for each in ranks]
         # The lower median: if only one of two ranks waits for data, that rank is a straggler, and

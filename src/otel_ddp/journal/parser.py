@@ -338,8 +338,8 @@ class Journal:
             if size ^ complement != 0xFFFFFFFF or size % 8:
                 break
             parsed = _record(block, at, position)
-            # Skip a record that is being written, or whose writer died while writing it: the ring
-            # contains it too.
+            # This block repeats records of the ring. So a record that is half written can be
+            # skipped: nothing is lost.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
                 if record is not None:

@@ -260,7 +260,7 @@ class ReceivedJournal(parser.Journal):
         return [self._by_our_clock(each) for each in new]
 
     def _by_our_clock(self, record: parser.Record) -> parser.Record:
-        """The record, with its times converted to this node's clock. The words of steps need no
+        """The record, with its times converted to this node's clock. Records of steps need no
         conversion: their times count from the creation of the journal."""
         if isinstance(record, parser.Scalars):
             return record._replace(time_ns=self._shifted(record.time_ns))

@@ -266,7 +266,7 @@ _NAMES_OF_SET = 40
 # This is a plain tuple, as unpacking a NamedTuple is slower.
 KnownNames = tuple[list[str], str | None, Shape, bool, bool, str]
 
-# No split of a call equals this object, so `_NO_NAMES` never matches a call.
+# No `split=` of a call of `log` equals this object, so `_NO_NAMES` matches no call.
 _NO_SPLIT: Any = object()
 _NO_NAMES: KnownNames = ([], _NO_SPLIT, Shape([]), False, False, "")
 

@@ -84,7 +84,7 @@ class _Unwritten:
         self.rows: dict[SeriesKey, list[Row]] = {}
         self.events: list[Event] = []
         self.positions: dict[str, tuple[int, int, int]] = {}
-        """For each journal: the read offset, and the end of its last step on each clock."""
+        """For each journal: the read offset, and the ends of its last steps by host and device."""
         self.named: dict[tuple[str, str], dict[int, tuple[SeriesKey, list[Row]]]] = {}
         """By journal and rank: for the number of each logged name, its series and new rows."""
 

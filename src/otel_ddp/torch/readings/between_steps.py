@@ -155,8 +155,9 @@ class Readings:
         stepper, more = self._stepper, False
         capturing = self._device is not None and captures(module_of(self._device))
         if self._loss.is_of_step and not capturing:
-            # Autograd calls this method in its own thread, but the roots are on the training
-            # thread's stack. Keep no frame in a variable: the cycle would keep the graph alive.
+            # Autograd calls this method in its own thread, but the tensors at which backward began
+            # are on the training thread's stack. Keep no frame in a variable: it would refer to
+            # itself, and keep the graph alive.
             roots = inspection.roots_of_backward(
                 sys._current_frames().get(stepper.calls.forward_thread)
             )
