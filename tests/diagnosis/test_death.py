@@ -328,6 +328,15 @@ def test_an_end_that_is_reported_again_joins_no_newer_incident() -> None:
     assert fed(deaths, [first]) == []
 
 
+def test_an_end_joins_the_newer_of_two_incidents_that_may_include_it() -> None:
+    deaths = Deaths()
+    fed(deaths, [killed(0)])
+    fed(deaths, [killed(1, 41)])
+
+    newest = fed(deaths, [killed(2, 38)])[-1].verdict
+    assert [each["rank"] for each in newest.evidence["ended"]] == ["2", "1"]
+
+
 def test_an_open_incident_is_kept_longer_than_closed_ones() -> None:
     deaths = Deaths()
     evaluator = killed("eval", 0)

@@ -190,6 +190,20 @@ def test_a_process_whose_clock_is_measured_anew_begins_no_attempt(tmp_path: Path
         assert [each["attempt"] for each in history.about["attempts"]] == [1]
 
 
+def test_gaps_of_held_steps_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with opened(path) as run:
+        run.feed(batch(1, 10))
+    file = run_file.RunFile(path)
+    file.write(about={"held": {str(rank): [1, 2] for rank in range(150)}})
+    file.close()
+    with opened(path) as other:
+        other.feed(batch(11, 1))
+
+    with History(path) as history:
+        assert len(history.about["gaps"]) == 100
+
+
 def test_steps_that_an_agent_held_as_it_was_killed_are_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     with opened(path) as run:

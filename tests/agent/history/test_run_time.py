@@ -289,6 +289,9 @@ def test_an_attempt_that_ends_before_its_first_number_replaces_no_step_of_earlie
         (n, None) for n in range(101, 106)
     ]
     assert "last_step" not in attempts.entries[1]
+    attempts.begin(BEGAN + 400 * S)
+    late = attempts.place_late(2, numbered(1, 3, 300))
+    assert [each.number for each in late] == [101, 102, 103]
 
 
 def test_a_next_attempt_begins_with_the_held_steps_of_a_rank_whose_end_is_unknown() -> None:

@@ -176,6 +176,10 @@ class Attempts:
         """Place steps of an earlier attempt that are read late."""
         attempt = next((e for e in self.entries if e["attempt"] == number), self.entries[0])
         shift = attempt.get("shift", 0) - (self._first_shift or 0)
+        if "shift" not in attempt and self._source:
+            # As in `_placed`: do not replace the steps of earlier attempts.
+            earlier = [e.get("last_place", 0) for e in self.entries if e["attempt"] < number]
+            shift = max(earlier, default=0)
         return [Placed(each, each.number + shift, None) for each in steps if each.number]
 
     def release(self, rank: str, clock: str) -> list[Placed]:

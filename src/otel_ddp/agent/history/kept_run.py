@@ -142,9 +142,9 @@ class KeptRun:
         file = RunFile(self.path)
         try:
             self._positions = file.read_positions()
-            self._gaps = [*(file.about("gaps") or []), *self._gaps]
             self._began_ns = plain.whole(file.about("began_ns")) or 0
             errors.attempt(lambda: self._restore(file), None)
+            self._gaps = [*(file.about("gaps") or []), *self._gaps][-_MOST_GAPS:]
         except BaseException:
             file.close()
             raise
@@ -273,10 +273,9 @@ class KeptRun:
     def _count(self, key: SeriesKey) -> int:
         """The number that the last value of a series has, which an earlier agent may have written;
         -1 if it has no value."""
-        found = self._counts.get(key)
-        if found is None:
-            found = -1 if self._file is None else self._file.last(key)
-        return found
+        if key in self._counts:
+            return self._counts[key]
+        return -1 if self._file is None else self._file.last(key)
 
     def _add_steps(self, rank: str, clock: str, steps: Iterable[Placed]) -> None:
         rows: list[Row] = []
@@ -368,9 +367,8 @@ class KeptRun:
         """Record a gap, i.e. that data of this interval is missing, and why."""
         gap = {"since_ns": since_ns, "until_ns": until_ns, "why": why}
         # If the last gap has the same cause and ended recently, extend it instead.
-        if self._gaps and self._gaps[-1]["why"] == why:
-            last = self._gaps[-1]
-            if since_ns - last["until_ns"] < _ONE_GAP_NS:
+        for last in self._gaps[-1:]:
+            if last["why"] == why and since_ns - last["until_ns"] < _ONE_GAP_NS:
                 gap = {**last, "until_ns": max(until_ns, last["until_ns"])}
                 del self._gaps[-1]
         self._gaps = [*self._gaps, gap][-_MOST_GAPS:]

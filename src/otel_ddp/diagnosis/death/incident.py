@@ -109,14 +109,15 @@ class Deaths(Detector):
         """
         ended, self._ended = self._ended, []
         changes, self._changes = self._changes, []
-        touched: list[_Incident] = []
+        touched: dict[_Incident, None] = {}
         for each in ended:
             if each.state == "finished" and not each.cause.get("exit_code"):
                 self._finished[each.labels] = each
                 continue
             self._finished.pop(each.labels, None)
-            # Oldest first: an end that is reported again must not join a newer incident.
-            incident = next((e for e in reversed(self._incidents) if e.includes(each)), None)
+            # An end that is reported again belongs to its own incident, any other to the newest.
+            found = [known for known in self._incidents if known.includes(each)]
+            incident = next((e for e in found if each.labels in e.members), next(iter(found), None))
             if incident is None:
                 incident = _Incident(stall)
                 rest = sorted(self._incidents, key=lambda each: each.restarted_ns > 0)
@@ -124,8 +125,7 @@ class Deaths(Detector):
             elif incident.restarted_ns:
                 continue
             incident.members[each.labels] = each
-            if incident not in touched:
-                touched.append(incident)
+            touched[incident] = None
         for incident in touched:
             incident.unheard = sorted(dict(node).get("node", "?") for node in unheard)
             changes += incident.update([*self._finished.values()])
