@@ -227,7 +227,7 @@ class Agent:
                 self._go_on_without_place()
             else:
                 self._stop_reason = "the place or its lock was removed"
-        # An agent in the foreground does not stop on its own: whoever started it stops it.
+        # An agent in the foreground does not stop on its own: its supervisor or user stops it.
         if self._foreground or self._stop_reason:
             return
         own = agent_digest(os.environ, offline=self._conf.offline)

@@ -118,7 +118,7 @@ def rounded(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def past_sentence(verdict: Verdict) -> str:
-    """The sentence of a closed verdict. It names no date: the caller shows that beside it."""
+    """The sentence of a closed verdict. It has no date: the caller shows the date beside it."""
     evidence = verdict.evidence
     where = phase_in_words(verdict.phase)
     if verdict.kind == "recurring":

@@ -130,8 +130,8 @@ class Exporter:
         self._marks = marks
 
     def export_at_once(self) -> None:
-        """Export now, since an ended process waits for it. What is not accepted soon goes to
-        disk."""
+        """Export now, since an ended process waits for it. Spool to disk all data that the
+        collector does not accept soon."""
         self.export()
         if self._delivery is not None:
             self._delivery.secure(_SETTLE_S)

@@ -195,7 +195,7 @@ class Histories:
         return f"no history is kept: {problem}" if problem else ""
 
     def stop(self) -> None:
-        """Write what is queued, for a few seconds at most, and end the thread."""
+        """Write the queue, for a few seconds at most, and end the thread."""
         self._stopping = True
         self._wake.set()
         if self.thread.join(1.0 if self.remark() else _STOP_S):

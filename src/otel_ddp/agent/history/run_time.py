@@ -296,8 +296,8 @@ class RunTime:
             rank.has_trained = True
             self._spend(rank, "start", ended_ns)
             return
-        # If records were lost, nobody knows what the rank did between its last counted step and
-        # this one.
+        # If records were lost, the time between the rank's last counted step and this one
+        # counts as unknown.
         self._spend(rank, "unknown", step.began_ns)
         if placed.is_repeated is not False:
             self._spend(rank, "repeated" if placed.is_repeated else "unknown", ended_ns)

@@ -52,7 +52,7 @@ _MOST_AT_ONCE = 256
 
 
 class Outflow:
-    """What is sent to the lead about one process: new parts of its journal, and facts about it."""
+    """The messages to the lead about one process: new parts of its journal, and facts about it."""
 
     def __init__(self, number: int, process: Process, *, is_kept: bool) -> None:
         """*number*: the process's id in messages. *is_kept*: whether the lead writes the history of

@@ -89,7 +89,7 @@ def _finite(text: str) -> float:
 
 
 class RemoteHost(Host):
-    """What is known about a process of another node. Each report of that node's agent updates
+    """The state of a process of another node. Each report of that node's agent updates
     it."""
 
     is_here = False

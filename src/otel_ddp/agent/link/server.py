@@ -225,7 +225,7 @@ class LinkServer:
             # Either the node's agent has given up its old connection, or a newer agent has started
             # on the node: close the old one.
             self._end(old, "a newer stream of this node has replaced it")
-        # Of the first report, keep only what is needed later.
+        # Of the first report, keep only the fields that are read later.
         peer.greeting = Report(node=node, agent_began_ns=greeting.agent_began_ns)
         self._peers[node] = peer
 
